@@ -1,0 +1,25 @@
+"""Masked-language-model pre-training beyond token identity, as a fairseq plugin.
+
+Importing this package registers its tasks, criterions and models with fairseq
+(``fairseq-train --user-dir mlsm_plugin`` does just that).
+"""
+
+import logging as _logging
+import sys as _sys
+
+from mlsm_plugin import installation as _installation
+from mlsm_plugin.version import __version__
+
+# fairseq logs at import that an optional package of its text-to-speech task is missing
+_logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
+
+if _installation.first_problem() is None:
+    from mlsm_plugin import compat as _compat
+
+    _compat.apply()
+    from mlsm_plugin import criterions, models, tasks
+elif "fairseq" in _sys.modules:
+    _installation.require_supported_installation()
+# else: the `mlsm` command says what is wrong in one line
+
+__all__ = ["__version__", "criterions", "models", "tasks"]

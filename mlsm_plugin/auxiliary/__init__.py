@@ -1,0 +1,1 @@
+"""The auxiliary model: a checkpoint to the hidden states of one of its layers."""

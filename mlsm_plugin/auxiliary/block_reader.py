@@ -1,0 +1,127 @@
+"""A binarized split as the auxiliary model reads it: batches of blocks, in order, with their places."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split
+from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """How a split is cut for the auxiliary model: what training-sized blocks are.
+
+    Attributes:
+        tokens_per_sample: longest block with its BOS; a longer one is cut.
+        sample_break_mode: ``none``, ``complete``, ``complete_doc`` or ``eos``, as fairseq has them.
+    """
+
+    tokens_per_sample: int = 512
+    sample_break_mode: str = "complete"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens ``(T,)`` with BOS, and their flat positions ``(T,)`` in the split (BOS: -1)."""
+
+    tokens: Tensor
+    positions: Tensor
+
+
+class BlockReader:
+    """Blocks of a binarized split in corpus order.
+
+    Args:
+        data_bin, split: the binarized split.
+        settings: how it is cut.
+
+    Attributes:
+        num_tokens: tokens of the split, special symbols included.
+        starts: flat position of the first token of every block, ``(n_blocks,)``, ascending.
+        sizes: tokens of every block without BOS, ``(n_blocks,)``.
+    """
+
+    def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
+        self.dictionary = load_dictionary(data_bin)
+        dataset = load_split(os.path.join(data_bin, split), self.dictionary)
+        self.settings = settings
+        self.num_tokens = int(dataset.sizes.sum(dtype=np.int64))
+        self.tokens = self._cut(dataset, self.dictionary.bos())
+        self._positions = self._cut(TokenPositionsDataset(dataset.sizes), NO_POSITION)
+        slices = self.tokens.dataset.slice_indices.astype(np.int64)  # flat positions, [start, end)
+        self.starts = slices[:, 0]
+        self.sizes = slices[:, 1] - slices[:, 0]  # without BOS
+
+    def _cut(self, dataset: Any, bos: int) -> Any:
+        return cut_into_blocks(
+            dataset,
+            dictionary=self.dictionary,
+            tokens_per_sample=self.settings.tokens_per_sample,
+            sample_break_mode=self.settings.sample_break_mode,
+            bos=bos,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def block(self, index: int) -> list[Block]:
+        """Block ``index``; several where it is longer than ``tokens_per_sample``."""
+        tokens, positions = self.tokens[index], self._positions[index]
+        limit = self.settings.tokens_per_sample
+        if len(tokens) <= limit:
+            return [Block(tokens, positions)]
+        bos, nowhere = tokens[:1], positions[:1]
+        pieces = [slice(start, start + limit - 1) for start in range(1, len(tokens), limit - 1)]
+        return [Block(torch.cat([bos, tokens[piece]]), torch.cat([nowhere, positions[piece]])) for piece in pieces]
+
+    def content_mask(self, tokens: Tensor) -> Tensor:
+        """Which of ``tokens`` (any shape) are neither special symbols nor padding; only those are coded."""
+        special = torch.tensor([self.dictionary.bos(), self.dictionary.pad(), self.dictionary.eos()])
+        return ~torch.isin(tokens, special)
+
+
+def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Right-padded batches of similar length: tokens ``(B, T)`` and positions ``(B, T)`` (padding: -1).
+
+    The order, and with it every bit of the result, depends on ``blocks`` and ``max_tokens`` only.
+    """
+    order = sorted(range(len(blocks)), key=lambda i: -len(blocks[i].tokens))
+    while order:
+        longest = len(blocks[order[0]].tokens)
+        count = max(1, max_tokens // longest)
+        chosen, order = [blocks[i] for i in order[:count]], order[count:]
+        tokens = torch.full((len(chosen), longest), pad)
+        positions = torch.full((len(chosen), longest), NO_POSITION)
+        for row, block in enumerate(chosen):
+            tokens[row, : len(block.tokens)] = block.tokens
+            positions[row, : len(block.tokens)] = block.positions
+        yield tokens, positions
+
+
+def hidden_states_of(
+    blocks: list[Block], reader: BlockReader, encoder: AuxiliaryEncoder, *, max_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states of the content tokens of ``blocks``, in corpus order.
+
+    Returns:
+        positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32.
+    """
+    all_positions, all_hidden = [], []
+    for tokens, positions in batches_of(blocks, pad=reader.dictionary.pad(), max_tokens=max_tokens):
+        keep = reader.content_mask(tokens)
+        all_hidden.append(encoder.hidden_states(tokens)[keep.to(encoder.device)].cpu().numpy())
+        all_positions.append(positions[keep].numpy())
+    if not all_positions:
+        return np.zeros(0, np.int64), np.zeros((0, encoder.dim), np.float32)
+    merged = np.concatenate(all_positions)
+    order = np.argsort(merged, kind="stable")
+    return merged[order], np.concatenate(all_hidden)[order]

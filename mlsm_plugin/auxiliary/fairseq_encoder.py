@@ -1,0 +1,123 @@
+"""Hidden states of one layer of a fairseq RoBERTa-like checkpoint."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from mlsm_plugin.atomic_files import sha256_of_files
+from mlsm_plugin.data.token_blocks import load_dictionary
+
+EMBEDDINGS = "encoder.sentence_encoder.embed_tokens.weight"
+LAYERS_PREFIX = "encoder.sentence_encoder.layers."
+
+
+class AuxiliaryEncoder:
+    """The layers of a trained encoder up to ``layer``, in eval mode.
+
+    ``layer`` counts as in ``hidden_states[layer]``: 0 is the embedding output, the number of
+    layers is the last layer's output (after the final layer norm where the model has one).
+
+    Args:
+        checkpoint: a fairseq checkpoint of a RoBERTa-like model (``roberta``, ``mlsm_roberta``, ...).
+        data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
+        layer: which hidden state.
+        device: where it runs; None: the GPU where there is one.
+        fp16: run in half precision (hidden states still come out in float32).
+
+    Raises:
+        FileNotFoundError: no such checkpoint or dictionary.
+        ValueError: no RoBERTa-like checkpoint, another vocabulary, layer out of range.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str],
+        data_bin: str | os.PathLike[str],
+        *,
+        layer: int,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None:
+        self.dictionary = load_dictionary(data_bin)
+        model = _load_model(Path(checkpoint), Path(data_bin), self.dictionary)
+        self.layer = layer
+        self.num_layers = len(model.encoder.sentence_encoder.layers)
+        if not 0 <= layer <= self.num_layers:
+            raise ValueError(
+                f"--layer {layer} is out of range: {checkpoint} has {self.num_layers} layers, "
+                f"so 0 (embeddings) to {self.num_layers} (last layer) exist"
+            )
+        self.max_tokens = int(model.max_positions())
+        self.fingerprint = sha256_of_files(checkpoint)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._encoder = _truncated(model.encoder.sentence_encoder, layer).to(self.device).eval()
+        if fp16:
+            self._encoder = self._encoder.half()
+        self.dim = int(self._encoder.embed_tokens.embedding_dim)
+
+    @torch.no_grad()
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """Hidden states of a batch.
+
+        Args:
+            tokens: ``(B, T)`` ids, right-padded.
+
+        Returns:
+            ``(B, T, dim)`` float32, on the encoder's device.
+        """
+        encoded = self._encoder(tokens.to(self.device))["encoder_out"][0]  # (T, B, dim)
+        return encoded.transpose(0, 1).float()
+
+
+def _truncated(encoder: Any, layer: int) -> Any:
+    """Keep the first ``layer`` layers; only after the last one comes the model's final layer norm."""
+    if layer < len(encoder.layers):
+        encoder.layer_norm = None
+    encoder.layers = torch.nn.ModuleList(list(encoder.layers)[:layer])
+    return encoder
+
+
+def number_of_layers(checkpoint: str | os.PathLike[str]) -> int:
+    """Encoder layers of a RoBERTa-like checkpoint (ValueError where it is none)."""
+    weights = _read_checkpoint(Path(checkpoint), {})["model"]
+    names = [name.removeprefix(LAYERS_PREFIX) for name in weights if name.startswith(LAYERS_PREFIX)]
+    return 1 + max((int(name.split(".")[0]) for name in names), default=-1)
+
+
+def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    if not checkpoint.is_file():
+        raise FileNotFoundError(f"auxiliary checkpoint {checkpoint} does not exist")
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), overrides)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        raise ValueError(f"{checkpoint} is no readable fairseq checkpoint ({error})") from None
+    if EMBEDDINGS not in state.get("model", {}):
+        raise ValueError(f"{checkpoint} holds no RoBERTa-like encoder (it has no {EMBEDDINGS})")
+    return state
+
+
+def _load_model(checkpoint: Path, data_bin: Path, dictionary: Dictionary) -> Any:
+    overrides = {"data": str(data_bin)}
+    state = _read_checkpoint(checkpoint, overrides)
+    embeddings = state["model"][EMBEDDINGS]
+    if len(embeddings) != len(dictionary):
+        raise ValueError(
+            f"{checkpoint} was trained with {len(embeddings)} symbols, {data_bin}/dict.txt has {len(dictionary)} "
+            "(with <mask>); binarize the text with the tokenizer of the auxiliary model"
+        )
+    beside = checkpoint.parent / "dict.txt"
+    if beside.exists() and beside.read_bytes() != (data_bin / "dict.txt").read_bytes():
+        raise ValueError(
+            f"{beside} (of the auxiliary model) and {data_bin / 'dict.txt'} differ; "
+            "binarize the text with the tokenizer of the auxiliary model"
+        )
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides, state=state)
+    return models[0]

@@ -1,0 +1,104 @@
+"""Pre-training of the auxiliary masked LM with fairseq's own trainer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from mlsm_plugin.atomic_files import atomic_open
+from mlsm_plugin.tasks.masked_latent_semantic import copy_portable_files
+
+PLUGIN_DIR = Path(__file__).resolve().parent.parent
+# a partially trained auxiliary model is a useful one (Berend, BabyLM 2023)
+KEPT_PERCENTAGES = (10, 25, 50, 100)
+
+
+def default_flags(max_update: int, arch: str) -> list[str]:
+    """``fairseq-train`` flags of an auxiliary model; flags given later override them."""
+    return [
+        *("--task", "masked_lm", "--criterion", "masked_lm", "--arch", arch),
+        *("--sample-break-mode", "complete", "--tokens-per-sample", "512"),
+        *("--skip-invalid-size-inputs-valid-test", "--required-batch-size-multiple", "1"),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"),
+        *("--weight-decay", "0.01", "--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1"),
+        *("--lr-scheduler", "polynomial_decay", "--lr", "5e-4"),
+        *("--warmup-updates", str(max(1, max_update * 6 // 100)), "--total-num-update", str(max_update)),
+        *("--batch-size", "32", "--seed", "1"),
+        *("--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"),
+        *("--log-format", "simple", "--log-interval", "100"),
+    ]
+
+
+def pretrain(
+    data_bin: str | os.PathLike[str], save_dir: str | os.PathLike[str], *, arch: str, max_update: int, flags: list[str]
+) -> list[Path]:
+    """Train, keeping ``checkpoint_at_P_percent.pt`` for P in 10, 25, 50 and 100 % of the updates.
+
+    The trainer stops at each of them and goes on from there, as it does after a kill: one
+    learning-rate schedule runs through all parts.
+
+    Args:
+        data_bin: a binarized dataset.
+        save_dir: where checkpoints go; a run that is there already is continued.
+        arch: a fairseq architecture.
+        max_update: updates in all.
+        flags: further ``fairseq-train`` flags; they override the defaults.
+
+    Returns:
+        the kept checkpoints.
+
+    Raises:
+        ValueError: the trainer failed.
+    """
+    save_dir = Path(save_dir)
+    copy_portable_files(data_bin, save_dir)
+    kept = []
+    for percentage in KEPT_PERCENTAGES:
+        goal = max(1, max_update * percentage // 100)
+        snapshot = save_dir / f"checkpoint_at_{percentage}_percent.pt"
+        kept.append(snapshot)
+        if snapshot.exists() and percentage < 100:
+            continue
+        last = save_dir / "checkpoint_last.pt"
+        if updates_of(last) < goal:
+            _train_until(goal, data_bin, save_dir, [*default_flags(max_update, arch), *_without_restart(flags, last)])
+        if updates_of(last) <= goal:
+            _copy(last, snapshot)
+    return [checkpoint for checkpoint in kept if checkpoint.exists()]
+
+
+def updates_of(checkpoint: Path) -> int:
+    """Updates that a checkpoint has seen; 0 where there is none."""
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, map_location="cpu", mmap=True)
+    return int(state["optimizer_history"][-1]["num_updates"])
+
+
+def _train_until(max_update: int, data_bin: str | os.PathLike[str], save_dir: Path, flags: list[str]) -> None:
+    command = [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(PLUGIN_DIR)),
+        *("--save-dir", str(save_dir), *flags, "--max-update", str(max_update)),
+    ]
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        raise ValueError(f"fairseq-train stopped with exit status {status}; its own message stands above")
+
+
+def _without_restart(flags: list[str], last: Path) -> list[str]:
+    """Once a run has a checkpoint of its own, ``--restore-file`` must not send it back."""
+    if not last.exists() or "--restore-file" not in flags:
+        return flags
+    where = flags.index("--restore-file")
+    resets = {"--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader"}
+    return [flag for flag in flags[:where] + flags[where + 2 :] if flag not in resets]
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open(source, "rb") as reader, atomic_open(target) as writer:
+        shutil.copyfileobj(reader, writer)

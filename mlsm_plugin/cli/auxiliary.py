@@ -1,0 +1,39 @@
+"""``mlsm auxiliary``: pre-train the auxiliary masked language model."""
+
+from __future__ import annotations
+
+import argparse
+
+TAKES_EXTRA_FLAGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command; every other flag goes to fairseq-train."""
+    parser.epilog = (
+        "Every other flag is handed to fairseq-train, e.g. --tokens-per-sample 128 --batch-size 64 --fp16, "
+        "--restore-file to continue a checkpoint, --finetune-from-model to start from one with a fresh optimizer. "
+        "Run the same command again to continue a run that was stopped."
+    )
+    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset of `mlsm binarize`")
+    parser.add_argument("--save-dir", required=True, metavar="DIR", help="where the checkpoints go")
+    parser.add_argument(
+        "--arch",
+        default="mlsm_roberta_small",
+        help="fairseq architecture: mlsm_roberta_tiny, _small, ..., roberta_base",
+    )
+    parser.add_argument(
+        "--max-update", type=int, default=100_000, metavar="N", help="updates; 10, 25, 50 and 100 %% of them are kept"
+    )
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Train and list the checkpoints that were kept."""
+    from mlsm_plugin.auxiliary.pretraining import pretrain
+    from mlsm_plugin.data.token_blocks import load_dictionary
+
+    if args.max_update < 1:
+        raise ValueError(f"--max-update must be at least 1, got {args.max_update}")
+    load_dictionary(args.data_bin)
+    kept = pretrain(args.data_bin, args.save_dir, arch=args.arch, max_update=args.max_update, flags=extra)
+    print("checkpoints kept:", *kept, sep="\n  ")
+    return 0

@@ -1,0 +1,39 @@
+"""Options that several coding commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The auxiliary model and how it runs."""
+    parser.add_argument("--device", help="torch device of the auxiliary model (default: the GPU where there is one)")
+    parser.add_argument("--fp16", action="store_true", help="run the auxiliary model in half precision")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the solver (default: all cores)")
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens of one forward pass; bounds the memory",
+    )
+
+
+def add_block_options(parser: argparse.ArgumentParser) -> None:
+    """What the auxiliary model sees at once."""
+    parser.add_argument("--tokens-per-sample", type=int, default=512, metavar="N", help="longest block, BOS included")
+    parser.add_argument(
+        "--sample-break-mode",
+        default="complete",
+        choices=["none", "complete", "complete_doc", "eos"],
+        help="where blocks may end, as in fairseq-train",
+    )
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Raise ValueError where an option that is given is not positive."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            option = "--" + name.strip("_").replace("_", "-")
+            raise ValueError(f"{option} must be positive, got {value}")

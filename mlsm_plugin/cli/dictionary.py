@@ -1,0 +1,121 @@
+"""``mlsm dictionary``: learn the dictionary of latent properties, or import a published one."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, check_positive
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# tokens on which the dictionary's health is judged
+HEALTH_TOKENS = 20_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset; its train split is sampled")
+    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help="fairseq checkpoint of the model")
+    parser.add_argument("--layer", type=int, required=True, metavar="L", help="hidden state: 0 embeddings, 1 ... last")
+    parser.add_argument("--output", required=True, metavar="DICT_DIR", help="gets dictionary.npy and meta.json")
+    parser.add_argument("--atoms", type=int, default=3000, metavar="N", help="latent properties to learn")
+    parser.add_argument("--lambda", dest="lambda_", type=float, default=0.05, help="weight of the L1 penalty")
+    parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="hidden states to learn from")
+    parser.add_argument("--iterations", type=int, default=1000, metavar="N", help="mini-batches of online learning")
+    parser.add_argument("--batch-size", type=int, default=400, metavar="N", help="hidden states of a mini-batch")
+    parser.add_argument(
+        "--frequency-pruning",
+        default="none",
+        choices=["none", "subsample", "drop"],
+        help="subsample: keep an occurrence with word2vec's probability; drop: keep only words below the threshold",
+    )
+    parser.add_argument(
+        "--pruning-threshold", type=float, default=1e-5, metavar="F", help="relative frequency for --frequency-pruning"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="decides the sample and the first atoms")
+    parser.add_argument(
+        "--import",
+        dest="published",
+        metavar="NPY",
+        help="do not learn: import a published dictionary of shape (dim, n_atoms)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
+    add_block_options(parser)
+    add_model_options(parser)
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Learn or import, judge, write."""
+    from mlsm_plugin.auxiliary.block_reader import BlockReader, BlockSettings
+    from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+    from mlsm_plugin.auxiliary.hidden_state_sample import sample_hidden_states
+    from mlsm_plugin.sparse_coding.dictionary import Dictionary, dictionary_health, import_published, learn_dictionary
+
+    check_positive(args, "atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "pruning_threshold")
+    check_positive(args, "tokens_per_sample", "batch_tokens")
+    output = Path(args.output)
+    if (output / "meta.json").exists() and not args.overwrite:
+        raise ValueError(f"{output} already holds a dictionary; pass --overwrite to replace it")
+    reader = BlockReader(args.data_bin, "train", BlockSettings(args.tokens_per_sample, args.sample_break_mode))
+    encoder = AuxiliaryEncoder(args.auxiliary, args.data_bin, layer=args.layer, device=args.device, fp16=args.fp16)
+    if args.tokens_per_sample > encoder.max_tokens:
+        raise ValueError(
+            f"--tokens-per-sample {args.tokens_per_sample} is more than the {encoder.max_tokens} positions of the model"
+        )
+    published = import_published(args.published, encoder.dim) if args.published else None
+    sample = sample_hidden_states(
+        reader,
+        encoder,
+        num_tokens=HEALTH_TOKENS if published else args.tokens,
+        max_batch_tokens=args.batch_tokens,
+        frequency_pruning="none" if published else args.frequency_pruning,
+        pruning_threshold=args.pruning_threshold,
+        seed=args.seed,
+    )
+    meta: dict[str, Any] = {"layer": args.layer, "lambda": args.lambda_, "auxiliary_fingerprint": encoder.fingerprint}
+    if published is not None:
+        atoms = published.atoms
+        meta.update(published.meta)
+    else:
+        print(f"learning {args.atoms} atoms from {len(sample)} hidden states", flush=True)
+        start = time.perf_counter()
+        atoms = learn_dictionary(
+            sample,
+            num_atoms=args.atoms,
+            lambda_=args.lambda_,
+            iterations=args.iterations,
+            batch_size=args.batch_size,
+            threads=args.threads,
+            seed=args.seed,
+        )
+        print(f"learned in {time.perf_counter() - start:.1f} s")
+        meta.update(_how_it_was_learned(args, len(sample)))
+    health = dictionary_health(_judged(sample), atoms, lambda_=args.lambda_, threads=args.threads)
+    meta["health"] = health.as_dict()
+    Dictionary(atoms, meta).save(output)
+    print(health)
+    print(f"dictionary: {output / 'dictionary.npy'}")
+    return 0
+
+
+def _judged(sample: np.ndarray) -> np.ndarray:
+    """Rows spread over the whole sample."""
+    return sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]
+
+
+def _how_it_was_learned(args: argparse.Namespace, sampled: int) -> dict[str, Any]:
+    from mlsm_plugin.version import __version__
+
+    names = ("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed", "threads")
+    return {
+        "method": "spams.trainDL",
+        "tokens": sampled,
+        **{name: getattr(args, name) for name in names},
+        "blocks": {"tokens_per_sample": args.tokens_per_sample, "sample_break_mode": args.sample_break_mode},
+        "fp16": args.fp16,
+        "mlsm_plugin": __version__,
+    }

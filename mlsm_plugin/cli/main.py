@@ -1,0 +1,83 @@
+"""Entry point of ``mlsm``: finds the subcommand, turns user errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+
+# subcommand -> one line of help; the module of the same name in this folder holds
+# ``add_arguments(parser)`` and ``run(args, extra) -> int``.
+COMMANDS = {
+    "tokenizer": "train a SentencePiece tokenizer and write its fairseq dict.txt",
+    "binarize": "raw text to a binarized dataset that fairseq tasks load",
+    "auxiliary": "pre-train the auxiliary masked language model",
+    "dictionary": "learn (or import) the dictionary of latent properties",
+    "encode": "sparse-code the auxiliary model's hidden states into a code store",
+    "preprocess": "all of the above: raw text to everything that training reads",
+    "inspect": "an HTML report of what the latent properties mean",
+    "doctor": "check the installed versions",
+}
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser; only the module of ``command`` is imported, so that ``mlsm --help`` is instant."""
+    parser = argparse.ArgumentParser(
+        prog="mlsm",
+        description="Masked-language-model pre-training beyond token identity, from raw text to a model.",
+    )
+    parser.add_argument("--version", action="version", version=f"mlsm_plugin {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == command:
+            module = importlib.import_module(f"mlsm_plugin.cli.{name}")
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run, takes_extra=getattr(module, "TAKES_EXTRA_FLAGS", False))
+    return parser
+
+
+def _version() -> str:
+    from mlsm_plugin.version import __version__
+
+    return __version__
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``mlsm``; returns the exit status (0 done, 1 a user error in one line, 2 usage)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    try:
+        parser = build_parser(command)
+        args, extra = parser.parse_known_args(arguments)
+        if extra and not args.takes_extra:
+            parser.error(f"unrecognized arguments: {' '.join(extra)}")
+        return int(args.run(args, extra) or 0)
+    except (ValueError, OSError) as error:
+        if os.environ.get("MLSM_TRACEBACK"):
+            raise
+        print(f"mlsm: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("mlsm: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return what
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

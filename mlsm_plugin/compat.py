@@ -1,0 +1,107 @@
+"""The one place for differences between versions of fairseq, torch and numpy.
+
+``apply()`` runs when the plugin is imported; every shim is a no-op where it is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import types
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import utils as fairseq_utils
+from fairseq.data import token_block_dataset
+from omegaconf import OmegaConf, open_dict
+
+PACKAGE_DIR = os.path.dirname(os.path.realpath(__file__))
+
+
+def apply() -> None:
+    """Apply all shims (idempotent)."""
+    _allow_namespaces_in_checkpoints()
+    _restore_numpy_compat()
+    _accept_own_user_dir()
+    _report_user_errors_in_one_line()
+
+
+def _allow_namespaces_in_checkpoints() -> None:
+    """torch >= 2.6 loads tensors only; fairseq's checkpoints also hold an argparse.Namespace."""
+    add_safe_globals = getattr(torch.serialization, "add_safe_globals", None)
+    if add_safe_globals is not None:
+        add_safe_globals([argparse.Namespace])
+
+
+def _restore_numpy_compat() -> None:
+    """numpy >= 2 has no ``np.compat.long``, which fairseq's TokenBlockDataset uses in 'eos' mode."""
+    if hasattr(np, "compat"):
+        return
+    if not isinstance(token_block_dataset.np, types.SimpleNamespace):
+        with_compat = types.SimpleNamespace(**{name: getattr(np, name) for name in np.__all__})
+        with_compat.compat = types.SimpleNamespace(long=np.int64)
+        token_block_dataset.np = with_compat
+
+
+def _accept_own_user_dir() -> None:
+    """Let ``--user-dir`` name this package by any path, also when it was imported before.
+
+    fairseq compares path strings and refuses a package that is already imported under another
+    spelling (a symlink, ``..``, an installed copy).
+    """
+    original = fairseq_utils.import_user_module
+    if getattr(original, "accepts_own_user_dir", False):
+        return
+
+    @functools.wraps(original)
+    def import_user_module(args: Any) -> None:
+        user_dir = getattr(args, "user_dir", None)
+        if user_dir is not None and _is_this_package(user_dir):
+            return
+        original(args)
+
+    import_user_module.accepts_own_user_dir = True  # type: ignore[attr-defined]
+    fairseq_utils.import_user_module = import_user_module
+
+
+def _is_this_package(user_dir: str) -> bool:
+    path = os.path.abspath(user_dir)
+    if os.path.exists(path):
+        return os.path.realpath(path) == PACKAGE_DIR
+    # fairseq resolves a bare name against the folder that it is installed in
+    return os.path.normpath(user_dir) == os.path.basename(PACKAGE_DIR)
+
+
+def _report_user_errors_in_one_line() -> None:
+    """In fairseq's commands, an error that this package raises for the user is one line, not a traceback."""
+    program = os.path.basename(sys.argv[0] if sys.argv else "")
+    main_module = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if not (program.startswith("fairseq") or getattr(main_module, "name", "").startswith("fairseq_cli")):
+        return
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+        if issubclass(kind, (ValueError, OSError)) and _raised_here(traceback):
+            message = " ".join(str(error).split())
+            print(f"{program}: error: {message}", file=sys.stderr)
+        else:
+            previous(kind, error, traceback)
+
+    sys.excepthook = excepthook
+
+
+def _raised_here(traceback: types.TracebackType | None) -> bool:
+    """Whether the innermost frame belongs to this package."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    name = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    return name.split(".")[0] == __name__.split(".")[0]
+
+
+def open_config(cfg: Any) -> AbstractContextManager[Any]:
+    """Lets fields be added to ``cfg``: a Namespace (command line) always does, a DictConfig (Hydra) must be opened."""
+    return open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext()

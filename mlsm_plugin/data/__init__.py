@@ -1,0 +1,1 @@
+"""Datasets: ids (and codes) to batches, one small dataset a file."""

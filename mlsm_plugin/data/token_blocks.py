@@ -1,0 +1,81 @@
+"""A binarized split cut into samples: the one composition that training and coding share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fairseq.data import Dictionary, PrependTokenDataset, TokenBlockDataset, data_utils
+from fairseq.data.shorten_dataset import maybe_shorten_dataset
+
+
+def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
+    """The memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    dataset = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
+    if dataset is None:
+        raise FileNotFoundError(f"no binarized split at {path}.bin; write one with `mlsm binarize`")
+    if len(dataset) == 0:
+        raise ValueError(f"the binarized split {path}.bin is empty")
+    return dataset
+
+
+def combined_splits(path: str) -> list[str]:
+    """The splits that fairseq reads as one: ``path``, ``path1``, ``path2``, ... as far as they exist."""
+    splits = [path]
+    while os.path.exists(f"{path}{len(splits)}.idx"):
+        splits.append(f"{path}{len(splits)}")
+    return splits
+
+
+def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
+    """``dict.txt`` of a binarized dataset, with ``<mask>`` added as fairseq's masked_lm task adds it."""
+    path = Path(data_bin) / "dict.txt"
+    if not path.exists():
+        raise FileNotFoundError(f"{data_bin} is no binarized dataset: dict.txt is missing (write one: `mlsm binarize`)")
+    dictionary = Dictionary.load(str(path))
+    dictionary.add_symbol("<mask>")
+    return dictionary
+
+
+def cut_into_blocks(
+    dataset: Any,
+    *,
+    dictionary: Dictionary,
+    tokens_per_sample: int,
+    sample_break_mode: str,
+    bos: int,
+) -> PrependTokenDataset:
+    """Blocks of at most ``tokens_per_sample`` tokens, each beginning with ``bos``, as masked_lm makes them."""
+    blocks = TokenBlockDataset(
+        dataset,
+        dataset.sizes,
+        tokens_per_sample - 1,  # one less for BOS
+        pad=dictionary.pad(),
+        eos=dictionary.eos(),
+        break_mode=sample_break_mode,
+    )
+    return PrependTokenDataset(blocks, bos)
+
+
+def training_samples(dataset: Any, *, split: str, cfg: Any, dictionary: Dictionary, bos: int) -> PrependTokenDataset:
+    """The samples of a masked_lm-like task: shortened as ``cfg`` asks for, then cut into blocks.
+
+    Args:
+        dataset: the split's tokens, or their positions (then ``bos`` is ``NO_POSITION``).
+        cfg: has ``tokens_per_sample``, ``sample_break_mode``, ``shorten_*`` and ``seed``.
+    """
+    dataset = maybe_shorten_dataset(
+        dataset, split, cfg.shorten_data_split_list, cfg.shorten_method, cfg.tokens_per_sample, cfg.seed
+    )
+    return cut_into_blocks(
+        dataset,
+        dictionary=dictionary,
+        tokens_per_sample=cfg.tokens_per_sample,
+        sample_break_mode=cfg.sample_break_mode,
+        bos=bos,
+    )

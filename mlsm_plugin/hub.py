@@ -1,0 +1,150 @@
+"""Load a trained model from a folder and use it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.models.roberta.hub_interface import RobertaHubInterface
+from torch import Tensor
+
+from mlsm_plugin.data.token_blocks import load_dictionary
+
+TOKENIZER_FILE = "sentencepiece.bpe.model"
+PREFERRED_CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+
+
+@dataclass(frozen=True)
+class TokenProperties:
+    """The strongest latent semantic properties of a token.
+
+    Attributes:
+        token: the piece, as the tokenizer writes it.
+        atoms: ``(atom, probability)``, strongest first.
+    """
+
+    token: str
+    atoms: list[tuple[int, float]]
+
+
+class MlsmHubInterface(RobertaHubInterface):
+    """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) and latent properties."""
+
+    @property
+    def num_atoms(self) -> int:
+        """Atoms of the latent head; 0 where the model has none."""
+        projection = self.model.encoder.lm_head.atom_projection
+        return 0 if projection is None else int(projection.out_features)
+
+    @torch.no_grad()
+    def latent_distribution(self, tokens: Tensor) -> Tensor:
+        """Predicted distribution over the latent properties of each token.
+
+        Args:
+            tokens: ``(T,)`` or ``(B, T)`` ids, as :meth:`encode` makes them.
+
+        Returns:
+            ``(B, T, n_atoms)`` float32 probabilities.
+
+        Raises:
+            ValueError: the model has no latent head, or there are too many tokens.
+        """
+        tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
+        if tokens.size(1) > self.model.max_positions():
+            raise ValueError(f"the text has {tokens.size(1)} tokens, the model takes {self.model.max_positions()}")
+        with utils.model_eval(self.model):
+            _, extra = self.model(tokens.to(self.device), project_tokens=False, project_atoms=True)
+        return extra["atom_logits"].float().softmax(dim=-1)
+
+    def latent_properties(self, text: str, topk: int = 5) -> list[TokenProperties]:
+        """The ``topk`` strongest atoms of each token of ``text``; ``<mask>`` stands for a masked token.
+
+        Example::
+
+            >>> model.latent_properties("the <mask> barked", topk=1)[1].atoms
+            [(17, 0.21)]
+        """
+        tokens = self._encode_with_masks(text)
+        probabilities = self.latent_distribution(tokens)[0]
+        values, atoms = probabilities.topk(min(topk, probabilities.size(-1)), dim=-1)
+        dictionary = self.task.source_dictionary
+        special = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
+        return [
+            TokenProperties(dictionary[token], list(zip(row_atoms, row_values, strict=True)))
+            for token, row_atoms, row_values in zip(tokens.tolist(), atoms.tolist(), values.tolist(), strict=True)
+            if token not in special
+        ]
+
+    def _encode_with_masks(self, text: str) -> Tensor:
+        """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol."""
+        pieces = " <mask> ".join(self.bpe.encode(part.strip()) for part in text.split("<mask>"))
+        line = f"<s> {pieces} </s>"
+        return self.task.source_dictionary.encode_line(line, append_eos=False, add_if_not_exist=False).long()
+
+
+def from_pretrained(
+    model_name_or_path: str | os.PathLike[str],
+    checkpoint_file: str | None = None,
+    data_name_or_path: str | os.PathLike[str] = ".",
+    *,
+    bpe: str = "sentencepiece",
+    **overrides: Any,
+) -> MlsmHubInterface:
+    """Load a model from the folder of its training run; nothing else is needed.
+
+    Args:
+        model_name_or_path: folder with the checkpoint, ``dict.txt`` and ``sentencepiece.bpe.model``
+            (training puts them there), or a checkpoint file in such a folder.
+        checkpoint_file: which checkpoint; default the first that exists of ``model.pt``,
+            ``checkpoint_best.pt``, ``checkpoint_last.pt`` and the highest-numbered one.
+        data_name_or_path: where ``dict.txt`` is, absolute or relative to the folder.
+        bpe: fairseq's name of the tokenizer.
+        overrides: further model or task options.
+
+    Returns:
+        the model in eval mode, on the CPU.
+
+    Raises:
+        FileNotFoundError: the folder, a checkpoint, the dictionary or the tokenizer is missing.
+    """
+    directory = Path(model_name_or_path)
+    if directory.is_file():
+        directory, checkpoint_file = directory.parent, directory.name
+    checkpoint = _find_checkpoint(directory, checkpoint_file)
+    data = directory / data_name_or_path
+    load_dictionary(data)  # says what to do where it is missing
+    if bpe == "sentencepiece" and "sentencepiece_model" not in overrides:
+        overrides["sentencepiece_model"] = str(_find_tokenizer(directory, data))
+    overrides = {"data": str(data), "bpe": bpe, "load_checkpoint_heads": True, **overrides}
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
+    return MlsmHubInterface(cfg, task, models[0]).eval()
+
+
+def _find_checkpoint(directory: Path, name: str | None) -> Path:
+    if not directory.is_dir():
+        raise FileNotFoundError(f"{directory} is no folder; pass the --save-dir of a training run")
+    if name is not None:
+        if not (directory / name).is_file():
+            raise FileNotFoundError(
+                f"{directory} has no {name}; it has {sorted(p.name for p in directory.glob('*.pt'))}"
+            )
+        return directory / name
+    numbered = sorted(
+        directory.glob("checkpoint*.pt"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]
+    )
+    for candidate in [*(directory / name for name in PREFERRED_CHECKPOINTS), *reversed(numbered)]:
+        if candidate.is_file():
+            return candidate
+    raise FileNotFoundError(f"{directory} has no checkpoint (*.pt); pass the --save-dir of a training run")
+
+
+def _find_tokenizer(directory: Path, data: Path) -> Path:
+    for folder in (directory, data):
+        if (folder / TOKENIZER_FILE).is_file():
+            return folder / TOKENIZER_FILE
+    raise FileNotFoundError(f"{directory} has no {TOKENIZER_FILE}; copy it there from the binarized dataset")

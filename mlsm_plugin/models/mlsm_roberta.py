@@ -1,0 +1,210 @@
+"""RoBERTa whose LM head also predicts the latent semantic properties of a token."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import Any
+
+import torch.nn.functional as F
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta.model import RobertaEncoder, RobertaLMHead, RobertaModel, base_architecture
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from fairseq.utils import safe_getattr
+from torch import Tensor, nn
+
+from mlsm_plugin import compat
+
+logger = logging.getLogger(__name__)
+
+ATOM_PROJECTION = "encoder.lm_head.atom_projection."
+
+
+class LatentSemanticHead(RobertaLMHead):
+    """RoBERTa's LM head; its transform can also feed a projection to atom logits.
+
+    Args:
+        embed_dim, output_dim, activation_fn, weight: as of :class:`RobertaLMHead`.
+    """
+
+    atom_projection: nn.Linear | None = None
+
+    def add_atom_projection(self, num_atoms: int) -> None:
+        """Give the head ``num_atoms`` atom logits, initialized as BERT initializes linear layers."""
+        self.atom_projection = nn.Linear(self.dense.in_features, num_atoms)
+        init_bert_params(self.atom_projection)
+
+    def transform(self, features: Tensor, masked_tokens: Tensor | None) -> Tensor:
+        """What both projections read: ``(n_masked, embed_dim)``, or ``(B, T, embed_dim)`` without a mask."""
+        if masked_tokens is not None:
+            features = features[masked_tokens, :]
+        return self.layer_norm(self.activation_fn(self.dense(features)))
+
+    def token_logits(self, transformed: Tensor) -> Tensor:
+        """Vocabulary logits."""
+        return F.linear(transformed, self.weight) + self.bias
+
+    def atom_logits(self, transformed: Tensor) -> Tensor:
+        """Logits over the atoms of the dictionary."""
+        if self.atom_projection is None:
+            raise ValueError("this model has no atom logits: it was not trained with --task masked_latent_semantic")
+        return self.atom_projection(transformed)
+
+    def unused_parameters(self, *, project_tokens: bool, project_atoms: bool) -> Tensor:
+        """Zero, with a (zero) gradient for the parameters of the projections that are not computed."""
+        zero = self.bias.sum() * 0.0 if not project_tokens else self.bias.new_zeros(())
+        if self.atom_projection is not None and not project_atoms:
+            zero = zero + sum(parameter.sum() * 0.0 for parameter in self.atom_projection.parameters())
+        return zero
+
+
+class MlsmRobertaEncoder(RobertaEncoder):
+    """:class:`RobertaEncoder` with a :class:`LatentSemanticHead`."""
+
+    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> LatentSemanticHead:
+        return LatentSemanticHead(embed_dim, output_dim, activation_fn, weight)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        masked_tokens: Tensor | None = None,
+        project_tokens: bool = True,
+        project_atoms: bool = False,
+        **unused: Any,
+    ) -> tuple[Tensor | None, dict[str, Any]]:
+        """As :meth:`RobertaEncoder.forward`, with a choice of output.
+
+        Args:
+            src_tokens: ``(B, T)`` ids.
+            masked_tokens: ``(B, T)`` bool, the tokens to project; None projects all.
+            project_tokens: compute vocabulary logits, the first result (else None).
+            project_atoms: compute ``extra["atom_logits"]``.
+        """
+        x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens)
+        if features_only:
+            return x, extra
+        transformed = self.lm_head.transform(x, masked_tokens)
+        if project_atoms:
+            extra["atom_logits"] = self.lm_head.atom_logits(transformed)
+        extra["unused_parameters"] = self.lm_head.unused_parameters(
+            project_tokens=project_tokens, project_atoms=project_atoms
+        )
+        return self.lm_head.token_logits(transformed) if project_tokens else None, extra
+
+
+@register_model("mlsm_roberta")
+class MlsmRobertaModel(RobertaModel):
+    """RoBERTa for masked latent semantic modeling (Berend, ACL Findings 2023).
+
+    The atom projection is made after everything else, so that all other parameters start as those
+    of ``roberta`` do from the same seed.
+    """
+
+    def __init__(self, args: Any, encoder: MlsmRobertaEncoder) -> None:
+        super().__init__(args, encoder)
+        if safe_getattr(args, "num_atoms", None):
+            encoder.lm_head.add_atom_projection(args.num_atoms)
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Options of ``roberta``, and the size of the latent head."""
+        RobertaModel.add_args(parser)
+        parser.add_argument(
+            "--num-atoms",
+            type=int,
+            metavar="N",
+            help="atom logits of the latent head (default: as many as the codes of the data have atoms)",
+        )
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> MlsmRobertaModel:
+        """Build the model for ``task``; without ``num_atoms`` it has no latent head."""
+        with compat.open_config(args):
+            base_architecture(args)
+            if not safe_getattr(args, "max_positions", None):
+                args.max_positions = safe_getattr(args, "tokens_per_sample", None) or task.max_positions()
+            return cls(args, MlsmRobertaEncoder(args, task.source_dictionary))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Fit the latent head of a checkpoint to this model: drop it, keep it, or start it anew."""
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = (f"{name}." if name else "") + ATOM_PROJECTION
+        saved = {key: state_dict[key] for key in state_dict if key.startswith(prefix)}
+        projection = self.encoder.lm_head.atom_projection
+        own = {} if projection is None else {prefix + key: value for key, value in projection.state_dict().items()}
+        if {key: value.shape for key, value in saved.items()} == {key: value.shape for key, value in own.items()}:
+            return
+        for key in saved:
+            del state_dict[key]
+        state_dict.update(own)
+        if not own:
+            logger.info("the checkpoint's latent head is not used by this task and is left out")
+        elif not saved:
+            logger.info("the checkpoint has no latent head: a new one starts from scratch")
+        else:
+            logger.warning(
+                "the checkpoint's latent head has %d atoms, the codes have %d: a new head starts from scratch",
+                len(saved[prefix + "bias"]),
+                len(own[prefix + "bias"]),
+            )
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str | None = None,
+        data_name_or_path: str = ".",
+        bpe: str = "sentencepiece",
+        **kwargs: Any,
+    ) -> Any:
+        """Load a trained model from a folder; see :func:`mlsm_plugin.hub.from_pretrained`."""
+        from mlsm_plugin import hub
+
+        return hub.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **kwargs)
+
+
+def _architecture(args: Any, *, layers: int, dim: int) -> None:
+    args.encoder_layers = safe_getattr(args, "encoder_layers", layers)
+    args.encoder_embed_dim = safe_getattr(args, "encoder_embed_dim", dim)
+    args.encoder_ffn_embed_dim = safe_getattr(args, "encoder_ffn_embed_dim", 4 * args.encoder_embed_dim)
+    args.encoder_attention_heads = safe_getattr(args, "encoder_attention_heads", max(1, args.encoder_embed_dim // 64))
+    args.num_atoms = safe_getattr(args, "num_atoms", None)
+    base_architecture(args)
+
+
+@register_model_architecture("mlsm_roberta", "mlsm_roberta")
+def mlsm_roberta(args: Any) -> None:
+    """The size of BERT base unless options say otherwise."""
+    _architecture(args, layers=12, dim=768)
+
+
+@register_model_architecture("mlsm_roberta", "mlsm_roberta_tiny")
+def mlsm_roberta_tiny(args: Any) -> None:
+    """2 layers, 128 wide (Turc et al., 2019)."""
+    _architecture(args, layers=2, dim=128)
+
+
+@register_model_architecture("mlsm_roberta", "mlsm_roberta_small")
+def mlsm_roberta_small(args: Any) -> None:
+    """4 layers, 512 wide (Turc et al., 2019)."""
+    _architecture(args, layers=4, dim=512)
+
+
+@register_model_architecture("mlsm_roberta", "mlsm_roberta_medium")
+def mlsm_roberta_medium(args: Any) -> None:
+    """8 layers, 512 wide (Turc et al., 2019)."""
+    _architecture(args, layers=8, dim=512)
+
+
+@register_model_architecture("mlsm_roberta", "mlsm_roberta_base")
+def mlsm_roberta_base(args: Any) -> None:
+    """12 layers, 768 wide."""
+    _architecture(args, layers=12, dim=768)
+
+
+@register_model_architecture("mlsm_roberta", "mlsm_roberta_large")
+def mlsm_roberta_large(args: Any) -> None:
+    """24 layers, 1024 wide."""
+    _architecture(args, layers=24, dim=1024)

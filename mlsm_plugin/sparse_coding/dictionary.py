@@ -1,0 +1,303 @@
+"""The dictionary of latent semantic properties: learn it, keep it, judge it.
+
+This file alone decides the orientation: a dictionary is (n_atoms, dim), a row an atom of unit L2 norm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlsm_plugin.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
+
+ATOMS_FILE = "dictionary.npy"
+META_FILE = "meta.json"
+# float32 atoms are of unit norm to about 1e-7; what was stored in half precision is good to 1e-3.
+UNIT_NORM_TOLERANCE = 1e-3
+
+
+@dataclass(eq=False)
+class Dictionary:
+    """A dictionary and what is known of its origin; a folder of ``dictionary.npy`` and ``meta.json`` on disk.
+
+    Raises:
+        ValueError: the atoms are not 2-D, not finite or not of unit norm, or ``meta`` says another shape.
+    """
+
+    atoms: np.ndarray
+    """(n_atoms, dim) float32 in C order, unit rows."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Values that JSON can hold; ``n_atoms`` and ``dim`` are added."""
+
+    def __post_init__(self) -> None:
+        self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
+        if self.atoms.ndim != 2 or self.atoms.size == 0:
+            raise ValueError(f"a dictionary must be 2-D (n_atoms, dim) and not empty, got the shape {self.atoms.shape}")
+        row = first_nonfinite_row(self.atoms)
+        if row is not None:
+            raise ValueError(f"atom {row} holds NaN or infinity; all values must be finite")
+        norms = np.linalg.norm(self.atoms, axis=1)
+        worst = int(np.abs(norms - 1).argmax())
+        if abs(norms[worst] - 1) > UNIT_NORM_TOLERANCE:
+            raise ValueError(f"atom {worst} has the norm {norms[worst]:.4g}; every atom (row) must have the norm 1")
+        for name, size in zip(("n_atoms", "dim"), self.atoms.shape, strict=True):
+            if self.meta.get(name, size) != size:
+                raise ValueError(f"{META_FILE} says {name} {self.meta[name]} but {ATOMS_FILE} has {size}")
+        self.meta = {**self.meta, "n_atoms": self.atoms.shape[0], "dim": self.atoms.shape[1]}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of ``dictionary.npy`` as :meth:`save` writes it."""
+        buffer = io.BytesIO()
+        np.save(buffer, self.atoms, allow_pickle=False)
+        return hashlib.sha256(buffer.getbuffer()).hexdigest()
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the folder; ``meta.json`` comes last, so a folder without it is not whole.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / META_FILE).unlink(missing_ok=True)
+        with atomic_open(directory / ATOMS_FILE) as file:
+            np.save(file, self.atoms, allow_pickle=False)
+        write_json(directory / META_FILE, self.meta)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Dictionary:
+        """Read a folder that :meth:`save` wrote.
+
+        Raises:
+            ValueError: a file is missing or damaged, or the atoms are not a dictionary (names the folder).
+        """
+        directory = Path(directory)
+        for name in (ATOMS_FILE, META_FILE):
+            if not (directory / name).is_file():
+                raise ValueError(f"{directory} holds no {name}; make the dictionary with `mlsm dictionary`")
+        meta = read_json(directory / META_FILE)
+        try:
+            return cls(_load_npy(directory / ATOMS_FILE), meta)
+        except ValueError as error:
+            raise ValueError(f"{directory} is not a valid dictionary: {error}") from None
+
+
+@dataclass(frozen=True)
+class DictionaryHealth:
+    """How well a dictionary serves a sample of hidden states."""
+
+    n_tokens: int
+    """Size of the sample."""
+    n_atoms: int
+    """Size of the dictionary."""
+    unused_atoms: int
+    """Atoms that no code of the sample uses."""
+    mean_nonzeros: float
+    """Non-zeros per code."""
+    reconstruction_error: float
+    """``||x - a D||_F / ||x||_F``; 0 for hidden states that are all zero."""
+
+    def as_dict(self) -> dict[str, int | float]:
+        """The fields by name, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.unused_atoms} of {self.n_atoms} atoms never used by {self.n_tokens} tokens; "
+            f"{self.mean_nonzeros:.1f} non-zeros per token; "
+            f"relative reconstruction error {self.reconstruction_error:.4f}"
+        )
+
+
+def learn_dictionary(
+    hidden: Any,
+    *,
+    num_atoms: int,
+    lambda_: float,
+    iterations: int,
+    batch_size: int,
+    threads: int | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """Learn the atoms that code ``hidden`` best.
+
+    Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by
+    online dictionary learning (Mairal et al., 2010, as in ``spams.trainDL``), starting from distinct rows of
+    ``hidden`` drawn with ``seed``. One seed gives the same bytes for the same number of threads, but not for
+    another number, since the order of the sums differs.
+
+    Args:
+        hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
+            (:func:`~mlsm_plugin.sparse_coding.encode.normalize_rows`). A float32 array in C order is not copied.
+        num_atoms: rows of the dictionary.
+        lambda_: weight of the l1 penalty, > 0.
+        iterations: mini-batches to learn from.
+        batch_size: rows of a mini-batch.
+        threads: CPU threads, None for all cores.
+        seed: seed of the initial dictionary.
+
+    Returns:
+        (num_atoms, dim) float32, unit rows.
+
+    Raises:
+        ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
+            setting is out of range.
+    """
+    import spams
+
+    if not 0 < lambda_ < np.inf:
+        raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
+    counts = {"num_atoms": num_atoms, "iterations": iterations, "batch_size": batch_size, "threads": threads}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    hidden = _as_finite_float32(hidden)
+    initial = _sample_distinct_rows(hidden, num_atoms, np.random.default_rng(seed))
+    learned = spams.trainDL(
+        hidden.T,  # (dim, n_tokens) in Fortran order, without a copy
+        D=initial.T.copy(order="F"),
+        lambda1=lambda_,
+        iter=iterations,
+        batchsize=min(batch_size, len(hidden)),
+        mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
+        posAlpha=True,
+        numThreads=-1 if threads is None else threads,
+        verbose=False,
+    ).T
+    vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
+    return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
+
+
+def import_published(path: str | os.PathLike[str], dim: int | None = None) -> Dictionary:
+    """Read a published dictionary: an ``.npy`` of shape (dim, n_atoms), whose atoms are columns.
+
+    Args:
+        path: the file.
+        dim: width of the hidden states, if known. It picks the axis; a square array is taken as published.
+
+    Returns:
+        The dictionary with its atoms as rows, scaled to unit norm.
+
+    Raises:
+        ValueError: no axis is ``dim`` long, or the array is not 2-D, not finite, or holds an atom of zeros.
+    """
+    array = _load_npy(path)
+    if array.ndim != 2:
+        raise ValueError(f"{path} must be 2-D (dim, n_atoms), got the shape {array.shape}")
+    if dim is not None and dim not in array.shape:
+        rows, columns = array.shape
+        raise ValueError(
+            f"{path} is {rows} x {columns}, and neither {rows} nor {columns} is {dim}, the width of the hidden states"
+        )
+    atoms = array if dim is not None and array.shape[0] != dim else array.T
+    try:
+        return Dictionary(normalize_rows(atoms), {"imported_from": Path(path).name})
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid dictionary: {error}") from None
+
+
+def dictionary_health(
+    hidden: np.ndarray, atoms: np.ndarray, *, lambda_: float, threads: int | None = None
+) -> DictionaryHealth:
+    """Code a sample of hidden states and say how well the dictionary serves it.
+
+    Args:
+        hidden: (n_tokens, dim), coded as given: normalize first.
+        atoms: (n_atoms, dim), unit rows.
+        lambda_: weight of the l1 penalty, > 0.
+        threads: CPU threads, None for all cores.
+
+    Raises:
+        ValueError: ``hidden`` is empty, or as :func:`~mlsm_plugin.sparse_coding.encode.sparse_encode`.
+    """
+    if len(hidden) == 0:
+        raise ValueError("hidden has no rows; a dictionary is judged on at least one hidden state")
+    used = np.zeros(len(atoms), dtype=bool)
+    nonzeros, squared_error, squared_norm = 0, 0.0, 0.0
+    for start in range(0, len(hidden), ROWS_PER_CHUNK):
+        chunk = hidden[start : start + ROWS_PER_CHUNK]
+        codes = sparse_encode(chunk, atoms, lambda_=lambda_, threads=threads).codes
+        used[codes.indices] = True
+        nonzeros += codes.nnz
+        x = np.asarray(chunk, dtype=np.float64)
+        squared_error += float(((x - codes @ np.asarray(atoms, dtype=np.float64)) ** 2).sum())
+        squared_norm += float((x**2).sum())
+    return DictionaryHealth(
+        n_tokens=len(hidden),
+        n_atoms=len(atoms),
+        unused_atoms=int((~used).sum()),
+        mean_nonzeros=nonzeros / len(hidden),
+        reconstruction_error=(squared_error / squared_norm) ** 0.5 if squared_norm else 0.0,
+    )
+
+
+def _load_npy(path: str | os.PathLike[str]) -> np.ndarray:
+    """Read an npy file.
+
+    Raises:
+        ValueError: it is missing, or no npy file (names the file).
+    """
+    try:
+        return np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a readable npy file ({error})") from None
+
+
+def _as_finite_float32(hidden: Any) -> np.ndarray:
+    """``hidden`` as a float32 array in C order, without a copy if it is one.
+
+    Raises:
+        ValueError: it is not 2-D or not finite.
+    """
+    if isinstance(hidden, torch.Tensor):
+        hidden = hidden.detach().float().cpu().numpy()
+    array = np.ascontiguousarray(hidden, dtype=np.float32)
+    if array.ndim != 2:
+        raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {array.shape}")
+    row = first_nonfinite_row(array)
+    if row is not None:
+        raise ValueError(f"hidden row {row} holds NaN or infinity; all values must be finite")
+    return array
+
+
+def _sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw ``count`` rows of different directions, scaled to unit norm.
+
+    Looks at twice as many random rows each time that there were too few, so that a large sample is not sorted.
+
+    Args:
+        hidden: (n_tokens, dim) float32.
+        count: rows to draw.
+        rng: source of the order.
+
+    Returns:
+        (count, dim) float32.
+
+    Raises:
+        ValueError: there are fewer than ``count`` different directions.
+    """
+    order = rng.permutation(len(hidden))
+    candidates = count
+    while True:
+        rows = normalize_rows(hidden[order[:candidates]])
+        rows = rows[rows.any(axis=1)]
+        _, first = np.unique(rows, axis=0, return_index=True)
+        if len(first) >= count:
+            return rows[np.sort(first)[:count]]
+        if candidates >= len(hidden):
+            raise ValueError(
+                f"num_atoms is {count} but hidden has only {len(first)} distinct non-zero rows; "
+                "sample more tokens or ask for fewer atoms"
+            )
+        candidates *= 2

@@ -1,0 +1,5 @@
+"""fairseq tasks: they compose datasets and own options; no maths here."""
+
+from mlsm_plugin.tasks import masked_latent_semantic
+
+__all__ = ["masked_latent_semantic"]

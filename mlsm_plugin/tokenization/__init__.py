@@ -1,0 +1,1 @@
+"""Text to ids: SentencePiece training, fairseq's ``dict.txt``, and the binarized dataset."""

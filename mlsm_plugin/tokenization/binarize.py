@@ -1,0 +1,224 @@
+"""Raw text to the dataset that fairseq tasks load: ``dict.txt`` and ``<split>.bin``, ``<split>.idx``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from fairseq.data import Dictionary
+
+from mlsm_plugin.atomic_files import atomic_directory, sha256_of_files, write_json
+from mlsm_plugin.tokenization.line_encoder import EncodedBatch, LineEncoder, encode_in_order
+from mlsm_plugin.tokenization.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
+from mlsm_plugin.tokenization.tokenizer_files import DICTIONARY_NAME, MODEL_NAME, load_tokenizer
+
+SPLITS = ("train", "valid", "test")
+SUMMARY_NAME = "binarize.json"
+DEFAULT_MAX_UNK_RATE = 0.01
+NAMED_CHARACTERS = 10
+
+
+@dataclass
+class SplitFigures:
+    """What one split holds."""
+
+    sentences: int = 0
+    """Lines with text."""
+    documents: int = 0
+    """Stretches of sentences between blank lines or files."""
+    tokens: int = 0
+    """All tokens of the ``.bin`` file: with one ``</s>`` a sentence and one between two documents."""
+    unknown: int = 0
+    """``<unk>`` tokens."""
+    dropped: int = 0
+    """Lines left out because nothing remains of them after normalization, such as a zero-width space."""
+
+    @property
+    def unk_rate(self) -> float:
+        """Share of ``<unk>`` among the tokens that stand for text (``</s>`` is not counted)."""
+        text_tokens = self.tokens - self.sentences - max(0, self.documents - 1)
+        return self.unknown / text_tokens if text_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class BinarizeFigures:
+    """What ``binarize`` made."""
+
+    output: Path
+    """The data folder."""
+    tokenizer_sha256: str
+    """SHA-256 of the SentencePiece model."""
+    dictionary_symbols: int
+    """Length of fairseq's ``Dictionary`` (a task adds ``<mask>``)."""
+    splits: dict[str, SplitFigures] = field(default_factory=dict)
+    """Figures by split."""
+
+    def as_json(self) -> dict[str, object]:
+        """The content of ``binarize.json``: figures only, so that equal data gives equal files."""
+        splits = {
+            name: {**vars(figures), "unk_rate": round(figures.unk_rate, 8)} for name, figures in self.splits.items()
+        }
+        return {
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "dictionary_symbols": self.dictionary_symbols,
+            "splits": splits,
+        }
+
+    def table(self) -> str:
+        """Aligned lines for people: a header and a line for each split."""
+        rows = [("split", "documents", "sentences", "tokens", "unk rate", "dropped")]
+        for name, it in self.splits.items():
+            counts = (f"{it.documents:,}", f"{it.sentences:,}", f"{it.tokens:,}")
+            rows.append((name, *counts, f"{it.unk_rate:.4%}", f"{it.dropped:,}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        )
+
+
+def binarize(
+    *,
+    tokenizer: PathLike,
+    train: Sequence[PathLike],
+    valid: Sequence[PathLike],
+    test: Sequence[PathLike] = (),
+    output: PathLike,
+    workers: int = 1,
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
+    progress: bool = True,
+) -> BinarizeFigures:
+    """Encode text files and write fairseq's memory-mapped datasets, with the tokenizer and its dictionary beside them.
+
+    A line is a sentence and ends in ``</s>``. Blank lines, however many, and the change from one file to the next
+    are one document boundary: a sentence of ``</s>`` alone, which ``--sample-break-mode complete_doc`` looks for. The
+    text is streamed, and the files do not depend on ``workers``.
+
+    Args:
+        tokenizer: folder written by ``mlsm tokenizer``.
+        train: text files of the training split, plain or gzip; ``valid`` and ``test`` likewise.
+        output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
+        workers: processes that encode.
+        max_unk_rate: fail above this share of unknown tokens in a split.
+        progress: show a bar on a terminal.
+
+    Raises:
+        ValueError: text, tokenizer or options that cannot work; too many unknown tokens.
+        OSError: a file cannot be read or written.
+    """
+    if workers < 1:
+        raise ValueError(f"{workers} workers; at least 1 is needed")
+    if not 0 <= max_unk_rate <= 1:
+        raise ValueError(f"the largest unknown rate {max_unk_rate} is not between 0 and 1")
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} exists and is no folder")
+    inputs = {split: paths for split, paths in zip(SPLITS, (train, valid, test), strict=True) if paths}
+    for split in ("train", "valid"):
+        if split not in inputs:
+            raise ValueError(f"no text file was given for the {split} split")
+    sizes = {split: check_text_files(paths) for split, paths in inputs.items()}
+    processor = load_tokenizer(tokenizer)
+    dictionary = Dictionary.load(str(Path(tokenizer, DICTIONARY_NAME)))
+    encoder = LineEncoder(processor, dictionary)
+    figures = BinarizeFigures(output, sha256_of_files(Path(tokenizer, MODEL_NAME)), len(dictionary))
+    _remove_leftovers(output)
+    with atomic_directory(output) as folder, _locked(folder):
+        for split, paths in inputs.items():
+            builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(dictionary))
+            with progress_bar(split, sizes[split], progress) as bar:
+                batches = encode_in_order(encoder, read_text(paths, bar.update), workers)
+                figures.splits[split] = _write_split(split, batches, builder, dictionary.eos(), max_unk_rate)
+            builder.finalize(str(folder / f"{split}.idx"))
+        for name in (MODEL_NAME, DICTIONARY_NAME):
+            shutil.copyfile(Path(tokenizer, name), folder / name)
+        # From here to the renames, which take the names in order, no .idx of the old run can meet a .bin of the new.
+        _remove_earlier_run(output)
+    write_json(output / SUMMARY_NAME, figures.as_json())
+    return figures
+
+
+def _write_split(
+    split: str,
+    batches: Iterator[EncodedBatch],
+    builder: StreamingMMapBuilder,
+    end_of_sentence: int,
+    max_unk_rate: float,
+) -> SplitFigures:
+    """Append the batches, with a boundary where two of them meet at one; check what came out."""
+    figures = SplitFigures()
+    characters: Counter[str] = Counter()
+    pending = False
+    for batch in batches:
+        figures.unknown += batch.unknown
+        figures.dropped += batch.dropped
+        characters.update(batch.unknown_characters)
+        pending = pending or batch.boundary_before
+        if len(batch.lengths):
+            if pending and figures.sentences:
+                _count_and_add(figures, builder, np.array([end_of_sentence]), np.array([1]))
+            _count_and_add(figures, builder, batch.ids, batch.lengths)
+            pending = False
+        pending = pending or batch.boundary_after
+    if not figures.sentences:
+        raise ValueError(f"no token is left of the {split} split after normalization")
+    figures.documents += 1
+    if figures.unk_rate > max_unk_rate:
+        raise ValueError(
+            f"{figures.unk_rate:.2%} of the {split} split's tokens are unknown, above the limit of {max_unk_rate:.2%} "
+            f"(--max-unk-rate); most frequent unknown characters: {_name_characters(characters)}; train the tokenizer "
+            "on text like this, or with a higher --character-coverage"
+        )
+    return figures
+
+
+def _count_and_add(figures: SplitFigures, builder: StreamingMMapBuilder, ids: np.ndarray, lengths: np.ndarray) -> None:
+    boundaries = int((lengths == 1).sum())  # a sentence has at least one token besides </s>
+    figures.documents += boundaries
+    figures.sentences += len(lengths) - boundaries
+    figures.tokens += len(ids)
+    builder.add_sentences(ids, lengths)
+
+
+def _name_characters(characters: Counter[str]) -> str:
+    ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[:NAMED_CHARACTERS]
+    return ", ".join(f"{character!r} U+{ord(character):04X} ({count:,} times)" for character, count in ranked)
+
+
+def _remove_earlier_run(output: Path) -> None:
+    for name in (SUMMARY_NAME, *(f"{split}{ending}" for ending in (".idx", ".bin") for split in SPLITS)):
+        (output / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on the temporary folder that the system drops when the process dies."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Delete the temporary folders of killed runs: those that nobody holds a lock on."""
+    for folder in output.parent.glob(f".{output.name}.*.tmp"):
+        if not folder.is_dir():
+            continue
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # another run is filling it
+        finally:
+            os.close(descriptor)

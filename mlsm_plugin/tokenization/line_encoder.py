@@ -1,0 +1,176 @@
+"""Lines to fairseq ids, in this process or in several, always in the order of the text."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+
+import numpy as np
+import sentencepiece as spm
+from fairseq.data import Dictionary
+from fairseq.tokenizer import tokenize_line
+
+BATCH_CHARACTERS = 1 << 18
+
+
+@dataclass
+class EncodedBatch:
+    """The sentences of some consecutive lines."""
+
+    ids: np.ndarray
+    """fairseq ids, each sentence and each document boundary ending in ``</s>``, shape (n_tokens,)."""
+    lengths: np.ndarray
+    """Tokens of each sentence, 1 for a document boundary (a lone ``</s>``), shape (n_sentences,)."""
+    boundary_before: bool
+    """A blank line came before the first sentence."""
+    boundary_after: bool
+    """A blank line came after the last sentence."""
+    unknown: int
+    """Number of ``<unk>`` tokens."""
+    dropped: int
+    """Lines with characters but without a single token, such as a zero-width space."""
+    unknown_characters: Counter[str] = field(default_factory=Counter)
+    """How often each character was part of an ``<unk>``."""
+
+
+class LineEncoder:
+    """Gives the ids of ``dictionary.encode_line(" ".join(processor.encode(line)))`` without building the strings.
+
+    Args:
+        processor: the SentencePiece model.
+        dictionary: fairseq's dictionary made from it.
+    """
+
+    def __init__(self, processor: spm.SentencePieceProcessor, dictionary: Dictionary) -> None:
+        self.processor = processor
+        self.unknown_piece: int = processor.unk_id()
+        self.end_piece: int = len(processor)  # no SentencePiece id: stands for </s> in the table below
+        pieces = [processor.id_to_piece(piece) for piece in range(len(processor))]
+        self.table = np.array([*map(dictionary.index, pieces), dictionary.eos()], dtype=np.int64)
+        """fairseq id of each SentencePiece id, shape (n_pieces + 1,)."""
+
+    def encode_batch(self, lines: list[str]) -> EncodedBatch:
+        """Encode lines; blank ones are document boundaries, of which only one is kept between two sentences."""
+        pieces: list[int] = []
+        lengths: list[int] = []
+        characters: Counter[str] = Counter()
+        unknown = dropped = 0
+        boundary_before = pending = False
+        for line in lines:
+            if not line:
+                pending = True
+                continue
+            sentence: list[int] = self.processor.encode(line, out_type=int)
+            if self.unknown_piece in sentence:
+                sentence = self._as_fairseq_splits(line, sentence, characters)
+                unknown += sentence.count(self.unknown_piece)
+            if not sentence:
+                dropped += 1
+                continue
+            if pending and lengths:
+                pieces.append(self.end_piece)
+                lengths.append(1)
+            elif pending:
+                boundary_before = True
+            pending = False
+            pieces += sentence
+            pieces.append(self.end_piece)
+            lengths.append(len(sentence) + 1)
+        return EncodedBatch(
+            ids=self.table[np.array(pieces, dtype=np.int64)],
+            lengths=np.array(lengths, dtype=np.int64),
+            boundary_before=boundary_before,
+            boundary_after=pending,
+            unknown=unknown,
+            dropped=dropped,
+            unknown_characters=characters,
+        )
+
+    def _as_fairseq_splits(self, line: str, sentence: list[int], characters: Counter[str]) -> list[int]:
+        """fairseq splits the text of a piece at whitespace, which U+0085 in an unknown stretch is."""
+        result: list[int] = []
+        for piece, surface in zip(sentence, self.processor.encode(line, out_type=str), strict=True):
+            if piece != self.unknown_piece:
+                result.append(piece)
+                continue
+            words = tokenize_line(surface)
+            result += [piece] * len(words)
+            characters.update("".join(words))
+        return result
+
+
+def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Group lines into lists of about ``BATCH_CHARACTERS`` characters."""
+    batch: list[str] = []
+    characters = 0
+    for line in lines:
+        batch.append(line)
+        characters += len(line) + 1
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def encode_in_order(encoder: LineEncoder, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
+    """Encode lines with ``workers`` processes; the result does not depend on their number.
+
+    Args:
+        encoder: encodes a batch.
+        lines: the text; read only as fast as it is encoded.
+        workers: 1 encodes in this process.
+
+    Raises:
+        OSError: a worker died, for example for want of memory.
+    """
+    batches = make_batches(lines)
+    if workers == 1:
+        yield from map(encoder.encode_batch, batches)
+        return
+    waiting: deque[Future[EncodedBatch]] = deque()
+    with ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("fork"), initializer=_start_worker, initargs=(encoder,)
+    ) as pool:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(_encode_in_worker, batch))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise OSError("a worker process was killed, perhaps for want of memory; try fewer --workers") from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+_worker_encoder: LineEncoder | None = None  # set in worker processes only
+
+
+def _start_worker(encoder: LineEncoder) -> None:
+    global _worker_encoder
+    _worker_encoder = encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """A worker of a killed parent would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(lines: list[str]) -> EncodedBatch:
+    assert _worker_encoder is not None
+    return _worker_encoder.encode_batch(lines)

@@ -1,0 +1,204 @@
+"""Train a SentencePiece tokenizer from a stream of text and write the fairseq dictionary beside it."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+
+from mlsm_plugin.atomic_files import atomic_directory
+from mlsm_plugin.tokenization.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
+from mlsm_plugin.tokenization.tokenizer_files import DICTIONARY_NAME, MODEL_NAME, dictionary_text
+
+MODEL_TYPES = ("unigram", "bpe")
+DEFAULT_MAX_SENTENCES = 2_000_000
+COUNTED_SENTENCES = 100_000  # the counts of dict.txt come from this many sampled sentences
+SEED = 1
+THREADS = 8  # a constant, not the number of cores: the sums of EM, and so the model, depend on it
+
+# SentencePiece skips a training sentence that holds NUL or U+2585 (its own placeholder), and its normalization lets
+# U+0085 through, at which fairseq would split a piece.
+NOT_IN_PIECES = re.compile("[\\s\0\u2585]+")
+# All characters that normalize to "<".
+LESS_THAN = re.compile("[<\ufe64\uff1c]")
+
+
+@dataclass(frozen=True)
+class TokenizerFigures:
+    """What ``train_tokenizer`` made."""
+
+    output: Path
+    """The folder with the model and ``dict.txt``."""
+    model_type: str
+    """``"unigram"`` or ``"bpe"``."""
+    pieces: int
+    """Number of SentencePiece pieces, the special ones included."""
+    dictionary_symbols: int
+    """Length of fairseq's ``Dictionary`` once loaded (a task adds ``<mask>``)."""
+    sentences: int
+    """Non-blank lines read."""
+    sampled_sentences: int
+    """Non-blank lines that the pieces were learned from."""
+
+
+class TrainingText:
+    """Iterator for SentencePiece: cleaned sentences, a reservoir sample of them, and the error that ended it.
+
+    SentencePiece turns an exception of its iterator into a ``RuntimeError`` of its own, so the original is kept.
+    """
+
+    def __init__(self, paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> None:
+        self.sentences = 0
+        self.sample: list[str] = []
+        self.error: Exception | None = None
+        self._paths = paths
+        self._report = report
+        self._random = random.Random(SEED)
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for path in self._paths:
+                for line in read_lines(path, self._report):
+                    if sentence := clean_sentence(line):
+                        self._remember(sentence)
+                        yield sentence
+        except (ValueError, OSError) as error:
+            self.error = error
+            raise
+
+    def _remember(self, sentence: str) -> None:
+        self.sentences += 1
+        if len(self.sample) < COUNTED_SENTENCES:
+            self.sample.append(sentence)
+        elif (place := self._random.randrange(self.sentences)) < COUNTED_SENTENCES:
+            self.sample[place] = sentence
+
+
+def clean_sentence(line: str) -> str:
+    """A sentence from which no piece can be learned that fairseq would misread.
+
+    Whitespace that normalization keeps becomes a space, and a space after every ``<`` keeps pieces like ``<mask>``,
+    ``</s>`` or ``<sentinel_0>`` from being learned. Only training sees this; encoding needs no such step.
+    """
+    return LESS_THAN.sub("< ", NOT_IN_PIECES.sub(" ", line)).strip()
+
+
+def train_tokenizer(
+    *,
+    inputs: Sequence[PathLike],
+    vocab_size: int,
+    output: PathLike,
+    model_type: str = "unigram",
+    lowercase: bool = False,
+    character_coverage: float = 0.9995,
+    max_sentences: int = DEFAULT_MAX_SENTENCES,
+    verbose: bool = False,
+    progress: bool = True,
+) -> TokenizerFigures:
+    """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
+
+    The text is streamed and sampled, so that memory depends on ``max_sentences`` only. The same input and options give
+    the same files. Text is normalized with NFKC (``lowercase``: and case-folded) by the model itself.
+
+    Args:
+        inputs: UTF-8 text files, plain or gzip, one sentence a line.
+        vocab_size: number of SentencePiece pieces.
+        output: the folder to write; complete or untouched.
+        model_type: ``"unigram"`` or ``"bpe"``.
+        lowercase: fold case.
+        character_coverage: share of the text's characters that get a piece, above 0.98; the rest is ``<unk>``.
+        max_sentences: learn from a uniform sample of this many sentences.
+        verbose: let SentencePiece log.
+        progress: show a bar on a terminal.
+
+    Raises:
+        ValueError: an option or an input that cannot work, such as a vocabulary larger than the text allows.
+        OSError: a file cannot be read or written.
+    """
+    if model_type not in MODEL_TYPES:
+        raise ValueError(f"model type {model_type!r}; it is one of {', '.join(MODEL_TYPES)}")
+    if not 0.98 <= character_coverage <= 1:
+        raise ValueError(f"character coverage {character_coverage} is not between 0.98 and 1")
+    if vocab_size < 1 or max_sentences < 1:
+        raise ValueError("the vocabulary size and the number of sentences are at least 1")
+    if Path(output).exists() and not Path(output).is_dir():
+        raise ValueError(f"{output} exists and is no folder")
+    total = check_text_files(inputs)
+    with progress_bar("tokenizer", total, progress) as bar:
+        text = TrainingText(inputs, bar.update)
+        model = _train(
+            text,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            character_coverage=character_coverage,
+            input_sentence_size=max_sentences,
+            minloglevel=0 if verbose else 2,
+        )
+    processor = spm.SentencePieceProcessor()
+    processor.load_from_serialized_proto(model)
+    dictionary = dictionary_text(processor, _piece_counts(processor, text.sample))
+    with atomic_directory(output) as folder:
+        (folder / MODEL_NAME).write_bytes(model)
+        (folder / DICTIONARY_NAME).write_text(dictionary, encoding="utf-8", newline="\n")
+    return TokenizerFigures(
+        output=Path(output),
+        model_type=model_type,
+        pieces=len(processor),
+        dictionary_symbols=dictionary.count("\n") + 4,
+        sentences=text.sentences,
+        sampled_sentences=min(text.sentences, max_sentences),
+    )
+
+
+def _train(text: TrainingText, **options: Any) -> bytes:
+    """Run SentencePiece; its failures become a ``ValueError`` that says what would be right."""
+    model = io.BytesIO()
+    spm.set_random_generator_seed(SEED)
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(text),
+            model_writer=model,
+            shuffle_input_sentence=True,
+            max_sentence_length=2 * MAX_LINE_BYTES,  # SentencePiece would skip sentences above 4 KiB
+            num_threads=THREADS,
+            # A piece of its own for "<" at any coverage: an unknown stretch of text can then never be "<mask>" either.
+            required_chars="<",
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            **options,
+        )
+    except RuntimeError as error:
+        if text.error is not None:
+            raise text.error from None
+        raise ValueError(_explain(str(error), options["vocab_size"])) from None
+    return model.getvalue()
+
+
+def _explain(message: str, vocab_size: object) -> str:
+    if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
+        return f"the text does not allow a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}"
+    if match := re.search(r"required_chars\. (\d+) vs (\d+)", message):
+        return (
+            f"a vocabulary of {vocab_size} pieces cannot hold the characters of the text; the smallest possible size "
+            f"is {match[2]}, or lower the character coverage"
+        )
+    if "!sentences_.empty()" in message or "all_chars_count" in message:
+        return "the input holds no text that SentencePiece can learn from"
+    return f"SentencePiece failed: {message}"
+
+
+def _piece_counts(processor: spm.SentencePieceProcessor, sentences: Sequence[str]) -> Counter[str]:
+    counts: Counter[int] = Counter()
+    for sentence in sentences:
+        counts.update(processor.encode(sentence, out_type=int))
+    return Counter({processor.id_to_piece(piece): count for piece, count in counts.items()})

@@ -1,0 +1,124 @@
+"""Raw text as the tokenizer and the binarizer read it: UTF-8, plain or gzip, one sentence a line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from tqdm import tqdm
+
+PathLike = str | os.PathLike[str]
+
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_LINE_BYTES = 16 << 20  # keeps memory bounded when a file has no newlines
+LINES_BETWEEN_REPORTS = 1000
+
+
+def check_text_files(paths: Sequence[PathLike]) -> int:
+    """Find out before hours of work that a file is missing or empty.
+
+    Args:
+        paths: the text files, at least one.
+
+    Returns:
+        Their total size in bytes (compressed size for gzip files).
+
+    Raises:
+        ValueError: no file, an empty one, or a pipe.
+        OSError: a file is missing, is a directory or may not be read.
+    """
+    if not paths:
+        raise ValueError("no text file was given")
+    total = 0
+    for path in paths:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{path} is no regular file; write the text to a file (.gz if it is large)")
+            if not file.read(1):
+                raise ValueError(f"{path} is empty")
+        total += status.st_size
+    return total
+
+
+def read_lines(path: PathLike, report: Callable[[int], object] | None = None) -> Iterator[str]:
+    """Yield the lines of a text file without surrounding whitespace; a blank line is ``""``.
+
+    Only the newline ends a line (not U+0085 or U+2028, which are whitespace within one), a byte-order mark at the
+    start is no text, and gzip is recognized by its first bytes whatever the name.
+
+    Args:
+        path: the file.
+        report: called with the number of bytes of the file consumed since the last call.
+
+    Raises:
+        ValueError: bytes that are not UTF-8 or an overlong line (both with file and line number), damaged gzip data,
+            or a file without a single non-blank line.
+        OSError: the file cannot be read.
+    """
+    holds_text = False
+    with open(path, "rb") as file:
+        reported = 0
+        for number, raw in enumerate(_raw_lines(Path(path), file), 1):
+            line = _decode(path, number, raw).strip()
+            holds_text = holds_text or bool(line)
+            if report is not None and number % LINES_BETWEEN_REPORTS == 0:
+                report(file.tell() - reported)
+                reported = file.tell()
+            yield line
+        if report is not None:
+            report(file.tell() - reported)
+    if not holds_text:
+        raise ValueError(f"{path} holds no text, only blank lines")
+
+
+def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> Iterator[str]:
+    """Yield the lines of several files, with a blank line (a document boundary) between two files.
+
+    Args and errors are those of ``read_lines``.
+    """
+    for index, path in enumerate(paths):
+        if index:
+            yield ""
+        yield from read_lines(path, report)
+
+
+def progress_bar(name: str, total_bytes: int, show: bool) -> tqdm:
+    """A bar over the bytes of text files, for terminals only; its ``update`` is the ``report`` of the readers."""
+    return tqdm(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=None if show else True)
+
+
+def _raw_lines(path: Path, file: io.BufferedReader) -> Iterator[bytes]:
+    compressed = file.peek(2)[:2] == GZIP_MAGIC
+    stream: BinaryIO = file
+    if compressed:
+        stream = cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), 1 << 16))
+    number = 0
+    while True:
+        number += 1
+        try:
+            raw = stream.readline(MAX_LINE_BYTES + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: damaged gzip file, from line {number} on ({error})") from None
+        if not raw:
+            return
+        if len(raw) > MAX_LINE_BYTES:
+            limit = MAX_LINE_BYTES >> 20
+            raise ValueError(f"{path}:{number}: longer than {limit} MiB; the text has one sentence a line")
+        yield raw
+
+
+def _decode(path: PathLike, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(
+            f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); convert the file to UTF-8"
+        ) from None

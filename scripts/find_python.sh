@@ -1,0 +1,18 @@
+#!/bin/sh
+# Prints the best Python for this project: 3.12 (fairseq comes as a wheel), then 3.11 (built from
+# source). An interpreter counts only if it runs and can make virtual environments.
+for version in 3.12 3.11; do
+    minor=${version#3.}
+    for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version"*/bin/python3 python3 python; do
+        if "$candidate" -c "import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, $minor))" >/dev/null 2>&1; then
+            if [ "$version" = 3.11 ] && ! command -v c++ >/dev/null 2>&1; then
+                echo "Python 3.11 builds fairseq from source and needs a C++ compiler (g++); install one, or Python 3.12" >&2
+                exit 1
+            fi
+            echo "$candidate"
+            exit 0
+        fi
+    done
+done
+echo "no usable Python 3.12 or 3.11 found (with venv); install one, or name it: make setup PYTHON=/path/to/python3.12" >&2
+exit 1

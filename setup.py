@@ -1,0 +1,35 @@
+"""Installs mlsm_plugin and the ``mlsm`` command."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION: dict[str, str] = {}
+exec((HERE / "mlsm_plugin" / "version.py").read_text(), VERSION)
+
+TEST = ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
+
+setup(
+    name="mlsm_plugin",
+    version=VERSION["__version__"],
+    description="fairseq plugin for masked-language-model pre-training beyond token identity",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["mlsm_plugin", "mlsm_plugin.*"]),
+    package_data={"mlsm_plugin": ["*.html", "py.typed"]},
+    install_requires=[
+        'fairseq-fixed>=0.12.3; python_version >= "3.11"',
+        'fairseq==0.12.2; python_version < "3.11"',
+        "torch>=2.1",
+        "sentencepiece>=0.2",
+        "numpy",
+        "scipy",
+        "spams-bin",  # imports as spams; GPL-3.0, a separate package
+        "tqdm",
+    ],
+    extras_require={"test": TEST, "dev": [*TEST, "build"]},
+    entry_points={"console_scripts": ["mlsm = mlsm_plugin.cli.main:main"]},
+)

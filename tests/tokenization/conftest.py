@@ -1,0 +1,58 @@
+"""Real English for the tokenizer: the help topics that Python ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pydoc_data.topics import topics
+from types import SimpleNamespace
+
+import pytest
+import sentencepiece as spm
+from fairseq.data import Dictionary
+
+from mlsm_plugin.tokenization.line_encoder import LineEncoder
+from mlsm_plugin.tokenization.sentencepiece_training import train_tokenizer
+
+VOCAB_SIZE = 1000
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[list[str]]:
+    """The topics as documents of stripped, non-blank lines."""
+    texts = [[line.strip() for line in text.split("\n") if line.strip()] for _, text in sorted(topics.items())]
+    return [text for text in texts if text]
+
+
+@pytest.fixture(scope="session")
+def corpus(documents, tmp_path_factory) -> SimpleNamespace:
+    """Two training files and a validation file, blank lines between documents."""
+    folder = tmp_path_factory.mktemp("corpus")
+
+    def write(name: str, part: list[list[str]]) -> Path:
+        path = folder / name
+        path.write_text("\n\n".join("\n".join(document) for document in part) + "\n", encoding="utf-8")
+        return path
+
+    paths = SimpleNamespace(
+        train=[write("a.txt", documents[:50]), write("b.txt", documents[50:-5])], valid=[write("c.txt", documents[-5:])]
+    )
+    assert sum(path.stat().st_size for path in paths.train) > 300_000
+    return paths
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus, tmp_path_factory) -> Path:
+    """Folder of a unigram tokenizer of that text."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "unigram"
+    train_tokenizer(inputs=corpus.train, vocab_size=VOCAB_SIZE, output=folder, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(tokenizer) -> SimpleNamespace:
+    """The tokenizer's processor, fairseq dictionary and our encoder of the two."""
+    processor = spm.SentencePieceProcessor(model_file=str(tokenizer / "sentencepiece.bpe.model"))
+    dictionary = Dictionary.load(str(tokenizer / "dict.txt"))
+    return SimpleNamespace(
+        processor=processor, dictionary=dictionary, encoder=LineEncoder(processor, dictionary), folder=tokenizer
+    )
