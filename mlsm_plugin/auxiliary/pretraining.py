@@ -18,20 +18,28 @@ PLUGIN_DIR = Path(__file__).resolve().parent.parent
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 
 
-def default_flags(max_update: int, arch: str) -> list[str]:
-    """``fairseq-train`` flags of an auxiliary model; flags given later override them."""
-    return [
+def default_flags(max_update: int, arch: str, given: list[str]) -> list[str]:
+    """``fairseq-train`` flags of an auxiliary model; flags ``given`` later override them.
+
+    The options of the default optimizer and schedule are left out where another one is given, since
+    fairseq refuses options of what is not chosen.
+    """
+    flags = [
         *("--task", "masked_lm", "--criterion", "masked_lm", "--arch", arch),
         *("--sample-break-mode", "complete", "--tokens-per-sample", "512"),
         *("--skip-invalid-size-inputs-valid-test", "--required-batch-size-multiple", "1"),
-        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"),
-        *("--weight-decay", "0.01", "--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1"),
-        *("--lr-scheduler", "polynomial_decay", "--lr", "5e-4"),
-        *("--warmup-updates", str(max(1, max_update * 6 // 100)), "--total-num-update", str(max_update)),
+        *("--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1", "--lr", "5e-4"),
         *("--batch-size", "32", "--seed", "1"),
         *("--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"),
         *("--log-format", "simple", "--log-interval", "100"),
     ]
+    if "--optimizer" not in given:
+        flags += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"]
+    if "--lr-scheduler" not in given:
+        warmup = max(1, max_update * 6 // 100)
+        flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
+        flags += ["--warmup-updates", str(warmup)]
+    return flags
 
 
 def pretrain(
@@ -66,7 +74,8 @@ def pretrain(
             continue
         last = save_dir / "checkpoint_last.pt"
         if updates_of(last) < goal:
-            _train_until(goal, data_bin, save_dir, [*default_flags(max_update, arch), *_without_restart(flags, last)])
+            defaults = default_flags(max_update, arch, flags)
+            _train_until(goal, data_bin, save_dir, [*defaults, *_without_restart(flags, last)])
         if updates_of(last) <= goal:
             _copy(last, snapshot)
     return [checkpoint for checkpoint in kept if checkpoint.exists()]

@@ -144,21 +144,21 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         def total(key: str) -> Any:
             return sum(log.get(key, 0) for log in logging_outputs)
 
-        def log_mean(name: str, key: str, count: Any, scale: float = 1.0) -> None:
+        def log_mean(name: str, key: str, count: Any, unit: float = 1.0) -> None:
             if count > 0:
-                metrics.log_scalar(name, total(key) / count * scale, count, round=3)
+                metrics.log_scalar(name, total(key) / count / unit, count, round=3)
 
-        to_bits = 1 / math.log(2)
+        bit = math.log(2)  # in nats
         masked, coded, size = total("num_masked"), total("num_coded"), total("sample_size")
-        metrics.log_scalar("loss", total("loss") / size * to_bits if size > 0 else 0.0, size, round=3)
+        metrics.log_scalar("loss", total("loss") / size / bit if size > 0 else 0.0, size, round=3)
         if any("latent_loss" in log for log in logging_outputs):
-            log_mean("kl", "latent_loss", coded, to_bits)
+            log_mean("kl", "latent_loss", coded, bit)
             # 2^KL: how many times over the model hedges beyond the target's own spread
             metrics.log_derived("latent_ppl", lambda meters: utils.get_perplexity(meters["kl"].avg))
             log_mean("nonzeros", "num_nonzeros", coded)
             log_mean("coded", "num_coded", masked)
         if any("mlm_loss" in log for log in logging_outputs):
-            log_mean("mlm_loss", "mlm_loss", masked, to_bits)
+            log_mean("mlm_loss", "mlm_loss", masked, bit)
             metrics.log_derived("mlm_ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
 
     @staticmethod

@@ -22,7 +22,8 @@ class TokenPositionsDataset(FairseqDataset):
 
     def __init__(self, sizes: np.ndarray) -> None:
         super().__init__()
-        self.sizes = np.asarray(sizes)
+        # a copy: fairseq unmaps the sizes of a memory-mapped split when the split is collected
+        self.sizes = np.array(sizes)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
 
     def __getitem__(self, index: int) -> torch.Tensor:

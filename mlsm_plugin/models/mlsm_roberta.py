@@ -27,7 +27,9 @@ class LatentSemanticHead(RobertaLMHead):
         embed_dim, output_dim, activation_fn, weight: as of :class:`RobertaLMHead`.
     """
 
-    atom_projection: nn.Linear | None = None
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
+        super().__init__(embed_dim, output_dim, activation_fn, weight)
+        self.atom_projection: nn.Linear | None = None
 
     def add_atom_projection(self, num_atoms: int) -> None:
         """Give the head ``num_atoms`` atom logits, initialized as BERT initializes linear layers."""

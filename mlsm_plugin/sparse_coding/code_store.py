@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ class CodeStoreWriter:
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
         """(start, stop) of each shard, in tokens."""
-        return zip(self.boundaries[:-1], self.boundaries[1:], strict=True)
+        return pairwise(self.boundaries)
 
 
 class CodeStore:

@@ -202,12 +202,12 @@ def _solve_with_spams(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSet
 
 def _solve_with_fista(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
     """FISTA (Beck and Teboulle, 2009), float64, on ``settings.device``; ignores ``settings.threads``."""
-    d = torch.as_tensor(atoms, device=settings.device)
+    d = torch.tensor(atoms, device=settings.device)
     small_gram = d.T @ d if d.shape[0] > d.shape[1] else d @ d.T
     lipschitz = float(torch.linalg.eigvalsh(small_gram)[-1].clip(min=torch.finfo(d.dtype).tiny))
     rows = max(1, DENSE_ENTRIES // len(atoms))
     parts = [
-        _fista_batch(torch.as_tensor(hidden[start : start + rows], device=settings.device), d, lipschitz, settings)
+        _fista_batch(torch.tensor(hidden[start : start + rows], device=settings.device), d, lipschitz, settings)
         for start in range(0, len(hidden), rows)
     ]
     return sp.vstack(parts, format="csr")

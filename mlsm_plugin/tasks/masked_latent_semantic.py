@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import utils
-from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
@@ -106,7 +106,8 @@ class MaskedLatentSemanticTask(MaskedLMTask):
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Put the dictionary and the tokenizer beside the checkpoints, which then load from anywhere."""
-        if self.cfg.no_save or distributed_utils.get_data_parallel_rank() != 0:
+        first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        if self.cfg.no_save or not first_rank:
             return
         copy_portable_files(utils.split_paths(self.cfg.data)[0], self.cfg.save_dir)
 

@@ -1,0 +1,122 @@
+"""A small real run that the tests share: text, tokenizer, data, auxiliary model, dictionary, codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.cli.main import main
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PLUGIN = REPOSITORY / "mlsm_plugin"
+
+TINY_MODEL = (
+    *("--arch", "mlsm_roberta_tiny", "--encoder-layers", "2", "--encoder-embed-dim", "32"),
+    *("--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2"),
+)
+TINY_TRAINING = (
+    *("--sample-break-mode", "complete", "--tokens-per-sample", "64", "--skip-invalid-size-inputs-valid-test"),
+    *("--optimizer", "adam", "--lr", "1e-3", "--lr-scheduler", "fixed", "--batch-size", "8", "--num-workers", "0"),
+    *("--log-format", "simple", "--log-interval", "1", "--seed", "1", "--cpu"),
+)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Paths of the shared run; read only: copy what a test changes."""
+
+    root: Path
+    train_text: Path
+    valid_text: Path
+    tokenizer: Path
+    data_bin: Path
+    auxiliary: Path
+    dictionary: Path
+
+
+@pytest.fixture(scope="session")
+def english_text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """About 300 kB and 30 kB of real English with document boundaries, from Python's own manual."""
+    from pydoc_data.topics import topics
+
+    root = tmp_path_factory.mktemp("text")
+    documents = []
+    for name in sorted(topics):
+        sentences = re.split(r"(?<=[.!?])\s+", " ".join(topics[name].split()))
+        documents.append("\n".join(sentence for sentence in sentences if 20 < len(sentence) < 300) + "\n")
+    texts = {"train.txt": documents[5:], "valid.txt": documents[:5]}
+    for name, chosen in texts.items():
+        (root / name).write_text("\n".join(chosen), encoding="utf-8")
+    return root / "train.txt", root / "valid.txt"
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Pipeline:
+    """The whole chain on a small scale, made by the commands that users type."""
+    root = tmp_path_factory.mktemp("pipeline")
+    train, valid = english_text
+    run = Pipeline(
+        root, train, valid, root / "tokenizer", root / "data-bin", root / "auxiliary" / "checkpoint_last.pt",
+        root / "dictionary",
+    )  # fmt: skip
+    mlsm("tokenizer", "--input", train, "--vocab-size", 800, "--output", run.tokenizer)
+    mlsm("binarize", "--tokenizer", run.tokenizer, "--train", train, "--valid", valid, "--output", run.data_bin)
+    mlsm(
+        *("auxiliary", run.data_bin, "--save-dir", run.auxiliary.parent, "--max-update", 20),
+        *(*TINY_MODEL, *TINY_TRAINING, "--no-progress-bar"),
+    )
+    blocks = ("--tokens-per-sample", 64)
+    mlsm(
+        *("dictionary", run.data_bin, "--auxiliary", run.auxiliary, "--layer", 2, "--output", run.dictionary),
+        *("--atoms", 48, "--tokens", 5000, "--iterations", 20, "--batch-size", 100, *blocks),
+    )
+    mlsm("encode", run.data_bin, "--auxiliary", run.auxiliary, "--dictionary", run.dictionary, *blocks)
+    return run
+
+
+def mlsm(*arguments: object) -> None:
+    """Run an ``mlsm`` command in this process; it must succeed."""
+    status = main([str(argument) for argument in arguments])
+    assert status == 0, f"mlsm {arguments} ended with {status}"
+
+
+def failing_mlsm(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run an ``mlsm`` command that must fail; returns its one line of standard error."""
+    capsys.readouterr()
+    status = main([str(argument) for argument in arguments])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mlsm: error: ")]
+    assert status == 1
+    assert len(lines) == 1
+    return lines[0]
+
+
+def fairseq_train(
+    data: object, save_dir: object, *flags: object, task: str = "masked_latent_semantic", check: bool = True,
+    user_dir: object = PLUGIN, cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run fairseq-train as a user does, on a tiny model; later flags override earlier ones."""
+    criterion = {"masked_latent_semantic": "latent_semantic_kl"}.get(task, task)
+    command = [
+        *(sys.executable, "-m", "fairseq_cli.train", data, "--user-dir", user_dir, "--save-dir", save_dir),
+        *("--task", task, "--criterion", criterion, *TINY_MODEL, *TINY_TRAINING, "--no-epoch-checkpoints", *flags),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, env=environment, cwd=cwd, check=False
+    )
+    assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result
+
+
+def logged(result: subprocess.CompletedProcess[str], name: str, *, where: str = "train_inner") -> list[str]:
+    """The values of a metric as fairseq printed them, in order (``where``: train_inner, train or valid)."""
+    output = result.stdout + result.stderr
+    pattern = re.compile(rf"\b{name}[= ]([-+.\de]+)")
+    lines = [line for line in output.splitlines() if f"| {where} |" in line]
+    return [match.group(1) for line in lines if (match := pattern.search(line))]
