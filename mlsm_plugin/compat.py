@@ -10,14 +10,15 @@ import functools
 import os
 import sys
 import types
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq import utils as fairseq_utils
 from fairseq.data import token_block_dataset
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 PACKAGE_DIR = os.path.dirname(os.path.realpath(__file__))
 
@@ -102,6 +103,18 @@ def _raised_here(traceback: types.TracebackType | None) -> bool:
     return name.split(".")[0] == __name__.split(".")[0]
 
 
-def open_config(cfg: Any) -> AbstractContextManager[Any]:
-    """Lets fields be added to ``cfg``: a Namespace (command line) always does, a DictConfig (Hydra) must be opened."""
-    return open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext()
+@contextmanager
+def open_config(cfg: Any) -> Iterator[Any]:
+    """Lets fields be added to ``cfg``: a Namespace (command line) always does, a DictConfig (Hydra) must be opened.
+
+    It is closed at the end as fairseq's own models close it: an open one of omegaconf 2.0 has None for a
+    missing field where ``getattr`` names another default.
+    """
+    if not OmegaConf.is_config(cfg):
+        yield cfg
+        return
+    OmegaConf.set_struct(cfg, False)
+    try:
+        yield cfg
+    finally:
+        OmegaConf.set_struct(cfg, True)

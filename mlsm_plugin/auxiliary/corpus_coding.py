@@ -146,6 +146,7 @@ def _store_meta(split: Path, dictionary: Dictionary, fingerprint: str, settings:
         "max_nonzeros": settings.max_nonzeros,
         "fp16": settings.fp16,
         "blocks": asdict(settings.blocks),
+        "dictionary_health": dictionary.meta.get("health"),
         "fingerprints": {
             "split": sha256_of_files(f"{split}.idx", f"{split}.bin"),
             "dictionary": dictionary.fingerprint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,11 +111,12 @@ def _judged(sample: np.ndarray) -> np.ndarray:
 def _how_it_was_learned(args: argparse.Namespace, sampled: int) -> dict[str, Any]:
     from mlsm_plugin.version import __version__
 
-    names = ("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed", "threads")
+    names = ("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed")
     return {
         "method": "spams.trainDL",
         "tokens": sampled,
         **{name: getattr(args, name) for name in names},
+        "threads": args.threads or os.cpu_count(),  # the order of the sums depends on it
         "blocks": {"tokens_per_sample": args.tokens_per_sample, "sample_break_mode": args.sample_break_mode},
         "fp16": args.fp16,
         "mlsm_plugin": __version__,

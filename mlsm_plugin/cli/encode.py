@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lambda", dest="lambda_", type=float, help="weight of the L1 penalty (default: the dictionary's)"
     )
     parser.add_argument("--splits", nargs="+", default=["train", "valid"], metavar="SPLIT", help="splits to code")
-    parser.add_argument("--solver", default="spams", choices=["auto", "spams", "fista"], help="solver of the codes")
+    parser.add_argument(
+        "--solver", default="auto", choices=["auto", "spams", "fista"], help="auto: spams, and fista where that fails"
+    )
     parser.add_argument(
         "--tolerance", type=float, default=1e-4, help="certified relative duality gap that iterative solvers reach"
     )

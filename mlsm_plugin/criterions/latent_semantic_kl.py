@@ -145,12 +145,12 @@ class LatentSemanticKlCriterion(FairseqCriterion):
             return sum(log.get(key, 0) for log in logging_outputs)
 
         def log_mean(name: str, key: str, count: Any, unit: float = 1.0) -> None:
-            if count > 0:
-                metrics.log_scalar(name, total(key) / count / unit, count, round=3)
+            # also where nothing was counted, with no weight: the perplexities are derived from it
+            metrics.log_scalar(name, total(key) / count / unit if count > 0 else 0.0, count, round=3)
 
         bit = math.log(2)  # in nats
         masked, coded, size = total("num_masked"), total("num_coded"), total("sample_size")
-        metrics.log_scalar("loss", total("loss") / size / bit if size > 0 else 0.0, size, round=3)
+        log_mean("loss", "loss", size, bit)
         if any("latent_loss" in log for log in logging_outputs):
             log_mean("kl", "latent_loss", coded, bit)
             # 2^KL: how many times over the model hedges beyond the target's own spread

@@ -38,7 +38,7 @@ def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
     if not path.exists():
         raise FileNotFoundError(f"{data_bin} is no binarized dataset: dict.txt is missing (write one: `mlsm binarize`)")
     dictionary = Dictionary.load(str(path))
-    dictionary.add_symbol("<mask>")
+    dictionary.add_symbol("<mask>", n=0)  # the task adds it too, and that once is to count
     return dictionary
 
 

@@ -17,7 +17,8 @@ class TokenPositionsDataset(FairseqDataset):
     token of every sample which row of the code store belongs to it.
 
     Args:
-        sizes: tokens of each sentence, ``(n_sentences,)``.
+        sizes: tokens of each sentence, ``(n_sentences,)``; copied. The split they come from must
+            still be referenced: ``TokenPositionsDataset(load_split(...).sizes)`` reads unmapped memory.
     """
 
     def __init__(self, sizes: np.ndarray) -> None:

@@ -54,10 +54,11 @@ class LatentSemanticHead(RobertaLMHead):
 
     def unused_parameters(self, *, project_tokens: bool, project_atoms: bool) -> Tensor:
         """Zero, with a (zero) gradient for the parameters of the projections that are not computed."""
-        zero = self.bias.sum() * 0.0 if not project_tokens else self.bias.new_zeros(())
+        unused = [] if project_tokens else [self.bias]
         if self.atom_projection is not None and not project_atoms:
-            zero = zero + sum(parameter.sum() * 0.0 for parameter in self.atom_projection.parameters())
-        return zero
+            unused.extend(self.atom_projection.parameters())
+        # one element of each: a sum over all would overflow in half precision
+        return sum((parameter.view(-1)[0] * 0.0 for parameter in unused), start=self.bias.new_zeros(()))
 
 
 class MlsmRobertaEncoder(RobertaEncoder):

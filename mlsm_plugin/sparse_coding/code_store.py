@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from mlsm_plugin.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.sparse_coding.encode import target_distribution
@@ -255,11 +256,21 @@ class CodeStore:
         """The memory maps of a shard, opened once in each process."""
         if shard not in self._maps:
             directory, index = self._shards[shard]
-            # A plain view: indexing a np.memmap itself builds a memmap object each time.
-            self._maps[shard] = {
-                part: np.asarray(np.load(_part_path(directory, index, part), mmap_mode="r")) for part in PARTS
-            }
+            self._maps[shard] = {part: _mapped(_part_path(directory, index, part)) for part in PARTS}
         return self._maps[shard]
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Map the array of an npy file without keeping the file open.
+
+    A np.memmap holds a file descriptor, of which a process has some 1,000; a corpus of 10^9 tokens has
+    more shard files than that. torch's mapping closes the file.
+    """
+    header = np.load(path, mmap_mode="r", allow_pickle=False)
+    if header.size == 0:
+        return np.zeros(header.shape, header.dtype)
+    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8).numpy()
+    return whole[header.offset :].view(header.dtype).reshape(header.shape)
 
 
 def atom_dtype(num_atoms: int) -> np.dtype:

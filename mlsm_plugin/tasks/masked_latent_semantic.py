@@ -75,13 +75,13 @@ class MaskedLatentSemanticTask(MaskedLMTask):
         """The samples, masks and order of ``masked_lm``, plus the codes of the masked tokens."""
         paths = utils.split_paths(self.cfg.data)
         split_path = os.path.join(paths[(epoch - 1) % len(paths)], split)
-        sizes = load_split(split_path, self.source_dictionary, combine=combine).sizes
+        tokens = load_split(split_path, self.source_dictionary, combine=combine)
         store = self._open_codes(combined_splits(split_path) if combine else [split_path])
 
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split].dataset  # a NestedDictionaryDataset inside a SortDataset
         positions = training_samples(
-            TokenPositionsDataset(sizes),
+            TokenPositionsDataset(tokens.sizes),  # `tokens` is still alive: its sizes are a memory map
             split=split,
             cfg=self.cfg,
             dictionary=self.source_dictionary,

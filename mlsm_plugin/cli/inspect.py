@@ -1,0 +1,116 @@
+"""``mlsm inspect``: an HTML report of what the latent properties mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsm_plugin.cli.coding_options import check_positive
+
+if TYPE_CHECKING:
+    import numpy as np
+    from scipy.sparse import csr_matrix
+
+    from mlsm_plugin.auxiliary.block_reader import BlockReader
+    from mlsm_plugin.latent_report import AtomSummary
+    from mlsm_plugin.sparse_coding.code_store import CodeStore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "folder",
+        metavar="RUN_OR_DATA_BIN",
+        help="binarized dataset with codes, folder of `mlsm preprocess`, or --save-dir of a training run",
+    )
+    parser.add_argument("--output", default="report.html", metavar="HTML", help="the page; opens without a network")
+    parser.add_argument("--split", default="train", help="whose codes are shown")
+    parser.add_argument("--max-tokens", type=int, default=2_000_000, metavar="N", help="tokens of the split to look at")
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Summarize every atom and write the page."""
+    from mlsm_plugin.latent_report import render_report
+
+    check_positive(args, "max_tokens")
+    data_bin = find_data_bin(Path(args.folder))
+    summaries, store = summarize_split(data_bin, args.split, max_tokens=args.max_tokens)
+    facts = _facts(store, summaries, data_bin, args.split)
+    render_report(summaries, title="Latent semantic properties", facts=facts, output_path=args.output)
+    print(f"{len(summaries)} atoms, {facts['dead atoms here']} of them dead here: {args.output}")
+    return 0
+
+
+def find_data_bin(folder: Path) -> Path:
+    """The binarized dataset that ``folder`` is, holds, or was trained on.
+
+    Raises:
+        FileNotFoundError: none of the three.
+    """
+    for candidate in (folder, folder / "data-bin"):
+        if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
+            return candidate
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        if (folder / name).is_file():
+            data = _training_data(folder / name)
+            if (data / "dict.txt").exists():
+                return data
+            raise FileNotFoundError(f"{folder} was trained on {data}, which is not there; name the binarized dataset")
+    raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
+
+
+def _training_data(checkpoint: Path) -> Path:
+    from fairseq import checkpoint_utils, utils
+
+    cfg: Any = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]
+    return Path(utils.split_paths(cfg.task.data)[0])
+
+
+def summarize_split(data_bin: Path, split: str, *, max_tokens: int) -> tuple[list[AtomSummary], CodeStore]:
+    """Summaries of all atoms over the first ``max_tokens`` tokens of a coded split, and its codes."""
+    from mlsm_plugin.auxiliary.block_reader import BlockReader, BlockSettings
+    from mlsm_plugin.latent_report import summarize_atoms
+    from mlsm_plugin.sparse_coding.code_store import CodeStore
+
+    store = CodeStore(str(data_bin / f"{split}.codes"))
+    reader = BlockReader(data_bin, split, BlockSettings(**store.meta["blocks"]))
+    symbols = reader.dictionary.symbols
+    summaries = summarize_atoms(
+        _coded_blocks(reader, store, max_tokens), num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols
+    )
+    return summaries, store
+
+
+def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:
+    from tqdm import tqdm
+
+    with tqdm(
+        total=min(max_tokens, reader.num_tokens), desc="reading codes", unit="token", unit_scale=True
+    ) as progress:
+        for index, (start, size) in enumerate(zip(reader.starts, reader.sizes, strict=True)):
+            if progress.n >= max_tokens:
+                break
+            ids = reader.tokens[index][1:].numpy()  # without BOS
+            yield ids, store.rows(int(start), int(start + size))
+            progress.update(int(size))
+
+
+def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split: str) -> dict[str, str]:
+    meta = store.meta
+    health = meta.get("dictionary_health") or {}
+    facts = {
+        "data": f"{data_bin.name}, {split}",
+        "tokens": f"{meta['token_count']:,}",
+        "atoms": f"{store.num_atoms:,}",
+        "dead atoms here": str(sum(summary.frequency == 0 for summary in summaries)),
+        "mean non-zeros per token": f"{meta['mean_nonzeros']:.1f}",
+        "layer": str(meta["layer"]),
+        "lambda": f"{meta['lambda']:g}",
+        "auxiliary model": f"SHA-256 {meta['fingerprints']['auxiliary'][:12]}",
+    }
+    if health:
+        facts["atoms never used in learning"] = str(health["unused_atoms"])
+        facts["relative reconstruction error"] = f"{health['reconstruction_error']:.4f}"
+    return facts

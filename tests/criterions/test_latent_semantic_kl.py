@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.logging import metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlsm_plugin.criterions.latent_semantic_kl import (
+    LatentSemanticKlCriterion,
+    latent_semantic_kl,
+    strongest_atom_cross_entropy,
+)
+from tests.tiny_run import batches, seeded_model, training_config
+
+LOSSES = [latent_semantic_kl, strongest_atom_cross_entropy]
+
+
+def dense_targets(n_atoms, atoms, weights):
+    """Normalized targets (n, n_atoms) in float64, zero where a row has none."""
+    targets = np.zeros((len(atoms), n_atoms))
+    for row in range(len(atoms)):
+        for atom, weight in zip(atoms[row], weights[row], strict=True):
+            if atom >= 0:
+                targets[row, atom] += weight
+        total = targets[row].sum()
+        if total > 0:
+            targets[row] /= total
+    return targets
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def dense_kl(logits, targets):
+    """Sum of KL(target || softmax(logits)) and its gradient, the slow way."""
+    log_probabilities = log_softmax(logits.astype(np.float64))
+    loss, gradient = 0.0, np.zeros_like(targets)
+    for row, target in enumerate(targets):
+        if target.sum() > 0:
+            gradient[row] = np.exp(log_probabilities[row]) - target
+            for atom in np.flatnonzero(target):
+                loss += target[atom] * (math.log(target[atom]) - log_probabilities[row, atom])
+    return loss, gradient
+
+
+def make_problem(seed, n, n_atoms, m, scale):
+    """Random logits and codes; padding anywhere in a row, with garbage weights beside it."""
+    rng = np.random.default_rng(seed)
+    logits = (scale * rng.standard_normal((n, n_atoms))).astype(np.float32)
+    atoms = np.full((n, m), -1, dtype=np.int32)
+    weights = rng.uniform(0.5, 2.0, (n, m)).astype(np.float32)
+    for row in range(n):
+        filled = rng.permutation(m)[: rng.integers(0, min(m, n_atoms) + 1)]
+        atoms[row, filled] = rng.permutation(n_atoms)[: len(filled)]
+        weights[row, filled] *= rng.choice([0.0, 1e-3, 1.0, 10.0], len(filled))
+    return logits, atoms, weights
+
+
+problems = st.builds(
+    make_problem,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 6),
+    st.integers(1, 12),
+    st.integers(0, 15),
+    st.sampled_from([0.1, 1.0, 10.0]),
+)
+
+
+def loss_and_gradient(function, logits, atoms, weights):
+    logits = torch.tensor(logits, requires_grad=True)
+    loss = function(logits, torch.tensor(atoms), torch.tensor(weights))
+    loss.backward()
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    return loss.item(), logits.grad.numpy()
+
+
+@settings(max_examples=200, deadline=None)
+@given(problem=problems)
+def test_kl_and_gradient_are_those_of_the_dense_formula(problem):
+    logits, atoms, weights = problem
+    expected, expected_gradient = dense_kl(logits, dense_targets(logits.shape[1], atoms, weights))
+    loss, gradient = loss_and_gradient(latent_semantic_kl, *problem)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(gradient, expected_gradient, atol=2e-6)
+    assert loss >= -1e-5 * max(1, np.abs(logits).max(initial=0))
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems)
+def test_cross_entropy_and_gradient_are_those_of_the_strongest_atom(problem):
+    logits, atoms, weights = problem
+    targets = dense_targets(logits.shape[1], atoms, weights)
+    one_hot = np.zeros_like(targets)
+    for row, target in enumerate(targets):
+        if target.sum() > 0:
+            # of equal weights, the first in the row counts
+            kept = [(-weight, place) for place, weight in enumerate(weights[row]) if atoms[row, place] >= 0]
+            one_hot[row, atoms[row, min(kept)[1]]] = 1
+    expected, expected_gradient = dense_kl(logits, one_hot)
+    loss, gradient = loss_and_gradient(strongest_atom_cross_entropy, *problem)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(gradient, expected_gradient, atol=2e-6)
+
+
+def test_kl_on_numbers_worked_out_by_hand():
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]))
+    atoms = torch.tensor([[0, -1, 2], [1, -1, -1]])
+    weights = torch.tensor([[3.0, 9.0, 1.0], [0.5, 0.0, 0.0]])
+    expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.25) - math.log(0.2)
+    assert latent_semantic_kl(logits, atoms, weights).item() == pytest.approx(expected, abs=1e-6)
+    expected = -math.log(0.5) - math.log(0.2)
+    assert strongest_atom_cross_entropy(logits, atoms, weights).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_kl_is_zero_when_the_prediction_is_the_target():
+    probabilities = torch.tensor([[0.5, 0.3, 0.2]])
+    assert abs(latent_semantic_kl(probabilities.log(), torch.tensor([[0, 1, 2]]), probabilities).item()) < 1e-6
+
+
+def test_kl_does_not_depend_on_the_sum_of_the_weights():
+    logits, atoms = torch.tensor([[0.3, -0.2, 1.0]]), torch.tensor([[2, 0]])
+    once = latent_semantic_kl(logits, atoms, torch.tensor([[0.25, 0.75]]))
+    assert torch.equal(once, latent_semantic_kl(logits, atoms, torch.tensor([[1.0, 3.0]])))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("n", "m"), [(0, 0), (0, 3), (4, 0), (4, 3), (1, 0)])
+def test_no_codes_give_zero_and_a_zero_gradient(loss, n, m):
+    logits = torch.randn(n, 5)
+    for atoms, weights in [
+        (torch.full((n, m), -1), torch.ones(n, m)),  # all padding
+        (torch.arange(m).expand(n, m), torch.zeros(n, m)),  # all weights zero
+    ]:
+        value, gradient = loss_and_gradient(loss, logits.numpy(), atoms.numpy(), weights.numpy())
+        assert value == 0
+        assert gradient.shape == (n, 5)
+        assert not gradient.any()
+
+
+def test_of_tied_atoms_the_first_in_the_row_counts():
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    tied = strongest_atom_cross_entropy(logits, torch.tensor([[-1, 2, 0]]), torch.tensor([[9.0, 0.5, 0.5]]))
+    assert tied.item() == pytest.approx(-math.log(math.exp(3) / (math.exp(1) + math.exp(2) + math.exp(3))), abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_summed_in_float32(loss, dtype):
+    logits, atoms, weights = make_problem(3, 500, 40, 6, 3.0)
+    rounded = torch.tensor(logits).to(dtype)
+    codes = torch.tensor(atoms), torch.tensor(weights).half()
+    value = loss(rounded, *codes)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, loss(rounded.float(), *codes))
+    assert value.item() > 500  # so that a sum in half precision would be rounded visibly
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_huge_logits_stay_finite(loss, dtype):
+    logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4], [1e4, 1e4, 1e4]], dtype=dtype, requires_grad=True)
+    codes = torch.tensor([[1, -1], [0, 2], [-1, -1]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]])
+    value = loss(logits, *codes)
+    value.backward()
+    first, second = logits[0].float(), math.log(3) if loss is strongest_atom_cross_entropy else math.log(1.5)
+    assert value.item() == pytest.approx((first[0] - first[1]).item() + second, rel=1e-5)
+    assert torch.isfinite(logits.grad).all()
+    assert not logits.grad[2].any()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("logits", "atoms", "weights"),
+    [((3,), (3, 2), (3, 2)), ((3, 5), (3,), (3,)), ((3, 5), (3, 2), (3, 1)), ((3, 5), (2, 2), (2, 2))],
+)
+def test_shapes_that_do_not_belong_together_are_named(loss, logits, atoms, weights):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the whole text is compared)
+        loss(torch.zeros(logits), torch.zeros(atoms, dtype=torch.int32), torch.zeros(weights))
+    assert str(error.value) == (
+        f"expected logits (n, n_atoms), atoms (n, m) and weights (n, m); got {logits}, {atoms} and {weights}"
+    )
+
+
+# The criterion on a real, tiny model
+
+
+@pytest.fixture(scope="module")
+def run(pipeline):
+    """Config, task and a batch of real data."""
+    cfg = training_config(pipeline.data_bin)
+    task = tasks.setup_task(cfg.task)
+    return SimpleNamespace(data=pipeline.data_bin, cfg=cfg, task=task, batch=batches(cfg, task=task)[0])
+
+
+@pytest.fixture
+def model(run):
+    return seeded_model(run.cfg, run.task).eval()
+
+
+def make_criterion(run, **options):
+    cfg = copy.deepcopy(run.cfg.criterion)
+    for name, value in options.items():
+        cfg[name] = value
+    return LatentSemanticKlCriterion(cfg, run.task)
+
+
+def real(run):
+    return run.batch
+
+
+def all_masked_without_codes(run):
+    batch = copy.deepcopy(run.batch)
+    batch["codes"]["atoms"].fill_(-1)
+    batch["codes"]["weights"].zero_()
+    return batch
+
+
+def nothing_masked(run):
+    batch = copy.deepcopy(run.batch)
+    batch["target"].fill_(run.task.source_dictionary.pad())
+    batch["codes"] = {"atoms": torch.zeros(0, 0, dtype=torch.int32), "weights": torch.zeros(0, 0).half()}
+    return batch
+
+
+def all_padding(run):
+    batch = nothing_masked(run)
+    batch["net_input"]["src_tokens"].fill_(run.task.source_dictionary.pad())
+    return batch
+
+
+def one_token(run):
+    batch = copy.deepcopy(run.batch)
+    batch["net_input"] = {"src_tokens": torch.tensor([[run.task.mask_idx]]), "src_lengths": torch.tensor([1])}
+    batch["target"] = torch.tensor([[7]])
+    batch["codes"] = {"atoms": torch.tensor([[3, 5]], dtype=torch.int32), "weights": torch.tensor([[0.25, 0.75]]).half()}
+    return batch
+
+
+def no_columns(run):
+    batch = all_masked_without_codes(run)
+    batch["codes"] = {key: value[:, :0] for key, value in batch["codes"].items()}
+    return batch
+
+
+WEIGHTS = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.5, 2.0)]
+
+
+@pytest.mark.parametrize("target", ["distribution", "argmax"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("edit", [real, all_masked_without_codes, nothing_masked, all_padding, one_token, no_columns])
+def test_every_parameter_gets_a_finite_gradient_on_every_batch(run, model, edit, weights, target):
+    batch = edit(run)
+    criterion = make_criterion(run, latent_weight=weights[0], mlm_weight=weights[1], latent_target=target)
+    loss, sample_size, _ = criterion(model, batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert loss.dtype == torch.float32
+    masked = batch["target"].ne(run.task.source_dictionary.pad()).sum()
+    coded = batch["codes"]["weights"].gt(0).any(dim=1).sum()
+    assert sample_size == (coded if weights[0] > 0 else masked)
+    assert (loss.item() == 0) == (sample_size.item() == 0)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+    bias, projection = model.encoder.lm_head.bias.grad, model.encoder.lm_head.atom_projection.weight.grad
+    assert bool(bias.any()) == (weights[1] > 0 and sample_size > 0)
+    assert bool(projection.any()) == (weights[0] > 0 and sample_size > 0)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_loss_is_the_weighted_sum_of_its_parts(run, model, weights):
+    batch = run.batch
+    masked = batch["target"].ne(run.task.source_dictionary.pad())
+    logits, extra = model(batch["net_input"]["src_tokens"], project_atoms=True)
+    kl = latent_semantic_kl(extra["atom_logits"][masked], batch["codes"]["atoms"], batch["codes"]["weights"]).item()
+    mlm = torch.nn.functional.cross_entropy(logits[masked], batch["target"][masked], reduction="sum").item()
+    num_masked, num_coded = masked.sum().item(), batch["codes"]["weights"].gt(0).any(dim=1).sum().item()
+    assert 0 < num_coded < num_masked  # special tokens have no code
+
+    loss, sample_size, log = make_criterion(run, latent_weight=weights[0], mlm_weight=weights[1])(model, batch)
+    ratio = num_coded / num_masked if weights[0] > 0 else 1
+    assert loss.item() == pytest.approx(weights[0] * kl + weights[1] * mlm * ratio, rel=1e-5)
+    assert log["loss"].item() == loss.item()
+    assert log["sample_size"] == sample_size
+    assert (log["ntokens"], log["nsentences"], log["num_masked"]) == (batch["ntokens"], batch["nsentences"], num_masked)
+    assert ("latent_loss" in log, "mlm_loss" in log) == (weights[0] > 0, weights[1] > 0)
+    if weights[0] > 0:
+        assert log["latent_loss"].item() == pytest.approx(kl, rel=1e-5)
+        assert log["num_coded"] == num_coded
+        assert log["num_nonzeros"] == batch["codes"]["weights"].gt(0).sum()
+    if weights[1] > 0:
+        assert log["mlm_loss"].item() == pytest.approx(mlm, rel=1e-5)
+    assert not any(torch.is_tensor(value) and value.requires_grad for value in log.values())
+
+
+def test_without_the_latent_loss_it_is_masked_lm_bit_for_bit(run, model):
+    other = copy.deepcopy(model)
+    stock_cfg = training_config(run.data, task="masked_lm", criterion="masked_lm")
+    stock = run.task.build_criterion(stock_cfg.criterion)
+    ours = make_criterion(run, latent_weight=0.0, mlm_weight=1.0)
+    results = []
+    for criterion, a_model in [(stock, other), (ours, model)]:
+        torch.manual_seed(3)
+        loss, sample_size, log = criterion(a_model.train(), run.batch)
+        loss.backward()
+        results.append((loss.item(), int(sample_size), float(log["loss"]), int(log["sample_size"])))
+    assert results[0] == results[1]
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in other.named_parameters():
+        if "atom_projection" not in name:
+            assert torch.equal(gradients[name], parameter.grad), name
+
+
+@pytest.mark.parametrize("weights", [(-1.0, 0.0), (1.0, -0.5), (0.0, 0.0)])
+def test_weights_must_not_be_negative_nor_both_zero(run, weights):
+    with pytest.raises(ValueError, match="--latent-weight and --mlm-weight must not be negative, nor both 0") as error:
+        make_criterion(run, latent_weight=weights[0], mlm_weight=weights[1])
+    assert str(error.value).endswith(f"got {weights[0]} and {weights[1]}")
+
+
+def reduced(logs):
+    with metrics.aggregate() as aggregate:
+        LatentSemanticKlCriterion.reduce_metrics(logs)
+    return dict(aggregate.get_smoothed_values())
+
+
+BIT = math.log(2)
+FIRST = {
+    "ntokens": 100, "nsentences": 2, "num_masked": torch.tensor(10), "num_coded": torch.tensor(8),
+    "num_nonzeros": torch.tensor(32), "latent_loss": torch.tensor(16 * BIT), "mlm_loss": torch.tensor(30 * BIT),
+    "loss": torch.tensor(40 * BIT), "sample_size": torch.tensor(8),
+}  # fmt: skip
+SECOND = {
+    "ntokens": 50, "nsentences": 1, "num_masked": torch.tensor(6), "num_coded": torch.tensor(2),
+    "num_nonzeros": torch.tensor(3), "latent_loss": torch.tensor(14 * BIT), "mlm_loss": torch.tensor(18 * BIT),
+    "loss": torch.tensor(20 * BIT), "sample_size": torch.tensor(2),
+}  # fmt: skip
+
+
+def test_metrics_are_means_over_the_tokens_of_all_workers():
+    expected = {
+        "loss": 6.0, "kl": 3.0, "latent_ppl": 8.0, "nonzeros": 3.5, "coded": 0.625, "mlm_loss": 3.0, "mlm_ppl": 8.0,
+    }  # fmt: skip
+    together = reduced([FIRST, SECOND])
+    assert set(together) == set(expected)
+    for name, value in expected.items():
+        assert float(together[name]) == pytest.approx(value, abs=1e-3), name
+    summed = {key: FIRST[key] + SECOND[key] for key in FIRST}
+    assert LatentSemanticKlCriterion.logging_outputs_can_be_summed()
+    assert reduced([SECOND, FIRST]) == reduced([summed]) == together
+
+
+def test_metrics_name_only_the_losses_that_were_computed():
+    latent_only = {key: value for key, value in FIRST.items() if key != "mlm_loss"}
+    assert set(reduced([latent_only])) == {"loss", "kl", "latent_ppl", "nonzeros", "coded"}
+    mlm_only = {key: FIRST[key] for key in ("num_masked", "mlm_loss", "loss", "sample_size")}
+    assert set(reduced([mlm_only])) == {"loss", "mlm_loss", "mlm_ppl"}
+
+
+def test_metrics_of_an_update_without_codes_or_masks_are_zeros():
+    empty = {key: torch.zeros_like(value) if torch.is_tensor(value) else value for key, value in FIRST.items()}
+    assert {name: float(value) for name, value in reduced([empty]).items()} == {
+        "loss": 0, "kl": 0, "latent_ppl": 1, "nonzeros": 0, "coded": 0, "mlm_loss": 0, "mlm_ppl": 1,
+    }  # fmt: skip
+    with metrics.aggregate() as aggregate:
+        LatentSemanticKlCriterion.reduce_metrics([empty])
+        LatentSemanticKlCriterion.reduce_metrics([FIRST])
+    assert float(aggregate.get_smoothed_values()["kl"]) == pytest.approx(2.0, abs=1e-3)  # the empty one has no weight

@@ -1,0 +1,243 @@
+"""The task's batches: those of stock masked_lm, plus the codes of the masked tokens."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from fairseq import tasks
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.tasks.masked_lm import MaskedLMTask
+from torch.utils.data import DataLoader
+
+from mlsm_plugin.data.token_blocks import combined_splits
+from mlsm_plugin.data.token_positions_dataset import TokenPositionsDataset
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.tasks import masked_latent_semantic
+from tests.tiny_run import batches, training_config
+
+
+def stock_batches(data, *flags, sentencepiece_model=None, **arguments):
+    """The batches of fairseq's own masked_lm."""
+    cfg = training_config(data, *flags, task="masked_lm", criterion="masked_lm")
+    task = tasks.setup_task(cfg.task)
+    assert type(task) is MaskedLMTask
+    if sentencepiece_model:  # stock masked_lm reads options that nothing gives it
+        from argparse import Namespace
+
+        task.args = Namespace(bpe="sentencepiece", sentencepiece_model=str(sentencepiece_model))
+    return batches(cfg, task=task, **arguments)
+
+
+def assert_equal_batches(ours, stock):
+    assert len(ours) == len(stock) > 3
+    for one, other in zip(ours, stock, strict=True):
+        assert set(one) == set(other) | {"codes"}
+        assert set(one["net_input"]) == set(other["net_input"])
+        for key in ("src_tokens", "src_lengths"):
+            assert torch.equal(one["net_input"][key], other["net_input"][key])
+        assert torch.equal(one["target"], other["target"])
+        assert torch.equal(one["id"], other["id"])
+        assert (one["nsentences"], one["ntokens"]) == (other["nsentences"], other["ntokens"])
+
+
+def dense(codes, n_atoms):
+    """(n, n_atoms) from atoms and weights padded with -1 and 0."""
+    rows = np.zeros((len(codes["atoms"]), n_atoms), dtype=np.float32)
+    for row, atoms, weights in zip(rows, codes["atoms"].numpy(), codes["weights"].numpy(), strict=True):
+        row[atoms[atoms >= 0]] = weights[atoms >= 0]
+    return rows
+
+
+def assert_codes_by_position(batch, codes, pad, block):
+    """Of samples that are consecutive blocks (break mode none), compare codes with rows counted by hand."""
+    masked = batch["target"].ne(pad)
+    sample, place = masked.nonzero(as_tuple=True)
+    positions = batch["id"][sample] * block + place - 1
+    expected = codes[positions.clamp(min=0).numpy()].toarray()
+    expected[(place == 0).numpy()] = 0  # a masked BOS
+    np.testing.assert_array_equal(dense(batch["codes"], codes.shape[1]), expected)
+
+
+FLAGS = [
+    (),
+    ("--sample-break-mode", "none", "--mask-prob", "0.4"),
+    ("--sample-break-mode", "eos", "--tokens-per-sample", "512"),
+    ("--sample-break-mode", "complete_doc"),
+    ("--shorten-method", "random_crop", "--tokens-per-sample", "20", "--seed", "7"),
+    ("--shorten-method", "truncate", "--tokens-per-sample", "20", "--shorten-data-split-list", "train"),
+    ("--leave-unmasked-prob", "0", "--random-token-prob", "0.5", "--freq-weighted-replacement"),
+    ("--mask-multiple-length", "3", "--mask-stdev", "1.0"),
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_tokens_masks_targets_and_order_are_those_of_masked_lm(pipeline, flags, epoch):
+    ours = batches(training_config(pipeline.data_bin, *flags), "valid", epoch=epoch)
+    assert_equal_batches(ours, stock_batches(pipeline.data_bin, *flags, split="valid", epoch=epoch))
+
+
+def test_positions_are_counted_while_the_split_is_mapped(pipeline, monkeypatch):
+    """fairseq unmaps the sizes of a split as soon as nothing refers to the split."""
+    mapped = []
+
+    class WatchedIndex(MMapIndexedDataset.Index):
+        def __del__(self):
+            mapped.remove(id(self.sizes))
+            super().__del__()
+
+        def __init__(self, path):
+            super().__init__(path)
+            mapped.append(id(self.sizes))
+
+    class WatchedPositions(TokenPositionsDataset):
+        def __init__(self, sizes):
+            assert id(sizes) in mapped
+            super().__init__(sizes)
+
+    monkeypatch.setattr(MMapIndexedDataset, "Index", WatchedIndex)
+    monkeypatch.setattr(masked_latent_semantic, "TokenPositionsDataset", WatchedPositions)
+    task = tasks.setup_task(training_config(pipeline.data_bin).task)
+    task.load_dataset("valid")
+    assert len(mapped) == 1  # the one that the batches read
+
+
+def test_whole_words_are_masked_with_the_tokenizer_of_the_data(pipeline):
+    cfg = training_config(pipeline.data_bin, "--mask-whole-words")
+    ours = batches(cfg, "valid")
+    model = pipeline.data_bin / "sentencepiece.bpe.model"
+    stock = stock_batches(pipeline.data_bin, "--mask-whole-words", split="valid", sentencepiece_model=model)
+    assert_equal_batches(ours, stock)
+    dictionary = Dictionary.load(str(pipeline.data_bin / "dict.txt"))
+    pad, continued = dictionary.pad(), 0
+    for batch in ours:
+        for tokens, target in zip(batch["net_input"]["src_tokens"], batch["target"], strict=True):
+            original = torch.where(target.ne(pad), target, tokens)
+            for place in range(2, len(original)):
+                piece = dictionary[original[place]]
+                if original[place] >= dictionary.nspecial and not piece.startswith("\u2581"):
+                    # a piece inside a word is masked if and only if the piece before it is
+                    assert target[place].ne(pad) == target[place - 1].ne(pad)
+                    continued += int(target[place].ne(pad))
+    assert continued > 20
+
+
+@pytest.mark.parametrize("flags", [(), ("--mask-whole-words",)])
+def test_codes_are_those_of_the_masked_tokens(pipeline, flags):
+    cfg = training_config(pipeline.data_bin, "--sample-break-mode", "none", "--mask-prob", "0.3", *flags)
+    task = tasks.setup_task(cfg.task)
+    store = CodeStore(pipeline.data_bin / "valid.codes")
+    codes = store.rows(0, len(store))
+    coded = 0
+    for batch in batches(cfg, "valid", task=task):
+        assert_codes_by_position(batch, codes, task.source_dictionary.pad(), block=63)
+        coded += int(batch["codes"]["weights"].gt(0).any(dim=1).sum())
+    assert coded > 500
+
+
+def test_masks_change_with_the_epoch_and_codes_follow(pipeline):
+    cfg = training_config(pipeline.data_bin, "--sample-break-mode", "none")
+    task = tasks.setup_task(cfg.task)
+    store = CodeStore(pipeline.data_bin / "valid.codes")
+    codes = store.rows(0, len(store))
+    targets = []
+    for epoch in (1, 2):
+        found = batches(cfg, "valid", epoch=epoch, task=task)
+        for batch in found:
+            assert_codes_by_position(batch, codes, task.source_dictionary.pad(), block=63)
+        targets.append({int(i): row for batch in found for i, row in zip(batch["id"], batch["target"], strict=True)})
+    assert targets[0].keys() == targets[1].keys()
+    same = [torch.equal(targets[0][index], targets[1][index]) for index in targets[0]]
+    assert sum(same) < len(same) / 4
+    again = batches(cfg, "valid", epoch=1)  # another process after a restart
+    assert all(torch.equal(batch["codes"]["atoms"], other["codes"]["atoms"]) for batch, other in zip(
+        again, batches(cfg, "valid", epoch=1), strict=True
+    ))  # fmt: skip
+
+
+def test_spawned_workers_give_the_same_batches(pipeline):
+    cfg = training_config(pipeline.data_bin)
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("valid")
+    dataset = task.dataset("valid")
+    dataset.set_epoch(2)
+    indices = [list(range(start, start + 4)) for start in range(0, 24, 4)]
+    loader = DataLoader(
+        dataset, batch_sampler=indices, collate_fn=dataset.collater, num_workers=2, multiprocessing_context="spawn"
+    )
+    for batch, chosen in zip(loader, indices, strict=True):
+        expected = dataset.collater([dataset[index] for index in chosen])
+        assert torch.equal(batch["net_input"]["src_tokens"], expected["net_input"]["src_tokens"])
+        assert torch.equal(batch["target"], expected["target"])
+        for key in ("atoms", "weights"):
+            assert torch.equal(batch["codes"][key], expected["codes"][key])
+        assert len(expected["codes"]["atoms"]) > 0
+
+
+def test_combined_splits_are_read_as_one_with_their_codes(pipeline, tmp_path):
+    # train1 stands for a second part of the training data
+    for name in ("dict.txt", "sentencepiece.bpe.model"):
+        shutil.copy(pipeline.data_bin / name, tmp_path / name)
+    for part, source in [("train", "valid"), ("train1", "train")]:
+        for suffix in ("bin", "idx"):
+            shutil.copy(pipeline.data_bin / f"{source}.{suffix}", tmp_path / f"{part}.{suffix}")
+        shutil.copytree(pipeline.data_bin / f"{source}.codes", tmp_path / f"{part}.codes")
+    assert combined_splits(str(tmp_path / "train")) == [str(tmp_path / "train"), str(tmp_path / "train1")]
+    assert combined_splits(str(tmp_path / "none")) == [str(tmp_path / "none")]
+
+    flags = ("--sample-break-mode", "none", "--tokens-per-sample", "256")
+    cfg = training_config(tmp_path, *flags)
+    task = tasks.setup_task(cfg.task)
+    ours = batches(cfg, combine=True, task=task)
+    assert_equal_batches(ours, stock_batches(tmp_path, *flags, combine=True))
+    stores = [CodeStore(tmp_path / f"{part}.codes") for part in ("train", "train1")]
+    codes = sp.vstack([store.rows(0, len(store)) for store in stores], format="csr")
+    seen = set()
+    for batch in ours:
+        assert_codes_by_position(batch, codes, task.source_dictionary.pad(), block=255)
+        seen.update(batch["id"].tolist())
+    assert seen == set(range(-(-codes.shape[0] // 255)))
+
+    alone = tasks.setup_task(cfg.task)
+    alone.load_dataset("train", combine=False)
+    assert len(alone.dataset("train")) == -(-len(stores[0]) // 255)
+
+
+@pytest.fixture
+def own_data(pipeline, tmp_path):
+    """A data-bin to spoil: the dictionary, the tokenizer and the validation split."""
+    for path in pipeline.data_bin.iterdir():
+        if path.is_file() and not path.name.startswith("train"):
+            shutil.copy(path, tmp_path / path.name)
+    shutil.copytree(pipeline.data_bin / "valid.codes", tmp_path / "valid.codes")
+    return tmp_path
+
+
+def test_codes_of_another_dataset_are_refused(own_data):
+    task = tasks.setup_task(training_config(own_data).task)
+    task.load_dataset("valid")
+    found = bytearray((own_data / "valid.bin").read_bytes())
+    found[0] ^= 1
+    (own_data / "valid.bin").write_bytes(found)
+    task = tasks.setup_task(training_config(own_data).task)
+    with pytest.raises(ValueError, match="were made from another dataset") as error:
+        task.load_dataset("valid")
+    split = re.escape(str(own_data / "valid"))
+    pattern = rf"the codes in {split}\.codes were made from another dataset \(SHA-256 [\da-f]{{12}}\) than "
+    assert re.fullmatch(pattern + rf"{split}\.bin \([\da-f]{{12}}\); run `mlsm encode` again", str(error.value))
+
+
+def test_missing_codes_are_named(own_data):
+    shutil.rmtree(own_data / "valid.codes")
+    cfg = training_config(own_data)
+    task = tasks.setup_task(cfg.task)
+    with pytest.raises(ValueError, match=r"valid\.codes holds no meta\.json: it is not a finished code store"):
+        task.load_dataset("valid")
+    with pytest.raises(FileNotFoundError, match="has no codes; write them with `mlsm encode`"):
+        task.build_model(cfg.model)

@@ -1,0 +1,42 @@
+"""Configurations, models and batches as fairseq-train makes them, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+import mlsm_plugin  # noqa: F401  (registers)
+from tests.conftest import TINY_MODEL, TINY_TRAINING
+
+
+def training_config(
+    data: object,
+    *flags: object,
+    task: str = "masked_latent_semantic",
+    criterion: str = "latent_semantic_kl",
+    arch: str = "mlsm_roberta_tiny",
+) -> Any:
+    """What fairseq-train's options become; later flags override the tiny ones."""
+    words = [data, "--task", task, "--criterion", criterion, *TINY_MODEL, *TINY_TRAINING, "--arch", arch, *flags]
+    parser = options.get_training_parser()
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(word) for word in words]))
+
+
+def seeded_model(cfg: Any, task: Any, seed: int = 1) -> Any:
+    """The model of ``cfg``, in training mode, with the weights that ``seed`` gives."""
+    torch.manual_seed(seed)
+    return task.build_model(cfg.model)
+
+
+def batches(cfg: Any, split: str = "train", *, epoch: int = 1, combine: bool = False, task: Any = None) -> list[Any]:
+    """All batches of an epoch, in the order of training."""
+    task = task or tasks.setup_task(cfg.task)
+    if split not in task.datasets:
+        task.load_dataset(split, epoch=epoch, combine=combine)
+    iterator = task.get_batch_iterator(
+        task.dataset(split), max_sentences=8, max_positions=10_000, seed=cfg.common.seed, epoch=epoch
+    )
+    return list(iterator.next_epoch_itr(shuffle=True))
