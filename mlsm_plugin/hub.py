@@ -117,7 +117,8 @@ def from_pretrained(
         directory, checkpoint_file = directory.parent, directory.name
     checkpoint = _find_checkpoint(directory, checkpoint_file)
     data = directory / data_name_or_path
-    load_dictionary(data)  # says what to do where it is missing
+    if not (data / "input0" / "dict.txt").is_file():  # where a fine-tuned classifier's dataset has it
+        load_dictionary(data)  # says what to do where it is missing
     if bpe == "sentencepiece" and "sentencepiece_model" not in overrides:
         overrides["sentencepiece_model"] = str(_find_tokenizer(directory, data))
     overrides = {"data": str(data), "bpe": bpe, "load_checkpoint_heads": True, **overrides}

@@ -52,7 +52,7 @@ def check_installation() -> list[Finding]:
         _check_minimum("torch", ("torch",), (2, 1)),
         _check_numpy(),
         _check_minimum("scipy", ("scipy",), (1, 8)),
-        _check_minimum("sentencepiece", ("sentencepiece",), (0, 1, 97)),
+        _check_minimum("sentencepiece", ("sentencepiece",), (0, 2)),
         _check_minimum("spams", ("spams-bin", "spams"), (2, 6)),
         _check_omegaconf(),
     ]
@@ -114,7 +114,9 @@ def _check_minimum(component: str, distributions: tuple[str, ...], minimum: tupl
 
 def _check_numpy() -> Finding:
     finding = _check_minimum("numpy", ("numpy",), (1, 21))
-    if finding.problem is None and installed_version("fairseq") and _numbers(finding.version) >= (1, 24):
+    # on a newer Python, or beside fairseq-fixed, the original fairseq is what has to go
+    original = sys.version_info < (3, 11) and installed_version("fairseq")
+    if finding.problem is None and original and _numbers(finding.version) >= (1, 24):
         return Finding("numpy", finding.version, "fairseq 0.12.2 uses np.float; fix: pip install 'numpy<1.24'")
     return finding
 
@@ -123,6 +125,7 @@ def _check_omegaconf() -> Finding:
     version = installed_version("omegaconf")
     if version is None:
         return Finding("omegaconf", "missing", "fix: pip install -c constraints.txt omegaconf")
-    if installed_version("fairseq-fixed") and _numbers(version) < (2, 3):
+    fixed = installed_version("fairseq-fixed") and not installed_version("fairseq")
+    if fixed and _numbers(version) < (2, 3):
         return Finding("omegaconf", version, "fairseq-fixed needs 2.3; fix: pip install omegaconf==2.3.0")
     return Finding("omegaconf", version)

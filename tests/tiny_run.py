@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import mlsm_plugin  # noqa: F401  (registers)
 from tests.conftest import TINY_MODEL, TINY_TRAINING
+
+# fairseq 0.12.2 keeps a second copy of every layer's weights for inference: loading overwrites it from
+# the first, training gives it no gradient, with its own models too
+INFERENCE_COPY = re.compile(r"layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$")
 
 
 def training_config(

@@ -14,7 +14,10 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from mlsm_plugin.step_record import Step, StepRecord
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENS_PER_SAMPLE = "128"
@@ -64,28 +67,29 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
         *("--batch-size", "32", "--lr", "2e-3"),
     ]
     run([sys.executable, "-m", "mlsm_plugin.cli.main", *preprocess])
-    run(
-        [
-            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(REPOSITORY / "mlsm_plugin")),
-            *("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl", "--mlm-weight", "1"),
-            *("--arch", ARCH, "--save-dir", str(model)),
-            *("--sample-break-mode", "complete", "--tokens-per-sample", TOKENS_PER_SAMPLE),
-            *("--skip-invalid-size-inputs-valid-test", "--batch-size", "32", "--max-update", str(args.updates)),
-            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"),
-            *("--lr-scheduler", "polynomial_decay", "--lr", "2e-3", "--clip-norm", "1.0"),
-            *("--warmup-updates", str(max(1, args.updates // 10)), "--total-num-update", str(args.updates)),
-            *("--log-format", "simple", "--log-interval", "50", "--no-epoch-checkpoints"),
-        ]
-    )
+    train = [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(REPOSITORY / "mlsm_plugin")),
+        *("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl", "--mlm-weight", "1"),
+        *("--arch", ARCH, "--save-dir", str(model)),
+        *("--sample-break-mode", "complete", "--tokens-per-sample", TOKENS_PER_SAMPLE),
+        *("--skip-invalid-size-inputs-valid-test", "--batch-size", "32", "--max-update", str(args.updates)),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"),
+        *("--lr-scheduler", "polynomial_decay", "--lr", "2e-3", "--clip-norm", "1.0"),
+        *("--warmup-updates", str(max(1, args.updates // 10)), "--total-num-update", str(args.updates)),
+        *("--log-format", "simple", "--log-interval", "50", "--no-epoch-checkpoints"),
+    ]
+    codes = [data_bin / f"{split}.codes" / "meta.json" for split in ("train", "valid")]
+    StepRecord(output / "steps.json").run(Step("train", train, codes, [model]), run)
     run([sys.executable, "-m", "mlsm_plugin.cli.main", "inspect", str(data_bin), "--output", f"{output}/report.html"])
 
 
-def run(command: list[str]) -> None:
-    """Print a command as a user would type it, and run it."""
+def run(command: Sequence[str]) -> int:
+    """Print a command as a user would type it, and run it; CalledProcessError where it fails."""
     spoken = {"mlsm_plugin.cli.main": "mlsm", "fairseq_cli.train": "fairseq-train"}
     shown = [spoken[command[2]], *command[3:]] if command[1] == "-m" else ["python", *command[1:]]
     print(f"\n$ {shlex.join(shown)}", flush=True)
     subprocess.run(command, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    return 0
 
 
 def show_what_came_out(output: Path) -> None:

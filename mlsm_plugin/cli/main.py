@@ -8,6 +8,8 @@ import logging
 import os
 import sys
 
+from mlsm_plugin import installation
+
 # subcommand -> one line of help; the module of the same name in this folder holds
 # ``add_arguments(parser)`` and ``run(args, extra) -> int``.
 COMMANDS = {
@@ -52,10 +54,13 @@ def _version() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``mlsm``; returns the exit status (0 done, 1 a user error in one line, 2 usage)."""
+    """Run ``mlsm``; returns the exit status (0 done, 1 an error in one line, 2 usage)."""
     arguments = sys.argv[1:] if argv is None else argv
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
+    if command in COMMANDS and command != "doctor" and (problem := installation.first_problem()):
+        print(f"mlsm: error: {problem} (`mlsm doctor` lists everything)", file=sys.stderr)
+        return 1
     try:
         parser = build_parser(command)
         args, extra = parser.parse_known_args(arguments)

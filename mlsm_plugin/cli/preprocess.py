@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import add_block_options, add_model_options
@@ -59,9 +60,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     output.mkdir(parents=True, exist_ok=True)
     record = StepRecord(output / "steps.json")
 
-    def run_command(command: list[str]) -> int:
+    def run_command(command: Sequence[str]) -> int:
         print(f"\n$ mlsm {shlex.join(command)}", flush=True)
-        return main(command)
+        return main(list(command))
 
     for step in _steps_until_auxiliary(args, extra, output):
         if record.run(step, run_command) != 0:

@@ -154,7 +154,7 @@ class MlsmRobertaModel(RobertaModel):
             )
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         model_name_or_path: str,
         checkpoint_file: str | None = None,

@@ -50,6 +50,7 @@ class MaskedLatentSemanticTask(MaskedLMTask):
     def __init__(self, cfg: MaskedLatentSemanticConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
         self._checked_codes: set[str] = set()
+        self._codes_over: tuple[str, str] | None = None  # a split, and the dictionary of its codes
 
     @classmethod
     def setup_task(cls, cfg: MaskedLatentSemanticConfig, **kwargs: Any) -> "MaskedLatentSemanticTask":
@@ -93,9 +94,20 @@ class MaskedLatentSemanticTask(MaskedLMTask):
     def _open_codes(self, splits: list[str]) -> CodeStore:
         for split in splits:
             if split not in self._checked_codes:
-                check_codes_belong_to(split, CodeStore(f"{split}.codes"))
+                store = CodeStore(f"{split}.codes")
+                check_codes_belong_to(split, store)
+                self._check_same_dictionary(split, store)
                 self._checked_codes.add(split)
         return CodeStore([f"{split}.codes" for split in splits])
+
+    def _check_same_dictionary(self, split: str, store: CodeStore) -> None:
+        found = store.meta["fingerprints"]["dictionary"]
+        first_split, expected = self._codes_over = self._codes_over or (split, found)
+        if found != expected:
+            raise ValueError(
+                f"{first_split}.codes and {split}.codes are codes over different dictionaries (SHA-256 "
+                f"{expected[:12]} and {found[:12]}); encode both with the same one"
+            )
 
     def _num_atoms(self) -> int:
         for split in ("train", "valid"):
@@ -106,6 +118,7 @@ class MaskedLatentSemanticTask(MaskedLMTask):
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Put the dictionary and the tokenizer beside the checkpoints, which then load from anywhere."""
+        super().begin_epoch(epoch, model)
         first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if self.cfg.no_save or not first_rank:
             return

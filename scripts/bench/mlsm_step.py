@@ -10,18 +10,20 @@ size; every step goes through fairseq's own ``Trainer``:
 - ``recipe``: no stored codes. At every update an auxiliary model reads the unmasked text, and 100 FISTA steps code the
   hidden states of the masked tokens (Berend, ACL Findings 2023).
 
-A step is timed from the collation of its batch, without worker processes, to the end of the Adam update. In every round
-each training takes one step (the slow recipe in every fourth), and the order rotates; a ratio is the median over the
-rounds of ratios within a round, so that a noisy machine disturbs both sides alike. Beside the ratio of wall times stands
-that of CPU times, which on the CPU hardly depends on what else runs there. Text and codes are synthetic:
-Zipf-distributed pieces, and codes whose mean length is that measured on real text. The recipe's auxiliary model and dictionary are random, as neither changes
-the cost of a fixed number of FISTA steps.
+A step is timed from the collation of its batch, without worker processes, to the end of the Adam update. In every
+round each training takes one step (the slow recipe in every fourth), and the order rotates; a ratio is the median over
+the rounds of ratios within a round, so that a noisy machine disturbs both sides alike. Beside the ratio of wall times
+stands that of processor times, which on the CPU depends less on what else runs there.
+
+Text and codes are synthetic: Zipf-distributed pieces, and codes whose mean length is that measured on real text. The
+recipe's auxiliary model and dictionary are random, as neither changes the cost of a fixed number of FISTA steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import resource
 import sys
@@ -80,7 +82,8 @@ def write_codes(prefix: Path, ids: np.ndarray, args: argparse.Namespace, rng: np
     first_atom = rng.integers(args.atoms, size=SPECIAL_SYMBOLS + args.vocab)
     scattered = rng.permutation(args.atoms)
     boundaries = [*range(0, len(ids), TOKENS_PER_SHARD), len(ids)]
-    meta = {"n_atoms": args.atoms, "fingerprints": {"split": sha256_of_files(f"{prefix}.idx", f"{prefix}.bin")}}
+    fingerprints = {"split": sha256_of_files(f"{prefix}.idx", f"{prefix}.bin"), "dictionary": "synthetic"}
+    meta = {"n_atoms": args.atoms, "fingerprints": fingerprints}
     writer = CodeStoreWriter(f"{prefix}.codes", meta, boundaries)
     for shard, start, stop in writer.missing_shards():
         pieces = ids[start:stop]
@@ -211,7 +214,7 @@ class Training:
         _synchronize()
         end, cpu_end = time.perf_counter(), time.process_time()
         self.losses.append(float(log["loss"]))
-        if not np.isfinite(self.losses[-1]):
+        if not math.isfinite(self.losses[-1]):
             raise ValueError(f"the loss of {self.name} is {self.losses[-1]} in step {len(self.losses)}")
         if counted_round >= 0:
             self.rounds.append(counted_round)
@@ -301,7 +304,8 @@ def table(trainings: list[Training]) -> str:
     """Medians in milliseconds, ratios to the first training with their quartiles, and losses."""
     stock = trainings[0]
     lines = [
-        f"{'':<12}{'step':>9}{'data':>8}{'update':>9}{'ratio to':>11}{'quartiles':>14}{'CPU':>8}  {'target':<15}loss (bits)",
+        f"{'':<12}{'step':>9}{'data':>8}{'update':>9}{'ratio to':>11}{'quartiles':>14}{'CPU':>8}"
+        f"  {'target':<15}loss (bits)",
         f"{'':<12}{'ms':>9}{'ms':>8}{'ms':>9}{'masked_lm':>11}{'':>14}{'ratio':>8}  {'':<15}first -> last",
     ]
     for training in trainings:
@@ -348,13 +352,9 @@ def parse_args() -> argparse.Namespace:
     args.auxiliary_size = args.auxiliary_size or args.size
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device")
-    if (
-        min(args.rounds, args.recipe_every, args.batch_size, args.vocab, args.atoms, args.nonzeros, args.fista_steps)
-        <= 0
-    ):
-        parser.error(
-            "rounds, recipe interval, batch size, vocabulary, atoms, non-zeros and FISTA steps must be positive"
-        )
+    for name in ("rounds", "recipe_every", "batch_size", "vocab", "atoms", "nonzeros", "fista_steps"):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}")
     if args.block < 2 or args.tokens < args.block or args.warmup < 0:
         parser.error("--block must be at least 2, --tokens at least --block, and --warmup not negative")
     return args

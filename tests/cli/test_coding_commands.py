@@ -1,0 +1,572 @@
+"""``mlsm dictionary`` and ``mlsm encode`` on a real dataset and model, good and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary as FairseqDictionary
+from fairseq.data import TokenBlockDataset, data_utils
+
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.dictionary import Dictionary
+from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, fairseq_train, mlsm
+
+BLOCKS = ("--tokens-per-sample", 64)
+FEW = ("--atoms", 16, "--tokens", 600, "--iterations", 5, "--batch-size", 50)
+SHARDS = ("--shard-tokens", 400, "--batch-tokens", 400, "--threads", 1)
+
+
+@pytest.fixture
+def data_bin(pipeline: Pipeline, tmp_path: Path) -> Path:
+    """A copy of the dataset without codes."""
+    return copy_without_codes(pipeline.data_bin, tmp_path / "data-bin")
+
+
+def copy_without_codes(source: Path, target: Path) -> Path:
+    return shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.codes"))
+
+
+def learn(pipeline: Pipeline, output: Path, *options: object) -> Path:
+    mlsm(
+        *("dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", output),
+        *(*FEW, *BLOCKS, *options),
+    )
+    return output
+
+
+def encode_words(pipeline: Pipeline, data: Path, *options: object) -> list[object]:
+    words: list[object] = ["encode", data, "--auxiliary", pipeline.auxiliary, "--dictionary", pipeline.dictionary]
+    return [*words, "--splits", "valid", *BLOCKS, *options]
+
+
+def start_mlsm(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """A process of its own, with one thread, so that the last bit does not depend on the machine's load."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mlsm_plugin.cli.main", *(str(argument) for argument in arguments)]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def meta_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "meta.json").read_text())
+
+
+def split_tokens(data: Path, split: str) -> list[np.ndarray]:
+    """The sentences of a binarized split."""
+    symbols = FairseqDictionary.load(str(data / "dict.txt"))
+    dataset = data_utils.load_indexed_dataset(str(data / split), symbols)
+    return [dataset[index].numpy() for index in range(len(dataset))]
+
+
+# ---- dictionary ------------------------------------------------------------------------------------------
+
+
+def test_same_seed_gives_the_same_dictionary_bytes_and_another_seed_does_not(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    first, again = learn(pipeline, tmp_path / "first"), learn(pipeline, tmp_path / "again")
+    other = learn(pipeline, tmp_path / "other", "--seed", 2)
+    assert sorted(contents(first)) == ["dictionary.npy", "meta.json"]
+    assert contents(first) == contents(again)
+    assert contents(first)["dictionary.npy"] != contents(other)["dictionary.npy"]
+
+
+def test_dictionary_says_how_to_make_it_again(pipeline: Pipeline, tmp_path: Path) -> None:
+    meta = meta_of(learn(pipeline, tmp_path / "made", "--lambda", 0.1, "--seed", 5))
+    chosen = {
+        **{"layer": 2, "lambda": 0.1, "n_atoms": 16, "dim": 32, "tokens": 600, "iterations": 5, "batch_size": 50},
+        **{"seed": 5, "frequency_pruning": "none", "fp16": False, "batch_tokens": 8192},
+        "blocks": {"tokens_per_sample": 64, "sample_break_mode": "complete"},
+    }
+    assert {name: meta[name] for name in chosen} == chosen
+    codes_meta = meta_of(pipeline.data_bin / "train.codes")
+    assert meta["auxiliary_fingerprint"] == codes_meta["fingerprints"]["auxiliary"]
+    assert meta["split_fingerprint"] == codes_meta["fingerprints"]["split"]
+    assert meta["threads"] >= 1
+    assert 0 < meta["health"]["reconstruction_error"] < 1
+    assert meta["mlsm_plugin"]
+
+
+def word_frequencies(data: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Occurrences and relative frequencies of every symbol; those of special symbols are not sampled."""
+    counts = np.bincount(np.concatenate(split_tokens(data, "train")))
+    frequencies = counts / counts.sum()
+    counts[:3] = 0  # <s>, <pad>, </s>
+    return counts, frequencies
+
+
+def test_drop_keeps_only_rare_words(pipeline: Pipeline, tmp_path: Path) -> None:
+    threshold = 2e-5
+    counts, frequencies = word_frequencies(pipeline.data_bin)
+    rare = int(counts[frequencies < threshold].sum())
+    assert 20 <= rare < 2000
+    options = ("--frequency-pruning", "drop", "--pruning-threshold", threshold, "--tokens", 10**6, "--atoms", 8)
+    meta = meta_of(learn(pipeline, tmp_path / "rare", *options))
+    assert meta["tokens"] == rare
+    assert (meta["frequency_pruning"], meta["pruning_threshold"]) == ("drop", threshold)
+
+
+def test_subsample_thins_out_frequent_words_by_the_published_probability(pipeline: Pipeline, tmp_path: Path) -> None:
+    threshold = 1e-5
+    counts, frequencies = word_frequencies(pipeline.data_bin)
+    keep = np.sqrt(threshold / np.maximum(frequencies, threshold))
+    expected, deviation = (counts * keep).sum(), np.sqrt((counts * keep * (1 - keep)).sum())
+    options = ("--frequency-pruning", "subsample", "--pruning-threshold", threshold, "--tokens", 10**6, "--atoms", 8)
+    meta = meta_of(learn(pipeline, tmp_path / "thinned", *options))
+    assert abs(meta["tokens"] - expected) < 5 * deviation
+    assert meta["tokens"] < counts.sum() / 3
+
+
+def test_threshold_that_leaves_no_word_is_one_line(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = failing_mlsm(
+        *(capsys, "dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2),
+        *("--output", tmp_path / "none", *FEW, *BLOCKS),
+        *("--frequency-pruning", "drop", "--pruning-threshold", 1e-9),
+    )
+    assert "no token is left" in line
+    assert "--pruning-threshold" in line
+    assert not (tmp_path / "none").exists()
+
+
+def test_published_dictionary_is_imported_with_its_atoms_as_rows(pipeline: Pipeline, tmp_path: Path) -> None:
+    published = np.random.default_rng(0).normal(size=(32, 40)).astype(np.float32)
+    np.save(tmp_path / "published.npy", published)
+    imported = Dictionary.load(learn(pipeline, tmp_path / "imported", "--import", tmp_path / "published.npy"))
+    expected = published.T / np.linalg.norm(published.T, axis=1, keepdims=True)
+    np.testing.assert_allclose(imported.atoms, expected, rtol=1e-6, atol=1e-7)
+    assert imported.meta["imported_from"] == "published.npy"
+    assert (imported.meta["layer"], imported.meta["lambda"]) == (2, 0.05)
+
+
+def test_published_dictionary_of_another_width_is_refused(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "published.npy", np.eye(24, 40, dtype=np.float32))
+    line = failing_mlsm(
+        *(capsys, "dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2),
+        *("--output", tmp_path / "imported", "--import", tmp_path / "published.npy", *BLOCKS),
+    )
+    assert "24 x 40" in line
+    assert "32" in line
+    assert not (tmp_path / "imported").exists()
+
+
+def test_dictionary_is_replaced_only_when_told_so(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = learn(pipeline, tmp_path / "made")
+    before = contents(made)
+    words = ("dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", made)
+    assert "--overwrite" in failing_mlsm(capsys, *words, *FEW, *BLOCKS, "--seed", 2)
+    assert contents(made) == before
+    learn(pipeline, made, "--seed", 2, "--overwrite")
+    assert contents(made)["dictionary.npy"] != before["dictionary.npy"]
+
+
+# ---- encode ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The codes of the valid split in several shards, written in one go."""
+    data = copy_without_codes(pipeline.data_bin, tmp_path_factory.mktemp("uninterrupted") / "data-bin")
+    run = start_mlsm(*encode_words(pipeline, data, *SHARDS))
+    errors = run.communicate()[1]
+    assert run.returncode == 0, errors
+    codes = contents(data / "valid.codes")
+    assert len([name for name in codes if name.endswith("indptr.npy")]) >= 8
+    return codes
+
+
+def test_killed_coding_goes_on_to_the_same_bytes(
+    pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    codes = data_bin / "valid.codes"
+    run = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (codes / "shard-00001.indptr.npy").exists():
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    assert run.returncode == -signal.SIGKILL
+    assert not (codes / "meta.json").exists()
+    kept = (codes / "shard-00000.weights.npy").stat().st_mtime_ns
+
+    again = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS))
+    assert again.wait() == 0, again.communicate()[1]
+    again.communicate()
+    assert contents(codes) == uninterrupted
+    assert (codes / "shard-00000.weights.npy").stat().st_mtime_ns == kept
+
+
+def test_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(
+    pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    largest = max(len(content) for content in uninterrupted.values())
+
+    def limit_files() -> None:  # a write beyond it fails as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1000, largest - 1000))
+
+    run = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), preexec_fn=limit_files)
+    output, errors = run.communicate()
+    assert run.returncode == 1
+    assert [line for line in errors.splitlines() if line.startswith("mlsm: error: ")] == ["mlsm: error: File too large"]
+    assert "Traceback" not in output + errors
+    assert not (data_bin / "valid.codes" / "meta.json").exists()
+
+    again = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS))
+    again.communicate()
+    assert again.returncode == 0
+    assert contents(data_bin / "valid.codes") == uninterrupted
+
+
+def test_disk_that_fills_up_leaves_no_dictionary(pipeline: Pipeline, tmp_path: Path) -> None:
+    words = ("--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", tmp_path / "made", *FEW, *BLOCKS)
+    run = start_mlsm(
+        *("dictionary", pipeline.data_bin, *words),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    errors = run.communicate()[1]
+    assert run.returncode == 1
+    assert "mlsm: error: File too large" in errors
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_coding_again_says_so_and_touches_nothing(
+    pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlsm(*encode_words(pipeline, data_bin))
+    before = {path: path.stat().st_mtime_ns for path in (data_bin / "valid.codes").iterdir()}
+    capsys.readouterr()
+    mlsm(*encode_words(pipeline, data_bin))
+    assert "valid: nothing to do" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (data_bin / "valid.codes").iterdir()} == before
+
+
+def test_layer_and_penalty_come_from_the_dictionary(pipeline: Pipeline) -> None:
+    meta, dictionary = meta_of(pipeline.data_bin / "valid.codes"), meta_of(pipeline.dictionary)
+    assert (meta["layer"], meta["lambda"]) == (dictionary["layer"], dictionary["lambda"]) == (2, 0.05)
+
+
+def inner_states(checkpoint: Path, data: Path, block: np.ndarray) -> list[np.ndarray]:
+    """All hidden states ``(T, dim)`` of one block, by fairseq's own means."""
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
+    with torch.no_grad():
+        _, extra = models[0].eval().extract_features(torch.from_numpy(block)[None], return_all_hiddens=True)
+    return [state[:, 0].numpy() for state in extra["inner_states"]]
+
+
+def lasso(hidden: np.ndarray, atoms: np.ndarray, penalty: float) -> np.ndarray:
+    """The non-negative sparse codes, by many plain proximal gradient steps in float64."""
+    x, d = hidden.astype(np.float64), atoms.astype(np.float64)
+    step = 1 / np.linalg.norm(d @ d.T, 2)
+    codes = momentum = np.zeros((len(x), len(d)))
+    weight = 1.0
+    for _ in range(3000):
+        previous, before = codes, weight
+        codes = np.maximum(momentum - step * ((momentum @ d - x) @ d.T + penalty), 0)
+        weight = (1 + np.sqrt(1 + 4 * before**2)) / 2
+        momentum = codes + (before - 1) / weight * (codes - previous)
+    return codes
+
+
+def blocks_of(data: Path, split: str, tokens_per_sample: int) -> list[tuple[int, np.ndarray]]:
+    """Flat start and tokens (without BOS) of each block; too long ones are cut."""
+    symbols = FairseqDictionary.load(str(data / "dict.txt"))
+    dataset = data_utils.load_indexed_dataset(str(data / split), symbols)
+    limit = tokens_per_sample - 1
+    blocks = TokenBlockDataset(
+        dataset, dataset.sizes, limit, pad=symbols.pad(), eos=symbols.eos(), break_mode="complete"
+    )
+    found, start = [], 0
+    for index in range(len(blocks)):
+        tokens = blocks[index].numpy()
+        found += [(start + first, tokens[first : first + limit]) for first in range(0, len(tokens), limit)]
+        start += len(tokens)
+    return found
+
+
+def assert_codes_are_those_of(
+    data: Path, checkpoint: Path, dictionary: Dictionary, *, layer: int, blocks: list[tuple[int, np.ndarray]]
+) -> None:
+    store = CodeStore(data / "valid.codes")
+    for start, tokens in blocks:
+        hidden = inner_states(checkpoint, data, np.concatenate([[0], tokens]))[layer][1:]
+        hidden /= np.linalg.norm(hidden, axis=1, keepdims=True)
+        expected = lasso(hidden, dictionary.atoms, dictionary.meta["lambda"])
+        expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
+        expected[tokens <= 2] = 0  # special symbols are never coded
+        found = store.rows(start, start + len(tokens)).toarray()
+        assert np.abs(found - expected).sum(axis=1).max() < 0.02
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_codes_are_the_sparse_codes_of_the_hidden_states_of_the_layer(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, layer: int
+) -> None:
+    np.save(tmp_path / "published.npy", np.random.default_rng(1).normal(size=(32, 40)).astype(np.float32))
+    mlsm(
+        *("dictionary", data_bin, "--auxiliary", pipeline.auxiliary, "--layer", layer, "--output", tmp_path / "made"),
+        *("--import", tmp_path / "published.npy", *BLOCKS),
+    )
+    mlsm(
+        *("encode", data_bin, "--auxiliary", pipeline.auxiliary, "--dictionary", tmp_path / "made"),
+        *("--splits", "valid", *BLOCKS),
+    )
+    assert meta_of(data_bin / "valid.codes")["layer"] == layer
+    blocks = blocks_of(data_bin, "valid", 64)
+    assert_codes_are_those_of(
+        data_bin, pipeline.auxiliary, Dictionary.load(tmp_path / "made"), layer=layer, blocks=blocks[:4] + blocks[-1:]
+    )
+
+
+def test_every_token_is_coded_except_special_ones(pipeline: Pipeline) -> None:
+    for split in ("train", "valid"):
+        tokens = np.concatenate(split_tokens(pipeline.data_bin, split))
+        store = CodeStore(pipeline.data_bin / f"{split}.codes")
+        assert len(store) == len(tokens)
+        coded = np.diff(store.rows(0, len(store)).indptr) > 0
+        assert not coded[tokens <= 2].any()
+        assert coded[tokens > 2].mean() > 0.999  # a code is empty where no atom exceeds the penalty
+
+
+def test_sentence_longer_than_a_block_is_coded_in_pieces(pipeline: Pipeline, data_bin: Path) -> None:
+    mlsm(*encode_words(pipeline, data_bin, "--tokens-per-sample", 16))
+    lengths = [len(sentence) for sentence in split_tokens(data_bin, "valid")]
+    assert max(lengths) > 32
+    tokens = np.concatenate(split_tokens(data_bin, "valid"))
+    store = CodeStore(data_bin / "valid.codes")
+    assert (np.diff(store.rows(0, len(store)).indptr)[tokens > 2] > 0).mean() > 0.999
+    blocks = blocks_of(data_bin, "valid", 16)
+    start = sum(lengths[: int(np.argmax(lengths))])
+    pieces = [block for block in blocks if start <= block[0] < start + max(lengths)]
+    assert len(pieces) >= 3
+    assert_codes_are_those_of(
+        data_bin, pipeline.auxiliary, Dictionary.load(pipeline.dictionary), layer=2, blocks=pieces
+    )
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+def fails_and_then_the_right_command_works(
+    capsys: pytest.CaptureFixture[str], pipeline: Pipeline, data: Path, *words: object
+) -> str:
+    """The error line of a wrong ``mlsm encode``, which must leave nothing in the way of the right one."""
+    line = failing_mlsm(capsys, *words)
+    assert not (data / "valid.codes" / "meta.json").exists()
+    mlsm(*encode_words(pipeline, data))
+    assert contents(data / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
+    return line
+
+
+def test_missing_dataset_is_named(pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = failing_mlsm(capsys, *encode_words(pipeline, tmp_path / "nowhere"))
+    assert f"{tmp_path / 'nowhere'}" in line
+    assert "mlsm binarize" in line
+    line = failing_mlsm(
+        *(capsys, "dictionary", tmp_path / "nowhere", "--auxiliary", pipeline.auxiliary, "--layer", 1),
+        *("--output", tmp_path / "made"),
+    )
+    assert "mlsm binarize" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_split_is_named(pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--splits", "test"))
+    assert f"{data_bin / 'test'}" in line
+    assert not (data_bin / "test.codes").exists()
+
+
+def test_dictionary_of_another_width_is_refused(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Dictionary(np.eye(16, dtype=np.float32), {"layer": 2, "lambda": 0.05}).save(tmp_path / "narrow")
+    line = fails_and_then_the_right_command_works(
+        *(capsys, pipeline, data_bin, "encode", data_bin, "--auxiliary", pipeline.auxiliary),
+        *("--dictionary", tmp_path / "narrow", "--splits", "valid", *BLOCKS),
+    )
+    assert "16 wide" in line
+    assert "32 wide" in line
+
+
+def test_missing_dictionary_is_named(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--dictionary", tmp_path / "none"))
+    assert f"{tmp_path / 'none'}" in line
+    assert "mlsm dictionary" in line
+    assert not (data_bin / "valid.codes").exists()
+
+
+@pytest.mark.parametrize("layer", [-1, 3, 100])
+def test_layer_that_the_model_does_not_have_is_refused(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str], layer: int
+) -> None:
+    line = failing_mlsm(
+        *(capsys, "dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", layer),
+        *("--output", tmp_path / "made", *FEW, *BLOCKS),
+    )
+    assert f"--layer {layer} is out of range" in line
+    assert "0 (embeddings) to 2" in line
+    assert not (tmp_path / "made").exists()
+
+
+def test_layer_other_than_the_dictionarys_is_refused(
+    pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--layer", 1))
+    assert "learned from layer 2, not from --layer 1" in line
+    assert not (data_bin / "valid.codes").exists()
+
+
+def test_checkpoint_other_than_the_dictionarys_is_refused(
+    pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = pipeline.auxiliary.with_name("checkpoint_at_25_percent.pt")
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--auxiliary", earlier))
+    assert "another auxiliary checkpoint" in line
+    assert not (data_bin / "valid.codes").exists()
+
+
+def broken_checkpoint(kind: str, path: Path) -> Path:
+    if kind == "empty":
+        path.touch()
+    elif kind == "text":
+        path.write_text("this is no checkpoint\n" * 10)
+    elif kind == "other dict":
+        torch.save({"weights": torch.zeros(3)}, path)
+    elif kind == "tensor":
+        torch.save(torch.zeros(3), path)
+    elif kind == "list":
+        torch.save([1, 2], path)
+    elif kind == "zip":
+        shutil.make_archive(str(path.with_suffix("")), "zip", Path(__file__).parent)
+        path.with_suffix(".zip").rename(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty", "text", "other dict", "tensor", "list", "zip", "truncated"])
+def test_file_that_is_no_checkpoint_is_one_line(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    checkpoint = broken_checkpoint(kind, tmp_path / "model.pt")
+    if kind == "truncated":
+        checkpoint.write_bytes(pipeline.auxiliary.read_bytes()[:300_000])
+    line = failing_mlsm(
+        *(capsys, "dictionary", pipeline.data_bin, "--auxiliary", checkpoint, "--layer", 2),
+        *("--output", tmp_path / "made", *FEW, *BLOCKS),
+    )
+    assert str(checkpoint) in line
+    assert ("does not exist" if kind == "absent" else "checkpoint") in line
+    assert not (tmp_path / "made").exists()
+
+
+def test_checkpoint_of_another_vocabulary_is_refused(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    symbols = (data_bin / "dict.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    words = ("dictionary", data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", tmp_path / "made")
+    (data_bin / "dict.txt").write_text("".join(symbols[:-8]), encoding="utf-8")
+    smaller = failing_mlsm(capsys, *words, *FEW, *BLOCKS)
+    assert "was trained with" in smaller
+    assert "dict.txt" in smaller
+    (data_bin / "dict.txt").write_text("".join([symbols[1], symbols[0], *symbols[2:]]), encoding="utf-8")
+    swapped = failing_mlsm(capsys, *words, *FEW, *BLOCKS)
+    assert "differ" in swapped
+    assert not (tmp_path / "made").exists()
+
+
+def test_truncated_shard_stops_training_in_one_line_and_coding_again_repairs_it(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    data = shutil.copytree(pipeline.data_bin, tmp_path / "data-bin")
+    shard = data / "valid.codes" / "shard-00000.weights.npy"
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+    run = fairseq_train(data, tmp_path / "model", "--max-update", 1, "--no-save", check=False)
+    assert run.returncode != 0
+    errors = [line for line in run.stderr.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert str(shard) in errors[0]
+    assert "mlsm encode" in errors[0]
+    assert "Traceback" not in run.stderr
+
+    mlsm(*encode_words(pipeline, data))
+    assert contents(data / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
+
+
+def test_blocks_longer_than_the_models_positions_are_refused(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = fails_and_then_the_right_command_works(
+        capsys, pipeline, data_bin, *encode_words(pipeline, data_bin, "--tokens-per-sample", 65)
+    )
+    assert "--tokens-per-sample 65" in line
+    assert "64 positions" in line
+    line = failing_mlsm(
+        *(capsys, "dictionary", data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2),
+        *("--output", tmp_path / "made", *FEW, "--tokens-per-sample", 65),
+    )
+    assert "--tokens-per-sample 65" in line
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        *(("encode", option, value) for option in ("--lambda", "--tolerance", "--shard-tokens") for value in (0, -1)),
+        *(("encode", option, 0) for option in ("--max-nonzeros", "--threads", "--batch-tokens")),
+        *(("encode", "--tokens-per-sample", value) for value in (-5, 0, 1)),
+        *(("dictionary", option, 0) for option in ("--atoms", "--tokens", "--iterations", "--batch-size")),
+        *(("dictionary", option, -1) for option in ("--lambda", "--threads", "--seed", "--pruning-threshold")),
+        ("dictionary", "--lambda", "nan"),
+        ("dictionary", "--tokens-per-sample", 1),
+    ],
+)
+def test_number_that_makes_no_sense_is_refused_by_name(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    command: str, option: str, value: object,
+) -> None:  # fmt: skip
+    words = encode_words(pipeline, data_bin)
+    if command == "dictionary":
+        words = ["dictionary", data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2]
+        words += ["--output", tmp_path / "made", *FEW, *BLOCKS]
+    line = failing_mlsm(capsys, *words, option, value)
+    assert option in line
+    assert str(value) in line
+    assert not (tmp_path / "made").exists()
+    assert not (data_bin / "valid.codes").exists()
+
+
+def test_more_atoms_than_hidden_states_is_one_line(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = failing_mlsm(
+        *(capsys, "dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2),
+        *("--output", tmp_path / "made", "--atoms", 500, "--tokens", 100, *BLOCKS),
+    )
+    assert "fewer atoms" in line
+    assert not (tmp_path / "made").exists()
