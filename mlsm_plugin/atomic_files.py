@@ -7,10 +7,13 @@ import json
 import os
 import shutil
 import tempfile
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 
 @contextmanager
@@ -36,6 +39,16 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[A
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_npy(path: str | os.PathLike[str], array: np.ndarray) -> None:
+    """Write ``array`` as an npy file, atomically.
+
+    numpy writes to a real file behind Python's back, and does not notice when its last kilobytes no
+    longer fit on the disk; through a bare ``write`` they are Python's to write.
+    """
+    with atomic_open(path) as file:
+        np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import os
 import sys
+import threading
+import time
 import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq import utils as fairseq_utils
-from fairseq.data import token_block_dataset
+from fairseq.data import iterators, token_block_dataset
 from omegaconf import OmegaConf
 
 PACKAGE_DIR = os.path.dirname(os.path.realpath(__file__))
@@ -29,6 +33,7 @@ def apply() -> None:
     _restore_numpy_compat()
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
+    _stop_loading_before_exit()
 
 
 def _allow_namespaces_in_checkpoints() -> None:
@@ -95,12 +100,64 @@ def _report_user_errors_in_one_line() -> None:
     sys.excepthook = excepthook
 
 
+def _stop_loading_before_exit() -> None:
+    """Let fairseq's background loader finish its batch before Python goes.
+
+    A run that ends in the middle of an epoch (``--max-update``) leaves that daemon thread at work. Python
+    kills it when it comes back from torch, and the C++ code around it then aborts the process: a run that
+    was saved and whole ends with exit status 134.
+    """
+    original = iterators.BackgroundConsumer
+    if getattr(original, "stops_before_exit", False):
+        return
+    exiting = threading.Event()
+    consumers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    class BackgroundConsumer(original):  # type: ignore[misc,valid-type]
+        stops_before_exit = True
+
+        def __init__(self, queue: Any, source: Any, *args: Any) -> None:
+            super().__init__(queue, _until(exiting, source), *args)
+            consumers.add(self)
+
+    def wait_for_consumers(seconds: float = 10.0) -> None:
+        exiting.set()
+        deadline = time.monotonic() + seconds
+        for consumer in list(consumers):
+            # one that waits for room in its queue is in no C++ code and may be killed
+            while consumer.is_alive() and not consumer._queue.full() and time.monotonic() < deadline:
+                consumer.join(0.01)
+
+    iterators.BackgroundConsumer = BackgroundConsumer
+    atexit.register(wait_for_consumers)
+
+
+def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
+    """The items of ``source`` until ``stop`` is set."""
+    for item in source:
+        if stop.is_set():
+            return
+        yield item
+
+
 def _raised_here(traceback: types.TracebackType | None) -> bool:
     """Whether the innermost frame belongs to this package."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     name = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
     return name.split(".")[0] == __name__.split(".")[0]
+
+
+def freeze_inference_copies(layers: Iterable[torch.nn.Module]) -> None:
+    """fairseq 0.12.2's encoder layers hold copies of their weights, filled when a checkpoint is loaded, for inference.
+
+    No training step uses them, which torch's DistributedDataParallel refuses of parameters to train.
+    """
+    names = ("in_proj", "out_proj", "fc1", "fc2")
+    for layer in layers:
+        for name in [f"{name}_{kind}" for name in names for kind in ("weight", "bias")]:
+            if isinstance(copy := getattr(layer, name, None), torch.nn.Parameter):
+                copy.requires_grad_(False)
 
 
 @contextmanager

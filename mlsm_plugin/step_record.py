@@ -56,6 +56,8 @@ class StepRecord:
         if not same:
             for output in step.outputs:
                 _remove(output)
+        # what comes after this step was made of its old result: those records go
+        steps = {name: steps[name] for name, *_ in self.rows}
         steps[step.name] = {"signature": signature, "done": False}
         write_json(self.path, steps)
         start = time.perf_counter()

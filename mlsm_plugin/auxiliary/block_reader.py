@@ -28,6 +28,10 @@ class BlockSettings:
     tokens_per_sample: int = 512
     sample_break_mode: str = "complete"
 
+    def __post_init__(self) -> None:
+        if self.tokens_per_sample < 2:
+            raise ValueError(f"--tokens-per-sample must be at least 2 (BOS and a token), got {self.tokens_per_sample}")
+
 
 @dataclass(frozen=True)
 class Block:

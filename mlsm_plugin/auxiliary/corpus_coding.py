@@ -15,6 +15,7 @@ from tqdm import tqdm
 from mlsm_plugin.atomic_files import sha256_of_files
 from mlsm_plugin.auxiliary.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
@@ -97,13 +98,16 @@ def encode_split(
     reader = BlockReader(data_bin, split, settings.blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)
     meta = _store_meta(Path(data_bin) / split, dictionary, fingerprint, settings)
-    writer = CodeStoreWriter(Path(data_bin) / f"{split}.codes", meta, boundaries)
     figures = CodingFigures(Path(data_bin) / f"{split}.codes")
+    # a store is begun once the model fits, so that a wrong command leaves nothing in the way of the right one
+    encoder = (
+        None if figures.directory.exists() else _fitting_encoder(auxiliary, data_bin, dictionary, settings, device)
+    )
+    writer = CodeStoreWriter(figures.directory, meta, boundaries)
     if writer.is_complete:
         figures.already_complete = True
         return figures
-    encoder = AuxiliaryEncoder(auxiliary, data_bin, layer=settings.layer, device=device, fp16=settings.fp16)
-    _check_widths(encoder, dictionary, settings)
+    encoder = encoder or _fitting_encoder(auxiliary, data_bin, dictionary, settings, device)
     missing = writer.missing_shards()
     remaining = sum(stop - start for _, start, stop in missing)
     with tqdm(
@@ -148,14 +152,22 @@ def _store_meta(split: Path, dictionary: Dictionary, fingerprint: str, settings:
         "blocks": asdict(settings.blocks),
         "dictionary_health": dictionary.meta.get("health"),
         "fingerprints": {
-            "split": sha256_of_files(f"{split}.idx", f"{split}.bin"),
+            "split": split_fingerprint(split),
             "dictionary": dictionary.fingerprint,
             "auxiliary": fingerprint,
         },
     }
 
 
-def _check_widths(encoder: AuxiliaryEncoder, dictionary: Dictionary, settings: CodingSettings) -> None:
+def _fitting_encoder(
+    auxiliary: str | os.PathLike[str],
+    data_bin: str | os.PathLike[str],
+    dictionary: Dictionary,
+    settings: CodingSettings,
+    device: str | None,
+) -> AuxiliaryEncoder:
+    """The auxiliary model; ValueError where the dictionary or the blocks do not fit it."""
+    encoder = AuxiliaryEncoder(auxiliary, data_bin, layer=settings.layer, device=device, fp16=settings.fp16)
     width = dictionary.atoms.shape[1]
     if encoder.dim != width:
         raise ValueError(
@@ -166,6 +178,7 @@ def _check_widths(encoder: AuxiliaryEncoder, dictionary: Dictionary, settings: C
             f"--tokens-per-sample {settings.blocks.tokens_per_sample} is more than the {encoder.max_tokens} positions "
             "of the auxiliary model"
         )
+    return encoder
 
 
 def _coded_chunks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +72,8 @@ class AuxiliaryEncoder:
         Returns:
             ``(B, T, dim)`` float32, on the encoder's device.
         """
+        if self.layer == 0:  # fairseq 0.12.2 cannot run an encoder without layers
+            return self._encoder.forward_embedding(tokens.to(self.device))[0].float()
         encoded = self._encoder(tokens.to(self.device))["encoder_out"][0]  # (T, B, dim)
         return encoded.transpose(0, 1).float()
 
@@ -97,8 +98,10 @@ def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, A
         raise FileNotFoundError(f"auxiliary checkpoint {checkpoint} does not exist")
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), overrides)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
-        raise ValueError(f"{checkpoint} is no readable fairseq checkpoint ({error})") from None
+    except OSError:
+        raise
+    except Exception as error:  # what a file of something else makes of the unpickler has no common type
+        raise ValueError(f"{checkpoint} is no readable fairseq checkpoint ({error or type(error).__name__})") from None
     if EMBEDDINGS not in state.get("model", {}):
         raise ValueError(f"{checkpoint} holds no RoBERTa-like encoder (it has no {EMBEDDINGS})")
     return state

@@ -54,10 +54,13 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.auxiliary.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
     from mlsm_plugin.auxiliary.hidden_state_sample import sample_hidden_states
+    from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.sparse_coding.dictionary import Dictionary, dictionary_health, import_published, learn_dictionary
 
     check_positive(args, "atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "pruning_threshold")
-    check_positive(args, "tokens_per_sample", "batch_tokens")
+    check_positive(args, "batch_tokens")
+    if args.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {args.seed}")
     output = Path(args.output)
     if (output / "meta.json").exists() and not args.overwrite:
         raise ValueError(f"{output} already holds a dictionary; pass --overwrite to replace it")
@@ -95,6 +98,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         )
         print(f"learned in {time.perf_counter() - start:.1f} s")
         meta.update(_how_it_was_learned(args, len(sample)))
+        meta["split_fingerprint"] = split_fingerprint(Path(args.data_bin) / "train")
     health = dictionary_health(_judged(sample), atoms, lambda_=args.lambda_, threads=args.threads)
     meta["health"] = health.as_dict()
     Dictionary(atoms, meta).save(output)
@@ -111,7 +115,7 @@ def _judged(sample: np.ndarray) -> np.ndarray:
 def _how_it_was_learned(args: argparse.Namespace, sampled: int) -> dict[str, Any]:
     from mlsm_plugin.version import __version__
 
-    names = ("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed")
+    names = ("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens")
     return {
         "method": "spams.trainDL",
         "tokens": sampled,

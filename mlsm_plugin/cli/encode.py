@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.sparse_coding.dictionary import Dictionary
 
     check_positive(args, "lambda_", "tolerance", "max_nonzeros", "threads", "shard_tokens")
-    check_positive(args, "tokens_per_sample", "batch_tokens")
+    check_positive(args, "batch_tokens")
     dictionary = Dictionary.load(args.dictionary)
     settings = CodingSettings(
         layer=args.layer if args.layer is not None else dictionary.meta["layer"],

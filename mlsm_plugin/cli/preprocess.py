@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlsm_plugin.cli.coding_options import add_block_options, add_model_options
+from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, check_positive
 from mlsm_plugin.step_record import Step, StepRecord
 
 TAKES_EXTRA_FLAGS = True
@@ -53,9 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not current; print their table and the command to go on with."""
+    from mlsm_plugin.auxiliary.block_reader import BlockSettings
     from mlsm_plugin.auxiliary.fairseq_encoder import number_of_layers
     from mlsm_plugin.cli.main import main
 
+    # now, not hours later when the step that reads them begins
+    check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
+    BlockSettings(args.tokens_per_sample, args.sample_break_mode)
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
     record = StepRecord(output / "steps.json")

@@ -9,6 +9,8 @@ from typing import Any
 from fairseq.data import Dictionary, PrependTokenDataset, TokenBlockDataset, data_utils
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
 
+from mlsm_plugin.atomic_files import sha256_of_files
+
 
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
     """The memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
@@ -22,6 +24,11 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
     if len(dataset) == 0:
         raise ValueError(f"the binarized split {path}.bin is empty")
     return dataset
+
+
+def split_fingerprint(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of the binarized split at ``path`` (``DATA_BIN/train``)."""
+    return sha256_of_files(f"{path}.idx", f"{path}.bin")
 
 
 def combined_splits(path: str) -> list[str]:

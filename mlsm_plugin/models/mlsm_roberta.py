@@ -107,6 +107,7 @@ class MlsmRobertaModel(RobertaModel):
 
     def __init__(self, args: Any, encoder: MlsmRobertaEncoder) -> None:
         super().__init__(args, encoder)
+        compat.freeze_inference_copies(encoder.sentence_encoder.layers)
         if safe_getattr(args, "num_atoms", None):
             encoder.lm_head.add_atom_projection(args.num_atoms)
 

@@ -24,7 +24,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.sparse_coding.encode import target_distribution
 
 FORMAT_VERSION = 1
@@ -102,8 +102,7 @@ class CodeStoreWriter:
         (self.directory / META_FILE).unlink(missing_ok=True)
         _part_path(self.directory, index, "indptr").unlink(missing_ok=True)
         for part in PARTS:
-            with atomic_open(_part_path(self.directory, index, part)) as file:
-                np.save(file, arrays[part], allow_pickle=False)
+            write_npy(_part_path(self.directory, index, part), arrays[part])
 
     def finish(self) -> None:
         """Seal the store with ``meta.json`` and remove what interrupted runs left behind.

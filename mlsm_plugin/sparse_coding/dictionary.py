@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlsm_plugin.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 
 ATOMS_FILE = "dictionary.npy"
@@ -69,8 +69,7 @@ class Dictionary:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / META_FILE).unlink(missing_ok=True)
-        with atomic_open(directory / ATOMS_FILE) as file:
-            np.save(file, self.atoms, allow_pickle=False)
+        write_npy(directory / ATOMS_FILE, self.atoms)
         write_json(directory / META_FILE, self.meta)
 
     @classmethod

@@ -16,9 +16,15 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
 from mlsm_plugin import compat
-from mlsm_plugin.atomic_files import atomic_open, sha256_of_files
+from mlsm_plugin.atomic_files import atomic_open
 from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
-from mlsm_plugin.data.token_blocks import combined_splits, load_dictionary, load_split, training_samples
+from mlsm_plugin.data.token_blocks import (
+    combined_splits,
+    load_dictionary,
+    load_split,
+    split_fingerprint,
+    training_samples,
+)
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 
@@ -138,7 +144,7 @@ def copy_portable_files(data_bin: str | os.PathLike[str], directory: str | os.Pa
 def check_codes_belong_to(split: str, store: CodeStore) -> None:
     """Raise ValueError unless ``store`` was made from the binarized split at ``split``."""
     expected = store.meta["fingerprints"]["split"]
-    found = sha256_of_files(f"{split}.idx", f"{split}.bin")
+    found = split_fingerprint(split)
     if found != expected:
         raise ValueError(
             f"the codes in {split}.codes were made from another dataset (SHA-256 {expected[:12]}) than "

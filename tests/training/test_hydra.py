@@ -83,7 +83,7 @@ def test_yaml_trains_exactly_as_the_flags_do_and_the_model_loads(
 
 
 def check_known(config: Any) -> None:
-    """Raise where a key of a Hydra configuration exists nowhere in fairseq or the plugin, or has a value of a wrong type."""
+    """Raise where a key of a Hydra configuration exists nowhere, or its value is of a wrong type."""
     fields = {field.name: field for field in dataclasses.fields(FairseqConfig)}
     for group, section in config.items():
         if group in ("hydra", "defaults"):
