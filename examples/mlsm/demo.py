@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlsm_plugin.latent_report import AtomSummary
 from mlsm_plugin.step_record import Step, StepRecord
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -118,10 +119,15 @@ def show_what_came_out(output: Path) -> None:
         print(f"  {sentence}\n    was: {word}\n    model: {filled}")
     summaries, _ = summarize_split(data_bin, "valid", max_tokens=200_000)
     print("\nten latent properties: the tokens that carry most of their weight")
-    used = [summary for summary in summaries if summary.frequency > 1e-3]
-    for summary in sorted(used, key=lambda summary: -summary.mean_weight)[:10]:
+    for summary in shared_by_several_tokens(summaries)[:10]:
         tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens[:9])
         print(f"  atom {summary.atom:>3}: {tokens}")
+
+
+def shared_by_several_tokens(summaries: list[AtomSummary]) -> list[AtomSummary]:
+    """Atoms of which no token has half of the weight, those first whose top tokens have most of it together."""
+    shared = [summary for summary in summaries if summary.top_tokens and summary.top_tokens[0][1] < 0.5]
+    return sorted(shared, key=lambda summary: -sum(share for _, share in summary.top_tokens[:9]))
 
 
 def masked_sentences(text: Path, *, count: int) -> list[tuple[str, str]]:

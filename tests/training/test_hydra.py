@@ -54,7 +54,8 @@ def test_yaml_trains_exactly_as_the_flags_do_and_the_model_loads(
         *("model._name=mlsm_roberta_tiny", "+model.encoder_layers=2", "+model.encoder_embed_dim=32"),
         *("+model.encoder_ffn_embed_dim=64", "+model.encoder_attention_heads=2", "common.cpu=true"),
         *("dataset.batch_size=8", "optimization.update_freq=[2]", "dataset.num_workers=0", "common.log_interval=1"),
-        *("optimization.max_update=4", "lr_scheduler.warmup_updates=2", "optimization.lr=[0.001]"),
+        *("optimization.max_update=4", "lr_scheduler.total_num_update=4", "lr_scheduler.warmup_updates=2"),
+        *("optimization.lr=[0.001]",),
         *("criterion.mlm_weight=0.5", "task.tokens_per_sample=64", f"task.data={pipeline.data_bin}"),
     )
     flags = (
@@ -138,6 +139,6 @@ def test_example_configuration_is_the_published_recipe() -> None:
     config = OmegaConf.load(REPOSITORY / "examples" / "mlsm" / "mlsm.yaml")
     assert config.model._name == "mlsm_roberta_medium"
     assert config.dataset.batch_size * config.optimization.update_freq[0] == 1024
-    assert (config.optimization.max_update, list(config.optimization.lr)) == (300_000, [1e-4])
+    assert (config.optimization.max_update, list(config.optimization.lr)) == (270_000, [1e-4])
     assert (config.lr_scheduler._name, config.lr_scheduler.total_num_update) == ("polynomial_decay", 300_000)
     assert (config.task.tokens_per_sample, config.criterion.latent_weight) == (128, 1.0)

@@ -126,7 +126,8 @@ def test_run_that_ends_while_batches_are_being_loaded_ends_well(runs: dict[str, 
 
 @pytest.mark.slow
 def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: Pipeline, tmp_path: Path) -> None:
-    flags = ("--mlm-weight", 1, "--batch-size", 128, "--max-epoch", 2, "--save-interval-updates", 2)
+    # a loader process: fairseq 0.12.2 masks with numpy's global state, which threads for training and validation share
+    flags = ("--mlm-weight", 1, "--batch-size", 128, "--max-epoch", 2, "--save-interval-updates", 2, "--num-workers", 1)
     expected = train_until_killed(command_of(pipeline.data_bin, tmp_path / "whole", *flags), None)
     per_epoch = len(expected) // 2
     assert per_epoch > 10
@@ -228,7 +229,9 @@ def test_every_parameter_takes_part_in_every_step_as_torch_ddp_demands(
             loss.backward()
     finally:
         torch.distributed.destroy_process_group()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    assert [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    ] == []
 
 
 def test_half_precision_run_starts_as_float32_does(runs: dict[str, Future[Run]]) -> None:

@@ -1,0 +1,124 @@
+"""The commands of the README, copied from it and run in a clean folder, with smaller numbers only."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.cli.main import COMMANDS
+from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+EXAMPLE = (REPOSITORY / "examples" / "mlsm" / "README.md").read_text(encoding="utf-8")
+SMALLER = {
+    "--vocab-size 30000": "--vocab-size 400",
+    "--arch mlsm_roberta_base --max-update 100000": " ".join(
+        [*TINY_MODEL, *TINY_TRAINING, "--max-update", "2", "--warmup-updates", "1"]
+    ).replace("--lr-scheduler fixed", ""),
+    "--layer 12": "--layer 2",
+    "--output dict": "--output dict --atoms 16 --tokens 500 --iterations 3 --tokens-per-sample 64",
+    "--dictionary dict": "--dictionary dict --tokens-per-sample 64",
+    "--auxiliary-arch mlsm_roberta_base": " ".join(
+        ["--auxiliary-arch", "mlsm_roberta_tiny", *TINY_MODEL[2:], "--auxiliary-updates", "2", "--cpu"]
+    ),
+    "--atoms 3000 --lambda 0.05": "--atoms 16 --lambda 0.05 --tokens 500 --iterations 3 --tokens-per-sample 64",
+}
+TINY_HYDRA = (
+    "model._name=mlsm_roberta_tiny +model.encoder_embed_dim=32 +model.encoder_ffn_embed_dim=64 "
+    "+model.encoder_attention_heads=2 optimization.max_update=2 lr_scheduler.warmup_updates=1 "
+    "optimization.update_freq=[1] dataset.batch_size=8 dataset.num_workers=0 common.cpu=true"
+)
+
+
+def bash_blocks(text: str) -> list[str]:
+    return [re.sub(r"^ +", "", block, flags=re.M) for block in re.findall(r"```bash\n(.*?)```", text, flags=re.S)]
+
+
+def pipeline_commands() -> list[str]:
+    """The third column's commands of the pipeline table, in order."""
+    rows = [row.split("|")[2].strip() for row in README.splitlines() if row.startswith("| ") and row.count("|") == 5]
+    return [row.strip("`") for row in rows if row.startswith("`")]
+
+
+def smaller(command: str) -> str:
+    for large, small in SMALLER.items():
+        command = command.replace(large, small)
+    tiny = " ".join([*TINY_MODEL, *TINY_TRAINING, "--max-update", "2", "--save-dir", "model"])
+    return command.replace("latent_semantic_kl ...", f"latent_semantic_kl {tiny}")
+
+
+def run_in(folder: Path, command: str, **environment: str) -> None:
+    variables = {
+        **os.environ,
+        **environment,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout[-1500:]}\n{result.stderr[-3000:]}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
+    """A clean folder with ``train.txt``, ``valid.txt`` and the examples, and no checkout around it."""
+    root = tmp_path_factory.mktemp("readme")
+    lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)
+    (root / "train.txt").write_text("".join(lines[:800]), encoding="utf-8")
+    (root / "valid.txt").write_text("".join(lines[800:860]), encoding="utf-8")
+    shutil.copytree(REPOSITORY / "examples", root / "examples")
+    (root / "mlsm_plugin").symlink_to(REPOSITORY / "mlsm_plugin")
+    return root
+
+
+def test_every_command_of_the_pipeline_table_runs_in_order(folder: Path) -> None:
+    commands = pipeline_commands()
+    assert [command.split()[0] for command in commands] == [*["mlsm"] * 5, "fairseq-train", "mlsm"]
+    for command in commands:
+        run_in(folder, smaller(command))
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert (folder / "model" / "checkpoint_best.pt").exists()
+
+
+def test_the_recipe_runs_through_both_phases(folder: Path) -> None:
+    (recipe,) = [block for block in bash_blocks(README) if "pretrain.sh" in block]
+    tiny = " ".join([*TINY_MODEL, "--cpu", "--num-workers", "0", "--log-interval", "1"])
+    run_in(folder, smaller(recipe).replace("run/model", f"run/model {tiny}"), UPDATES="4", BATCH="8", MAX_SENTENCES="4")
+    assert (folder / "run" / "model" / "phase1" / "finished").exists()
+    assert (folder / "run" / "model" / "phase2" / "checkpoint_best.pt").exists()
+    assert "preprocess" in recipe
+    assert any("pretrain.sh run/data-bin run/model" in block for block in bash_blocks(EXAMPLE))
+
+
+def test_the_hydra_command_runs(folder: Path) -> None:
+    (command,) = [block for block in bash_blocks(README) if block.startswith("fairseq-hydra-train")]
+    run_in(folder, f"{command.strip()} {TINY_HYDRA}")
+    assert (folder / "run" / "model" / "checkpoint_best.pt").exists()
+
+
+def test_the_documented_lines_load_a_model(folder: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    code = block.replace("demo/model", "model")
+    run_in(folder, f"{sys.executable} - <<'END'\n{code}\nEND")
+
+
+def test_every_subcommand_explains_itself_and_is_in_the_readme() -> None:
+    for command in COMMANDS:
+        assert f"mlsm {command}" in README
+        text = subprocess.run(
+            [sys.executable, "-m", "mlsm_plugin.cli.main", command, "--help"],
+            capture_output=True, text=True, check=True, cwd=REPOSITORY,
+        ).stdout  # fmt: skip
+        assert COMMANDS[command].split()[0].lower() in text.lower()
