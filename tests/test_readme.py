@@ -53,7 +53,8 @@ def smaller(command: str) -> str:
     return command.replace("latent_semantic_kl ...", f"latent_semantic_kl {tiny}")
 
 
-def run_in(folder: Path, command: str, **environment: str) -> None:
+def run_in(folder: Path, command: str, **environment: str) -> str:
+    """Run ``command`` in bash as a user does; it must succeed. Returns its standard output."""
     variables = {
         **os.environ,
         **environment,
@@ -69,6 +70,7 @@ def run_in(folder: Path, command: str, **environment: str) -> None:
         check=False,
     )
     assert result.returncode == 0, f"{command}\n{result.stdout[-1500:]}\n{result.stderr[-3000:]}"
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,9 @@ def test_the_hydra_command_runs(folder: Path) -> None:
 def test_the_documented_lines_load_a_model(folder: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     code = block.replace("demo/model", "model")
-    run_in(folder, f"{sys.executable} - <<'END'\n{code}\nEND")
+    output = run_in(folder, f"{sys.executable} - <<'END'\n{code}\nEND")
+    assert output.startswith("[('Return the")
+    assert len(re.findall(r"^TokenProperties\(token='.+', atoms=\[\(\d+, ", output, flags=re.M)) >= 6
 
 
 def test_every_subcommand_explains_itself_and_is_in_the_readme() -> None:

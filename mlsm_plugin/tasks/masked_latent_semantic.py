@@ -5,7 +5,7 @@ import argparse
 import logging
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ class MaskedLatentSemanticConfig(MaskedLMConfig):
 
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
+    reuse_dataloader: bool = field(
+        default=False,
+        metadata={
+            "help": "keep loader processes from epoch to epoch, as fairseq does otherwise: they know only the first "
+            "epoch's number, so that every epoch masks the same tokens"
+        },
+    )
 
 
 @register_task("masked_latent_semantic", dataclass=MaskedLatentSemanticConfig)

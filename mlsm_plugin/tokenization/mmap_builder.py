@@ -47,7 +47,7 @@ class StreamingMMapBuilder(MMapIndexedDatasetBuilder):
 
     def merge_file_(self, another_file: str) -> None:
         """Not offered: batches come in order, so there are no worker files to merge."""
-        raise NotImplementedError
+        raise TypeError("sentences come in order here; there are no worker files to merge")
 
     def finalize(self, index_file: str) -> None:
         """Close the data and write the index, last, when the data is on the disk."""

@@ -124,6 +124,28 @@ def test_run_that_ends_while_batches_are_being_loaded_ends_well(runs: dict[str, 
         assert len(logged(runs[name].result(), "loss")) == 1
 
 
+def test_every_epoch_masks_other_tokens_whatever_process_loads_them(pipeline: Pipeline) -> None:
+    cfg = training_config(pipeline.data_bin)
+
+    def masks_of_epochs(num_workers: int) -> list[dict[int, list[int]]]:
+        task = tasks.setup_task(cfg.task)
+        task.load_dataset("valid")
+        iterator = task.get_batch_iterator(
+            task.dataset("valid"), max_sentences=8, max_positions=10_000, seed=1, num_workers=num_workers
+        )
+        epochs = []
+        for _ in range(3):
+            samples = list(iterator.next_epoch_itr(shuffle=True))
+            rows = [row for sample in samples for row in zip(sample["id"], sample["target"], strict=True)]
+            epochs.append({int(index): target[target != 1].tolist() for index, target in rows})
+        return epochs
+
+    epochs = masks_of_epochs(num_workers=1)
+    assert epochs[0].keys() == epochs[1].keys()
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs == masks_of_epochs(num_workers=0)
+
+
 @pytest.mark.slow
 def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: Pipeline, tmp_path: Path) -> None:
     # a loader process: fairseq 0.12.2 masks with numpy's global state, which threads for training and validation share
