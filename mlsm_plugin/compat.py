@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -175,3 +176,11 @@ def open_config(cfg: Any) -> Iterator[Any]:
         yield cfg
     finally:
         OmegaConf.set_struct(cfg, True)
+
+
+def loader_processes_keep_their_epoch() -> bool:
+    """Whether fairseq keeps loader processes from epoch to epoch, which then draw the first epoch's masks again.
+
+    fairseq-fixed does; a task can switch it off (``reuse_dataloader``), fairseq's own ``masked_lm`` does not.
+    """
+    return "reuse_dataloader" in inspect.signature(iterators.EpochBatchIterator.__init__).parameters

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from mlsm_plugin import compat
 from mlsm_plugin.atomic_files import atomic_open
 from mlsm_plugin.tasks.masked_latent_semantic import copy_portable_files
 
@@ -33,6 +34,8 @@ def default_flags(max_update: int, arch: str, given: list[str]) -> list[str]:
         *("--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"),
         *("--log-format", "simple", "--log-interval", "100"),
     ]
+    if compat.loader_processes_keep_their_epoch():
+        flags += ["--num-workers", "0"]  # the training process itself loads, and masks other tokens every epoch
     if "--optimizer" not in given:
         flags += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"]
     if "--lr-scheduler" not in given:

@@ -66,7 +66,7 @@ def test_yaml_trains_exactly_as_the_flags_do_and_the_model_loads(
     with ThreadPoolExecutor(2) as pool:
         by_flags = pool.submit(fairseq_train, pipeline.data_bin, tmp_path / "flags", *flags)
         by_yaml = pool.submit(hydra_train, *tiny, f"checkpoint.save_dir={tmp_path / 'yaml'}")
-        in_bf16 = pool.submit(hydra_train, *tiny, "checkpoint.no_save=true", "common.bf16=true")
+        in_bf16 = pool.submit(hydra_train, *tiny, f"checkpoint.save_dir={tmp_path / 'bf16'}", "common.bf16=true")
 
     assert len(logged(by_flags.result(), "loss")) == 4
     for name in ("loss", "kl", "mlm_loss", "gnorm", "lr"):
