@@ -21,7 +21,7 @@ class Step:
         name: of the step, unique in the chain.
         command: what it runs; another command makes the step stale.
         inputs: files whose contents the result depends on.
-        outputs: files and folders that it makes; removed before it runs on other inputs.
+        outputs: files and folders that it makes; renamed to ``*.old`` before it runs on other inputs.
     """
 
     name: str
@@ -55,7 +55,7 @@ class StepRecord:
             return 0
         if not same:
             for output in step.outputs:
-                _remove(output)
+                _set_aside(output)
         # what comes after this step was made of its old result: those records go
         steps = {name: steps[name] for name, *_ in self.rows}
         steps[step.name] = {"signature": signature, "done": False}
@@ -83,8 +83,12 @@ def _size(outputs: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        path.unlink()
+def _set_aside(path: Path) -> None:
+    """Rename ``path`` to ``path.old``: a changed option must not destroy days of training."""
+    if not os.path.lexists(path):
+        return
+    old = path.with_name(f"{path.name}.old")
+    if old.is_dir():
+        shutil.rmtree(old)
+    os.replace(path, old)
+    print(f"{path} was made with other settings or inputs; it is now {old}", flush=True)
