@@ -10,13 +10,14 @@ import atexit
 import functools
 import inspect
 import os
+import queue
 import sys
 import threading
 import time
 import types
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,10 @@ def _stop_loading_before_exit() -> None:
         exiting.set()
         deadline = time.monotonic() + seconds
         for consumer in list(consumers):
-            # one that waits for room in its queue is in no C++ code and may be killed
-            while consumer.is_alive() and not consumer._queue.full() and time.monotonic() < deadline:
+            while consumer.is_alive() and time.monotonic() < deadline:
+                # it may wait for room, or be at work on a further batch although its queue is full
+                with suppress(queue.Empty):
+                    consumer._queue.get_nowait()
                 consumer.join(0.01)
 
     iterators.BackgroundConsumer = BackgroundConsumer
