@@ -206,26 +206,24 @@ def test_a_model_without_head_leaves_that_of_the_checkpoint_out(run, caplog):
     assert head_messages(caplog) == [("INFO", "the checkpoint's latent head is not used by this task and is left out")]
 
 
-def test_a_checkpoint_without_head_gets_a_new_one(run, caplog):
-    saved = model_with(run, None, seed=2).state_dict()
+@pytest.mark.parametrize(
+    ("saved_atoms", "expected"),
+    [
+        (None, ("INFO", "the checkpoint has no latent head: a new one starts from scratch")),
+        (
+            20,
+            ("WARNING", "the checkpoint's latent head has 20 atoms, the codes have 48: a new head starts from scratch"),
+        ),
+    ],
+)
+def test_a_head_that_does_not_fit_starts_anew_with_one_line(run, caplog, saved_atoms, expected):
+    saved = model_with(run, saved_atoms, seed=2).state_dict()
     model = model_with(run, 48)
     fresh = copy.deepcopy(model.state_dict())
     model.load_state_dict(copy.deepcopy(saved), strict=True)
     assert_loaded(model, saved, but=HEAD)
     assert all(torch.equal(model.state_dict()[name], fresh[name]) for name in HEAD)
-    expected = "the checkpoint has no latent head: a new one starts from scratch"
-    assert head_messages(caplog) == [("INFO", expected)]
-
-
-def test_a_head_over_another_dictionary_is_replaced_with_one_warning(run, caplog):
-    saved = model_with(run, 20, seed=2).state_dict()
-    model = model_with(run, 48)
-    fresh = copy.deepcopy(model.state_dict())
-    model.load_state_dict(copy.deepcopy(saved), strict=True)
-    assert_loaded(model, saved, but=HEAD)
-    assert all(torch.equal(model.state_dict()[name], fresh[name]) for name in HEAD)
-    expected = "the checkpoint's latent head has 20 atoms, the codes have 48: a new head starts from scratch"
-    assert head_messages(caplog) == [("WARNING", expected)]
+    assert head_messages(caplog) == [expected]
 
 
 def test_the_head_is_fitted_under_a_prefix_too(run, model):
