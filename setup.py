@@ -27,6 +27,7 @@ setup(
         "sentencepiece>=0.2",
         "numpy",
         "scipy",
+        "numba>=0.58",  # compiles the inner loop of the active-set solver
         "spams-bin",  # imports as spams; GPL-3.0, a separate package
         "tqdm",
     ],

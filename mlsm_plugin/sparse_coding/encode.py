@@ -1,9 +1,8 @@
-"""Hidden states to sparse codes: the solvers, and the duality gap that certifies what they return."""
+"""Hidden states to sparse codes, each with a certified duality gap."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +10,13 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+from mlsm_plugin.sparse_coding.solvers import AUTO_SOLVERS, LIMITING_SOLVERS, SOLVERS, canonical_csr
+
 logger = logging.getLogger(__name__)
 
 # Rows handed to a solver at a time: in float64 and 768 wide that is 50 MB.
 ROWS_PER_CHUNK = 8192
-# Entries of a dense (rows, n_atoms) float64 temporary: 32 MB whatever the size of the dictionary.
-DENSE_ENTRIES = 2**22
-# FISTA gives up on a row after so many steps; its gap then says how far it came.
-MAX_FISTA_STEPS = 10_000
-# The gap costs as much as a step of FISTA, so it is not computed after each of them.
-FISTA_STEPS_PER_CHECK = 10
 
 
 @dataclass(frozen=True)
@@ -31,22 +27,6 @@ class SparseCodes:
     """(n_tokens, n_atoms) float32, non-negative, column indices sorted, no stored zeros."""
     gap: np.ndarray
     """(n_tokens,) float64, the certified relative duality gap of each row (:func:`relative_duality_gap`)."""
-
-
-@dataclass(frozen=True)
-class SolverSettings:
-    """The settings that every solver receives; one that cannot honour a setting says so in its docstring."""
-
-    lambda_: float
-    """Weight of the l1 penalty."""
-    tolerance: float
-    """Relative duality gap at which an iterative solver may stop."""
-    max_nonzeros: int | None
-    """Most non-zeros of a code, or None for no limit."""
-    threads: int | None
-    """CPU threads, or None for all cores."""
-    device: torch.device
-    """Where the hidden states came from; solvers written in torch compute there."""
 
 
 def normalize_rows(hidden: Any) -> Any:
@@ -89,13 +69,14 @@ def sparse_encode(
         hidden: (n_tokens, dim) numpy array or torch tensor.
         dictionary: (n_atoms, dim), unit rows by convention (nothing here needs them).
         lambda_: weight of the l1 penalty, > 0.
-        solver: ``"spams"`` (homotopy, exact unless atoms are linearly dependent), ``"fista"`` (iterates
-            until the gap is <= ``tolerance``), or ``"auto"``: spams, then FISTA for the rows that spams left
-            above ``tolerance``.
-        tolerance: relative duality gap to reach. Rows that miss it are counted in a warning of the log.
-        max_nonzeros: stop spams' path at so many non-zeros; such codes are no minimizers and their gap says so.
-        threads: CPU threads of spams, None for all cores. FISTA runs on torch's own threads, or on the
-            device of ``hidden``.
+        solver: ``"active_set"`` (exact and fastest, see :mod:`mlsm_plugin.sparse_coding.active_set`), ``"spams"``
+            (homotopy, exact unless atoms are linearly dependent), ``"fista"`` (iterates until the gap is
+            <= ``tolerance``), or ``"auto"``: these in turn, each for the rows that are still above ``tolerance``.
+        tolerance: relative duality gap to reach. Rows that miss it are counted in a warning of the log. Exact
+            solvers go far below it.
+        max_nonzeros: stop at so many non-zeros (spams only); such codes are no minimizers and their gap says so.
+        threads: CPU threads of the compiled solvers, None for all cores. Matrix products and FISTA run on torch's
+            own threads; where ``hidden`` lies on a GPU, ``"active_set"`` and ``"fista"`` compute there.
 
     Returns:
         :class:`SparseCodes`. The gap is that of the float64 solution, before the weights become float32.
@@ -116,7 +97,7 @@ def sparse_encode(
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
         chunk = np.ascontiguousarray(hidden[start : start + ROWS_PER_CHUNK], dtype=np.float64)
         chunk_codes, chunk_gap = _encode_chunk(chunk, atoms, solver, settings)
-        codes.append(chunk_codes.astype(np.float32))
+        codes.append(canonical_csr(chunk_codes.astype(np.float32)))
         gaps.append(chunk_gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
@@ -127,40 +108,7 @@ def sparse_encode(
         logger.warning(
             "%d of %d codes miss the relative duality gap %g; the worst is %.3g", missed, len(gap), tolerance, gap.max()
         )
-    return SparseCodes(_canonical(sp.vstack(codes, format="csr")), gap)
-
-
-def relative_duality_gap(
-    hidden: np.ndarray, dictionary: np.ndarray, codes: sp.csr_matrix, *, lambda_: float
-) -> np.ndarray:
-    """Upper bound on how far each code is from optimal, relative to its objective.
-
-    With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
-    ``theta = r * min(1, lambda_ / max_j (D r)_j)`` satisfies ``D theta <= lambda_`` and is thus feasible for
-    the dual ``0.5 * ||x||^2 - 0.5 * ||x - theta||^2``, whose value Q(theta) no primal value undercuts (Fenchel
-    duality; Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``.
-    Computed in float64, a bounded number of rows at a time.
-
-    Args:
-        hidden: (n_tokens, dim) float.
-        dictionary: (n_atoms, dim) float.
-        codes: (n_tokens, n_atoms), non-negative.
-        lambda_: weight of the l1 penalty.
-
-    Returns:
-        (n_tokens,) float64 in [0, 1]; 0 for a row of zeros with an empty code.
-    """
-    atoms = np.asarray(dictionary, dtype=np.float64)
-    gap = np.empty(len(hidden))
-    rows = max(1, DENSE_ENTRIES // len(atoms))
-    for start in range(0, len(hidden), rows):
-        chunk = slice(start, start + rows)
-        x = np.asarray(hidden[chunk], dtype=np.float64)
-        part = codes[chunk].astype(np.float64)
-        residual = x - part @ atoms  # (rows, dim)
-        penalty = lambda_ * np.asarray(part.sum(axis=1)).ravel()
-        gap[chunk] = _relative_gap(x, residual, (residual @ atoms.T).max(axis=1), penalty, lambda_)
-    return gap
+    return SparseCodes(sp.vstack(codes, format="csr"), gap)
 
 
 def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
@@ -180,78 +128,6 @@ def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     )
 
 
-def _solve_with_spams(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
-    """LARS homotopy of spams, in float64: in float32 it loses the path of some rows altogether.
-
-    spams takes columns in Fortran order, which the transposes of C-ordered rows are, and aborts the process
-    when the shapes disagree, so they are checked before this is called.
-    """
-    import spams
-
-    codes = spams.lasso(
-        hidden.T,
-        D=atoms.T,
-        lambda1=settings.lambda_,
-        mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
-        pos=True,
-        L=-1 if settings.max_nonzeros is None else settings.max_nonzeros,
-        numThreads=-1 if settings.threads is None else settings.threads,
-    )
-    return codes.T.tocsr()
-
-
-def _solve_with_fista(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
-    """FISTA (Beck and Teboulle, 2009), float64, on ``settings.device``; ignores ``settings.threads``."""
-    d = torch.tensor(atoms, device=settings.device)
-    small_gram = d.T @ d if d.shape[0] > d.shape[1] else d @ d.T
-    lipschitz = float(torch.linalg.eigvalsh(small_gram)[-1].clip(min=torch.finfo(d.dtype).tiny))
-    rows = max(1, DENSE_ENTRIES // len(atoms))
-    parts = [
-        _fista_batch(torch.tensor(hidden[start : start + rows], device=settings.device), d, lipschitz, settings)
-        for start in range(0, len(hidden), rows)
-    ]
-    return sp.vstack(parts, format="csr")
-
-
-def _fista_batch(x: torch.Tensor, d: torch.Tensor, lipschitz: float, settings: SolverSettings) -> sp.csr_matrix:
-    """Run FISTA on the rows of ``x`` (rows, dim) until each row's gap is small; finished rows leave the batch.
-
-    The momentum of a row starts anew when it points uphill (O'Donoghue and Candes, 2015).
-    """
-    finished = torch.zeros(len(x), len(d), dtype=x.dtype, device=x.device)
-    active = torch.arange(len(x), device=x.device)
-    a = torch.zeros_like(finished)
-    y, t = a, torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
-    for step in range(MAX_FISTA_STEPS):
-        if step % FISTA_STEPS_PER_CHECK == 0:
-            residual = x - a @ d
-            largest = (residual @ d.T).amax(dim=1)
-            gap = _relative_gap(x, residual, largest, settings.lambda_ * a.sum(dim=1), settings.lambda_)
-            done = gap <= settings.tolerance
-            finished[active[done]] = a[done]
-            active, x, a, y, t = (tensor[~done] for tensor in (active, x, a, y, t))
-            if len(active) == 0:
-                break
-        gradient = (y @ d - x) @ d.T + settings.lambda_
-        new_a = (y - gradient / lipschitz).clip(min=0)
-        uphill = ((y - new_a) * (new_a - a)).sum(dim=1, keepdim=True) > 0
-        t = torch.where(uphill, torch.ones_like(t), t)
-        new_t = (1 + torch.sqrt(1 + 4 * t**2)) / 2
-        y = new_a + (t - 1) / new_t * (new_a - a)
-        a, t = new_a, new_t
-    finished[active] = a
-    return sp.csr_matrix(finished.cpu().numpy())
-
-
-Solver = Callable[[np.ndarray, np.ndarray, SolverSettings], sp.csr_matrix]
-# A solver maps float64 (n_tokens, dim) and (n_atoms, dim), both in C order, to (n_tokens, n_atoms).
-SOLVERS: dict[str, Solver] = {"spams": _solve_with_spams, "fista": _solve_with_fista}
-# "auto" tries these in turn, each on the rows that the one before it left above the tolerance.
-AUTO_SOLVERS = ("spams", "fista")
-# The solvers that honour max_nonzeros.
-LIMITING_SOLVERS = ("spams",)
-
-
 def _encode_chunk(
     chunk: np.ndarray, atoms: np.ndarray, solver: str, settings: SolverSettings
 ) -> tuple[sp.csr_matrix, np.ndarray]:
@@ -259,43 +135,18 @@ def _encode_chunk(
     names: tuple[str, ...] = (solver,)
     if solver == "auto":
         names = AUTO_SOLVERS if settings.max_nonzeros is None else LIMITING_SOLVERS
-    codes = _canonical(SOLVERS[names[0]](chunk, atoms, settings))
-    gap = relative_duality_gap(chunk, atoms, codes, lambda_=settings.lambda_)
+    codes, gap = SOLVERS[names[0]](chunk, atoms, settings)
     for name in names[1:]:
         open_rows = np.flatnonzero(gap > settings.tolerance)
         if len(open_rows) == 0:
             break
-        again = _canonical(SOLVERS[name](chunk[open_rows], atoms, settings))
+        others, other_gap = SOLVERS[name](chunk[open_rows], atoms, settings)
+        better = np.flatnonzero(other_gap < gap[open_rows])
         order = np.arange(len(chunk))
-        order[open_rows] = len(chunk) + np.arange(len(open_rows))
-        codes = sp.vstack([codes, again], format="csr")[order]
-        gap[open_rows] = relative_duality_gap(chunk[open_rows], atoms, again, lambda_=settings.lambda_)
+        order[open_rows[better]] = len(chunk) + better
+        codes = sp.vstack([codes, others], format="csr")[order]
+        gap[open_rows[better]] = other_gap[better]
     return codes, gap
-
-
-def _relative_gap(x: Any, residual: Any, largest: Any, penalty: Any, lambda_: float) -> Any:
-    """The gap of :func:`relative_duality_gap` from its parts, for numpy arrays and torch tensors alike.
-
-    Args:
-        x: (rows, dim).
-        residual: (rows, dim), ``x - a D``.
-        largest: (rows,), the largest entry of ``D r``.
-        penalty: (rows,), ``lambda_ * sum(a)``.
-        lambda_: weight of the l1 penalty.
-    """
-    scale = lambda_ / largest.clip(min=lambda_)
-    squared_residual = (residual * residual).sum(-1)
-    primal = 0.5 * squared_residual + penalty
-    dual = scale * (x * residual).sum(-1) - 0.5 * scale**2 * squared_residual
-    return ((primal - dual) / primal.clip(min=np.finfo(np.float64).tiny)).clip(min=0, max=1)
-
-
-def _canonical(codes: sp.csr_matrix) -> sp.csr_matrix:
-    """``codes`` with sorted columns and no stored zeros, as a ``csr_matrix``."""
-    codes = sp.csr_matrix(codes)
-    codes.eliminate_zeros()
-    codes.sort_indices()
-    return codes
 
 
 def _as_array(values: Any) -> np.ndarray:

@@ -11,13 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.sparse_coding import encode
-from mlsm_plugin.sparse_coding.encode import (
-    normalize_rows,
-    relative_duality_gap,
-    sparse_encode,
-    target_distribution,
-)
+from mlsm_plugin.sparse_coding import active_set, duality_gap, encode, solvers
+from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
 
 
 def random_problem(seed: int, n_tokens: int, n_atoms: int, dim: int, correlation: float):
@@ -54,7 +50,7 @@ problems = st.builds(
 lambdas = st.sampled_from([1e-2, 0.05, 0.3, 1.5])
 
 
-@pytest.mark.parametrize("solver", ["auto", "spams", "fista"])
+@pytest.mark.parametrize("solver", ["auto", "active_set", "spams", "fista"])
 @settings(max_examples=25, deadline=None)
 @given(problem=problems, lambda_=lambdas)
 def test_codes_are_optimal(solver, problem, lambda_):
@@ -100,15 +96,16 @@ def test_identity_dictionary_soft_thresholds():
     assert result.gap[1] == 0
 
 
-def test_duplicate_atoms_defeat_spams_and_auto_repairs_them(caplog):
+def test_auto_replaces_only_what_misses_the_tolerance(monkeypatch, caplog):
     rng = np.random.default_rng(0)
     atoms = normalize_rows(rng.standard_normal((20, 5)))
-    atoms[10:12] = atoms[:2]
+    atoms[10:12] = atoms[:2]  # duplicates make spams fail silently
     hidden = normalize_rows(rng.standard_normal((50, 5)))
     with caplog.at_level(logging.WARNING):
         alone = sparse_encode(hidden, atoms, lambda_=0.01, solver="spams", threads=1)
     assert (alone.gap > 1e-4).any()
     assert f"{(alone.gap > 1e-4).sum()} of 50 codes miss the relative duality gap 0.0001" in caplog.text
+    monkeypatch.setattr(encode, "AUTO_SOLVERS", ("spams", "fista"))
     repaired = sparse_encode(hidden, atoms, lambda_=0.01, threads=1)
     assert (repaired.gap <= 1e-4).all()
     kept = alone.gap <= 1e-4
@@ -119,7 +116,7 @@ def test_duplicate_atoms_defeat_spams_and_auto_repairs_them(caplog):
 
 
 def test_fista_flags_rows_that_ran_out_of_steps(monkeypatch, caplog):
-    monkeypatch.setattr(encode, "MAX_FISTA_STEPS", 3)
+    monkeypatch.setattr(solvers, "MAX_FISTA_STEPS", 3)
     hidden, atoms = random_problem(0, 5, 12, 8, 0.5)
     with caplog.at_level(logging.WARNING):
         result = sparse_encode(hidden, atoms, lambda_=0.01, solver="fista", tolerance=1e-9)
@@ -129,17 +126,18 @@ def test_fista_flags_rows_that_ran_out_of_steps(monkeypatch, caplog):
 
 def test_chunks_do_not_change_the_codes(monkeypatch):
     hidden, atoms = random_problem(1, 23, 12, 8, 0.5)
-    for solver in ("spams", "fista"):
+    for solver in ("active_set", "spams", "fista"):
         whole = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver, tolerance=1e-8, threads=1)
         with monkeypatch.context() as patch:
             patch.setattr(encode, "ROWS_PER_CHUNK", 5)
-            patch.setattr(encode, "DENSE_ENTRIES", 30)
+            for module in (duality_gap, solvers, active_set):
+                patch.setattr(module, "DENSE_ENTRIES", 30)
             parts = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver, tolerance=1e-8, threads=1)
         assert parts.codes.shape == whole.codes.shape
         np.testing.assert_allclose(parts.codes.toarray(), whole.codes.toarray(), atol=1e-6)
 
 
-@pytest.mark.parametrize("solver", ["spams", "fista"])
+@pytest.mark.parametrize("solver", ["active_set", "spams", "fista"])
 def test_torch_tensors_and_readonly_memmaps(solver, tmp_path):
     hidden, atoms = random_problem(2, 7, 12, 8, 0.5)
     expected = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver).codes.toarray()
@@ -156,10 +154,11 @@ def test_torch_tensors_and_readonly_memmaps(solver, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_fista_on_cuda_agrees_with_the_cpu():
-    hidden, atoms = random_problem(2, 7, 12, 8, 0.5)
-    expected = sparse_encode(hidden, atoms, lambda_=0.05, solver="fista", tolerance=1e-9).codes.toarray()
-    on_cuda = sparse_encode(torch.from_numpy(hidden).cuda(), atoms, lambda_=0.05, solver="fista", tolerance=1e-9)
+@pytest.mark.parametrize("solver", ["active_set", "fista"])
+def test_cuda_agrees_with_the_cpu(solver):
+    hidden, atoms = random_problem(2, 300, 200, 32, 0.5)
+    expected = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver, tolerance=1e-9).codes.toarray()
+    on_cuda = sparse_encode(torch.from_numpy(hidden).cuda(), atoms, lambda_=0.05, solver=solver, tolerance=1e-9)
     np.testing.assert_allclose(on_cuda.codes.toarray(), expected, atol=1e-5)
 
 
@@ -204,7 +203,7 @@ NAN_ROW = np.where(np.arange(4)[:, None] == 2, np.nan, HIDDEN)
         (HIDDEN, np.full((3, 3), np.inf), {}, "dictionary row 0 holds NaN or infinity"),
         (HIDDEN, ATOMS, {"lambda_": 0}, "lambda_ must be a positive number, got 0"),
         (HIDDEN, ATOMS, {"lambda_": np.nan}, "lambda_ must be a positive number, got nan"),
-        (HIDDEN, ATOMS, {"solver": "ista"}, "unknown solver 'ista'; choose one of auto, spams, fista"),
+        (HIDDEN, ATOMS, {"solver": "ista"}, "unknown solver 'ista'; choose one of auto, active_set, spams, fista"),
         (HIDDEN, ATOMS, {"tolerance": 0}, "tolerance must be > 0, got 0"),
         (HIDDEN, ATOMS, {"max_nonzeros": 0}, "max_nonzeros must be >= 1 or None, got 0"),
         (HIDDEN, ATOMS, {"threads": 0}, "threads must be >= 1 or None, got 0"),

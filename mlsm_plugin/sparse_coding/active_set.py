@@ -1,0 +1,229 @@
+"""The active-set solver: exact codes, a batch of rows at a time.
+
+The code of a row is found on a *working set* of a few hundred atoms and then proven, or improved, with all of them:
+
+1. All atoms are ranked by their inner products with the residual of a ridge regression of the row on all atoms, which
+   one matrix product computes. It puts nearly all atoms of the final code into the first few hundred; their plain
+   correlations with the row do not, because hidden states and atoms share a large common component.
+2. The non-negative lasso is solved on the working set by an active-set method: solve for the weights of the support
+   by a Cholesky factor of its Gram block, let weights that would turn negative leave, let the atoms that violate the
+   optimality conditions most join, repeat (Lawson and Hanson, 1974, ch. 23, for the lasso and several atoms at once).
+3. The optimality conditions are checked against all atoms by one matrix product. Where they hold, the duality gap
+   certifies the code; elsewhere the violators enter the working set and the row goes back to 2.
+
+On the CPU, 2 runs compiled (:mod:`~mlsm_plugin.sparse_coding.active_set_kernel`, numba), row by row in cache, with
+float32 matrix products and Gram matrix, and float64 for all that decides: the factor, the residual, the conditions at
+their boundary, the gap. On other devices, and where numba does not run, the rows of a batch are solved side by side in
+float64 (:mod:`~mlsm_plugin.sparse_coding.active_set_torch`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
+from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+
+# A Gram matrix of at most so many entries is kept (1 GiB in float32: 16,384 atoms); beyond, its rows are computed
+# where they are needed.
+GRAM_ENTRIES = 2**28
+# Rounds of solving and checking; real hidden states need 2 to 5.
+MAX_ROUNDS = 60
+# From the second round on, atoms whose inner product with the residual is above this share of lambda come along:
+# some of them violate the conditions once the violators have joined.
+NEAR_VIOLATION = 0.8
+# Rows that a thread takes at a time.
+ROWS_PER_TASK = 64
+
+
+@dataclass(frozen=True)
+class PreparedDictionary:
+    """A dictionary and what every row needs of it."""
+
+    atoms: np.ndarray
+    """(n_atoms, dim) float64."""
+    atoms32: torch.Tensor
+    """(n_atoms, dim) float32."""
+    gram: np.ndarray
+    """(n_atoms, n_atoms) float32, or (0, 0) where that would be too large."""
+    ridge: torch.Tensor
+    """(n_atoms, dim) float32; a row times its transpose ranks the atoms for the first working set."""
+    rounding: float
+    """Bound on the error of a float32 inner product of an atom with a vector of norm 1."""
+
+
+@dataclass
+class Batch:
+    """The rows that are solved together: ``n`` rows, codes of at most ``depth`` atoms."""
+
+    hidden: np.ndarray
+    """(n, dim) float64."""
+    atoms: np.ndarray
+    """(n, depth) int32, the atoms of each code."""
+    weights: np.ndarray
+    """(n, depth) float64."""
+    sizes: np.ndarray
+    """(n,) int64, atoms in each code; -1 before the first round."""
+    residuals: np.ndarray
+    """(n, dim) float64."""
+    gaps: np.ndarray
+    """(n,) float64."""
+
+    @classmethod
+    def of(cls, hidden: np.ndarray, num_atoms: int) -> Batch:
+        """Rows that have no code yet."""
+        depth = min(num_atoms, hidden.shape[1])  # no more atoms are linearly independent
+        return cls(
+            hidden,
+            np.zeros((len(hidden), depth), np.int32),
+            np.zeros((len(hidden), depth)),
+            np.full(len(hidden), -1, np.int64),
+            np.zeros_like(hidden),
+            np.ones(len(hidden)),
+        )
+
+    def codes(self, num_atoms: int) -> sp.csr_matrix:
+        """(n, n_atoms) float64."""
+        held = np.arange(self.atoms.shape[1]) < self.sizes[:, None]
+        indptr = np.concatenate([[0], np.cumsum(self.sizes)])
+        return sp.csr_matrix((self.weights[held], self.atoms[held], indptr), shape=(len(self.sizes), num_atoms))
+
+
+def solve_with_active_set(
+    hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings
+) -> tuple[sp.csr_matrix, np.ndarray]:
+    """Codes and their certified relative duality gaps; see the module. Ignores ``settings.tolerance``: it is exact.
+
+    Args:
+        hidden: (n_tokens, dim) float64.
+        atoms: (n_atoms, dim) float64.
+        settings: ``threads`` bounds the threads of the compiled loop; matrix products run on torch's.
+
+    Returns:
+        (n_tokens, n_atoms) float64 and (n_tokens,) float64.
+    """
+    if settings.device.type != "cpu" or not compiler_is_there():
+        from mlsm_plugin.sparse_coding.active_set_torch import solve_batched
+
+        return solve_batched(hidden, atoms, settings)
+    prepared = _prepared(atoms)
+    rows = max(1, DENSE_ENTRIES // len(atoms))
+    batches = []
+    with ThreadPoolExecutor(settings.threads or torch.get_num_threads()) as pool:
+        for start in range(0, len(hidden), rows):
+            batch = Batch.of(hidden[start : start + rows], len(atoms))
+            _solve_batch(batch, prepared, settings.lambda_, pool)
+            batches.append(batch)
+    codes = sp.vstack([batch.codes(len(atoms)) for batch in batches], format="csr")
+    return codes, np.concatenate([batch.gaps for batch in batches])
+
+
+def compiler_is_there() -> bool:
+    """Whether numba can be imported."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> None:
+    """Rounds of solving and checking until every row is optimal, or ``MAX_ROUNDS``."""
+    num_atoms, dim = prepared.atoms.shape
+    rows = np.arange(len(batch.hidden))
+    vectors = batch.hidden
+    # where the dictionary is small everything is in the first working set
+    limit, floor = (num_atoms if num_atoms <= 2 * dim else max(64, dim)), 0.0
+    for round_ in range(MAX_ROUNDS):
+        part = torch.from_numpy(vectors).float()
+        correlations = (part @ prepared.atoms32.T).numpy()
+        ranking = (part @ prepared.ridge.T).numpy() if round_ == 0 and limit < num_atoms else correlations
+        optimal = np.zeros(len(rows), np.bool_)
+        _advance(batch, prepared, lambda_, rows, correlations, ranking, limit, floor, optimal, pool)
+        rows = rows[~optimal]
+        if len(rows) == 0:
+            return
+        vectors = batch.residuals[rows]
+        # later working sets grow, so that a row cannot go in circles for ever
+        limit, floor = min(num_atoms, max(32, dim // 3) * max(1, round_ // 4)), NEAR_VIOLATION * lambda_
+
+
+def _advance(
+    batch: Batch,
+    prepared: PreparedDictionary,
+    lambda_: float,
+    rows: np.ndarray,
+    correlations: np.ndarray,
+    ranking: np.ndarray,
+    limit: int,
+    floor: float,
+    optimal: np.ndarray,
+    pool: ThreadPoolExecutor,
+) -> None:
+    """One round of the compiled loop, shared among the threads of ``pool``."""
+    from mlsm_plugin.sparse_coding.active_set_kernel import advance_rows
+
+    def advance(first: int) -> None:
+        advance_rows(
+            first, min(first + ROWS_PER_TASK, len(rows)), rows, lambda_, batch.hidden, prepared.atoms,
+            prepared.atoms32.numpy(), prepared.gram, correlations, ranking, limit, floor, prepared.rounding,
+            batch.atoms, batch.weights, batch.sizes, batch.residuals, batch.gaps, optimal,
+        )  # fmt: skip
+
+    list(pool.map(advance, range(0, len(rows), ROWS_PER_TASK)))
+
+
+def ridge_ranking(atoms: Any) -> Any:
+    """Rows (n_atoms, dim) whose inner products with ``x`` rank the atoms for the code of ``x``.
+
+    The residual of the ridge regression of ``x`` on the atoms is proportional to ``(D^T D + r I)^-1 x``; an atom's
+    rank is its inner product with that. ``r`` is the mean eigenvalue of ``D^T D``.
+
+    Args:
+        atoms: (n_atoms, dim) float64 torch tensor.
+    """
+    covariance = atoms.T @ atoms
+    ridge = covariance.trace() / len(covariance)
+    if ridge <= 0:
+        return atoms
+    identity = torch.eye(len(covariance), dtype=atoms.dtype, device=atoms.device)
+    return torch.linalg.solve(covariance + ridge * identity, atoms.T).T * ridge
+
+
+def _prepared(atoms: np.ndarray) -> PreparedDictionary:
+    """The prepared dictionary, kept from call to call while the atoms stay the same."""
+    key = _Contents(atoms)
+    return _prepare(key)
+
+
+class _Contents:
+    """An array as a key of a cache: equal when the values are."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array.copy()
+
+    def __hash__(self) -> int:
+        return hash((self.array.shape, float(self.array[0].sum())))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Contents) and np.array_equal(self.array, other.array)
+
+
+@functools.lru_cache(maxsize=1)
+def _prepare(contents: _Contents) -> PreparedDictionary:
+    atoms = contents.array
+    double = torch.from_numpy(atoms)
+    with_gram = len(atoms) ** 2 <= GRAM_ENTRIES
+    largest_norm = float(torch.linalg.vector_norm(double, dim=1).max())
+    return PreparedDictionary(
+        atoms,
+        double.float(),
+        (double @ double.T).float().numpy() if with_gram else np.zeros((0, 0), np.float32),
+        ridge_ranking(double).float().contiguous(),
+        # Higham, 2002, eq. 3.5, and the rounding of both vectors to float32
+        (atoms.shape[1] + 3) * 2.0**-24 * largest_norm,
+    )

@@ -1,0 +1,187 @@
+"""The active-set solver without a compiler: all rows of a batch side by side, in float64, on any device.
+
+The same method as the compiled loop (:mod:`mlsm_plugin.sparse_coding.active_set`), in another order: the supports of
+a batch are padded to one length, so that their Gram blocks are factored and solved in one batched call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES, relative_gap_of_parts
+from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+
+# Atoms that join each support in a round.
+BLOCK = 16
+# Atoms of the first support, per 16 of the width.
+FIRST_SUPPORT = 2
+MAX_ROUNDS = 200
+# Solutions within a round; a row that is not through by then goes on in the next round.
+MAX_SOLUTIONS = 40
+# Slack of the optimality conditions, relative to lambda.
+SLACK = 1e-9
+# A weight whose step was so many times its remainder, downwards, has become zero.
+NEGLIGIBLE = 1e-12
+# Added to the diagonal of the Gram blocks, relative to their largest entry: where atoms of a support depend linearly on
+# each other, the step then goes far along the directions in which only the penalty changes, until a weight is zero.
+DAMPING = 1e-11
+# Entries of the Gram blocks of a batch: 256 MB on the CPU; on a GPU larger batches pay.
+BLOCK_ENTRIES = {"cpu": 2**22, "cuda": 2**27}
+
+
+@dataclass
+class Supports:
+    """The codes of ``n`` rows, padded to a common length ``k``."""
+
+    atoms: Tensor
+    """(n, k) int64; padding repeats any atom."""
+    weights: Tensor
+    """(n, k) float64, 0 for padding and for atoms that have just joined."""
+    held: Tensor
+    """(n, k) bool, False for padding."""
+
+    def select(self, rows: Tensor) -> Supports:
+        """Some rows, without the columns that none of them needs."""
+        held = self.held[rows]
+        order = torch.argsort(held, dim=1, descending=True, stable=True)
+        order = order[:, : int(held.sum(dim=1).max()) if len(held) else 0]
+        return Supports(self.atoms[rows].gather(1, order), self.weights[rows].gather(1, order), held.gather(1, order))
+
+    def dense(self, num_atoms: int) -> Tensor:
+        """(n, num_atoms)."""
+        codes = self.weights.new_zeros(len(self.weights), num_atoms)
+        return codes.scatter_add_(1, self.atoms, torch.where(self.held, self.weights, 0.0))
+
+
+def solve_batched(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> tuple[sp.csr_matrix, np.ndarray]:
+    """As :func:`mlsm_plugin.sparse_coding.active_set.solve_with_active_set`, on ``settings.device``."""
+    from mlsm_plugin.sparse_coding.active_set import ridge_ranking
+
+    d = torch.tensor(atoms, device=settings.device)
+    gram, ridge = d @ d.T, ridge_ranking(d)
+    blocks = BLOCK_ENTRIES.get(settings.device.type, BLOCK_ENTRIES["cpu"])
+    rows = max(1, min(DENSE_ENTRIES * blocks // BLOCK_ENTRIES["cpu"] // len(atoms), blocks // 64**2))
+    codes, gaps = [], []
+    for start in range(0, len(hidden), rows):
+        x = torch.tensor(hidden[start : start + rows], device=settings.device)
+        batch_codes, batch_gaps = _solve_batch(x, d, gram, ridge, settings.lambda_)
+        codes.append(batch_codes)
+        gaps.append(batch_gaps)
+    return sp.vstack(codes, format="csr"), np.concatenate(gaps)
+
+
+def _solve_batch(x: Tensor, d: Tensor, gram: Tensor, ridge: Tensor, lambda_: float) -> tuple[sp.csr_matrix, np.ndarray]:
+    """Rounds of growing, solving and checking the supports; finished rows leave."""
+    num_rows, num_atoms = len(x), len(d)
+    gaps = x.new_ones(num_rows)
+    finished: list[tuple[Tensor, Supports]] = []
+    rows = torch.arange(num_rows, device=x.device)
+    first = min(num_atoms, max(BLOCK, x.shape[1] * FIRST_SUPPORT // 16))
+    nothing = x.new_zeros(num_rows, 0)
+    supports = Supports(nothing.long(), nothing, nothing.bool())
+    supports = _joined(supports, x @ ridge.T, 0.0, torch.full_like(rows, first))
+    limits = torch.full_like(rows, BLOCK)
+    previous = x.new_full((num_rows,), torch.inf)
+    for _ in range(MAX_ROUNDS):
+        supports = _minimized(supports, x @ d.T, gram, lambda_)
+        dense = supports.dense(num_atoms)
+        residual = x - dense @ d
+        correlations = residual @ d.T
+        penalty = lambda_ * dense.sum(dim=1)
+        objective = 0.5 * (residual * residual).sum(dim=1) + penalty
+        largest = correlations.amax(dim=1)
+        gaps[rows] = relative_gap_of_parts(x, residual, largest, penalty, lambda_)
+        optimal = largest <= lambda_ * (1 + SLACK)
+        # a row that made no progress tries one atom at a time; if that does not help either, it is given up
+        stuck = objective >= previous * (1 - 1e-15)
+        given_up = stuck & (limits == 1)
+        limits = torch.where(stuck, torch.ones_like(limits), torch.full_like(limits, BLOCK))
+        leaving = optimal | given_up
+        finished.append((rows[leaving], supports.select(leaving)))
+        if bool(leaving.all()):
+            rows = rows[:0]
+            break
+        staying = ~leaving
+        rows, x, limits, previous = rows[staying], x[staying], limits[staying], objective[staying]
+        supports = _joined(supports.select(staying), correlations[staying], lambda_ * (1 + SLACK), limits)
+    if len(rows):
+        finished.append((rows, supports))
+    return _csr(finished, num_rows, num_atoms), gaps.cpu().numpy()
+
+
+def _joined(supports: Supports, values: Tensor, threshold: float, limits: Tensor) -> Supports:
+    """Supports with the atoms of the largest ``values`` (n, n_atoms) above ``threshold``, at most ``limits`` (n,)."""
+    # the smaller of the two, as padding may repeat an atom that is held
+    taken = torch.where(supports.held, -torch.inf, torch.inf).to(values.dtype)
+    values = values.scatter_reduce(1, supports.atoms, taken, "amin")
+    top, atoms = values.topk(min(int(limits.max()), values.shape[1]), dim=1)
+    joins = (top > threshold) & (torch.arange(top.shape[1], device=top.device) < limits[:, None])
+    return Supports(
+        torch.cat([supports.atoms, atoms], dim=1),
+        torch.cat([supports.weights, torch.zeros_like(top)], dim=1),
+        torch.cat([supports.held, joins], dim=1),
+    )
+
+
+def _minimized(supports: Supports, correlations: Tensor, gram: Tensor, lambda_: float) -> Supports:
+    """The minimizers over the supports; weights that would turn negative leave.
+
+    Args:
+        correlations: (n, n_atoms), of the hidden states themselves.
+        gram: (n_atoms, n_atoms).
+    """
+    weights, held = supports.weights.clone(), supports.held.clone()
+    active = torch.arange(len(weights), device=weights.device)
+    for _ in range(MAX_SOLUTIONS):
+        part = Supports(supports.atoms, weights, held).select(active)
+        step = _newton_step(part, correlations[active], gram, lambda_)
+        blocking = part.held & (part.weights + step <= 0)
+        ratio = torch.where(blocking, part.weights / (-step).clip(min=torch.finfo(step.dtype).tiny), torch.inf)
+        fraction = ratio.amin(dim=1, keepdim=True).clip(max=1.0) if ratio.shape[1] else step.new_ones(len(step), 1)
+        moved = part.weights + fraction * step
+        gone = part.held & (step < 0) & (moved <= -NEGLIGIBLE * step)
+        part.weights, part.held = torch.where(gone | ~part.held, 0.0, moved), part.held & ~gone
+        weights[active], held[active], atoms = _widened(part, weights.shape[1])
+        supports.atoms[active] = atoms
+        active = active[gone.any(dim=1)]
+        if len(active) == 0:
+            break
+    return Supports(supports.atoms, weights, held)
+
+
+def _newton_step(part: Supports, correlations: Tensor, gram: Tensor, lambda_: float) -> Tensor:
+    """(n, k) steps from the weights to the minimizers over the supports, 0 for padding."""
+    blocks = gram[part.atoms[:, :, None], part.atoms[:, None, :]]  # (n, k, k)
+    both = part.held[:, :, None] & part.held[:, None, :]
+    blocks = torch.where(both, blocks, 0.0)
+    gradient = correlations.gather(1, part.atoms) - (blocks @ part.weights[:, :, None]).squeeze(2) - lambda_
+    gradient = torch.where(part.held, gradient, 0.0)
+    if blocks.shape[1] == 0:
+        return gradient
+    largest = blocks.diagonal(dim1=1, dim2=2).amax(dim=1, keepdim=True).clip(min=torch.finfo(blocks.dtype).tiny)
+    blocks.diagonal(dim1=1, dim2=2).add_(torch.where(part.held, DAMPING * largest, largest))
+    factor, _ = torch.linalg.cholesky_ex(blocks)
+    step = torch.cholesky_solve(gradient[:, :, None], factor).squeeze(2)
+    return torch.where(part.held & step.isfinite(), step, 0.0)
+
+
+def _widened(part: Supports, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, held and atoms of ``part``, padded to ``width`` columns."""
+    missing = width - part.weights.shape[1]
+    pad = torch.nn.functional.pad
+    return pad(part.weights, (0, missing)), pad(part.held, (0, missing)), pad(part.atoms, (0, missing))
+
+
+def _csr(finished: list[tuple[Tensor, Supports]], num_rows: int, num_atoms: int) -> sp.csr_matrix:
+    """The codes (num_rows, num_atoms) of the rows that have left, in their order."""
+    rows = np.concatenate(
+        [part_rows[:, None].expand_as(part.held)[part.held].cpu().numpy() for part_rows, part in finished]
+    )
+    atoms = np.concatenate([part.atoms[part.held].cpu().numpy() for _, part in finished])
+    weights = np.concatenate([part.weights[part.held].cpu().numpy() for _, part in finished])
+    return sp.csr_matrix((weights, (rows, atoms)), shape=(num_rows, num_atoms))

@@ -1,0 +1,41 @@
+"""Which positions of a split are coded when only a share of them is: a function of seed and position alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:
+    """Tell for each position whether it belongs to the seeded share.
+
+    Each position is drawn by itself, by a hash of (seed, position) (SplitMix64: Steele, Lea and Flood, 2014), so that
+    the choice depends neither on shards nor on ranks, and a larger coverage of the same seed holds a smaller one.
+
+    Args:
+        positions: (n,) int, flat token positions of a split; negative ones (no position) are never covered.
+        coverage: expected share of the positions, in (0, 1]; 1 covers all.
+        seed: any integer in [0, 2^63).
+
+    Returns:
+        (n,) bool.
+
+    Raises:
+        ValueError: ``coverage`` or ``seed`` is out of range.
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage must be in (0, 1], got {coverage}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be in [0, 2^63), got {seed}")
+    positions = np.asarray(positions)
+    if coverage == 1:
+        return positions >= 0
+    state = positions.astype(np.uint64) + _mix(np.array([seed], np.uint64))
+    return (_mix(state) < np.uint64(int(coverage * 2.0**64))) & (positions >= 0)
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """One output of SplitMix64 for each state (uint64; it wraps around on purpose)."""
+    z = state + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,115 @@
+"""The solvers behind :func:`mlsm_plugin.sparse_coding.encode.sparse_encode`, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
+from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES, relative_duality_gap, relative_gap_of_parts
+from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+
+# FISTA gives up on a row after so many steps; its gap then says how far it came.
+MAX_FISTA_STEPS = 10_000
+# The gap costs as much as a step of FISTA, so it is not computed after each of them.
+FISTA_STEPS_PER_CHECK = 10
+
+
+def canonical_csr(codes: sp.csr_matrix) -> sp.csr_matrix:
+    """``codes`` with sorted columns and no stored zeros, as a ``csr_matrix``."""
+    codes = sp.csr_matrix(codes)
+    codes.eliminate_zeros()
+    codes.sort_indices()
+    return codes
+
+
+def _solve_with_spams(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
+    """LARS homotopy of spams, in float64: in float32 it loses the path of some rows altogether.
+
+    spams takes columns in Fortran order, which the transposes of C-ordered rows are, and aborts the process
+    when the shapes disagree, so they are checked before this is called.
+    """
+    import spams
+
+    codes = spams.lasso(
+        hidden.T,
+        D=atoms.T,
+        lambda1=settings.lambda_,
+        mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
+        pos=True,
+        L=-1 if settings.max_nonzeros is None else settings.max_nonzeros,
+        numThreads=-1 if settings.threads is None else settings.threads,
+    )
+    return codes.T.tocsr()
+
+
+def _solve_with_fista(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
+    """FISTA (Beck and Teboulle, 2009), float64, on ``settings.device``; ignores ``settings.threads``."""
+    d = torch.tensor(atoms, device=settings.device)
+    small_gram = d.T @ d if d.shape[0] > d.shape[1] else d @ d.T
+    lipschitz = float(torch.linalg.eigvalsh(small_gram)[-1].clip(min=torch.finfo(d.dtype).tiny))
+    rows = max(1, DENSE_ENTRIES // len(atoms))
+    parts = [
+        _fista_batch(torch.tensor(hidden[start : start + rows], device=settings.device), d, lipschitz, settings)
+        for start in range(0, len(hidden), rows)
+    ]
+    return sp.vstack(parts, format="csr")
+
+
+def _fista_batch(x: torch.Tensor, d: torch.Tensor, lipschitz: float, settings: SolverSettings) -> sp.csr_matrix:
+    """Run FISTA on the rows of ``x`` (rows, dim) until each row's gap is small; finished rows leave the batch.
+
+    The momentum of a row starts anew when it points uphill (O'Donoghue and Candes, 2015).
+    """
+    finished = torch.zeros(len(x), len(d), dtype=x.dtype, device=x.device)
+    active = torch.arange(len(x), device=x.device)
+    a = torch.zeros_like(finished)
+    y, t = a, torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
+    for step in range(MAX_FISTA_STEPS):
+        if step % FISTA_STEPS_PER_CHECK == 0:
+            residual = x - a @ d
+            largest = (residual @ d.T).amax(dim=1)
+            gap = relative_gap_of_parts(x, residual, largest, settings.lambda_ * a.sum(dim=1), settings.lambda_)
+            done = gap <= settings.tolerance
+            finished[active[done]] = a[done]
+            active, x, a, y, t = (tensor[~done] for tensor in (active, x, a, y, t))
+            if len(active) == 0:
+                break
+        gradient = (y @ d - x) @ d.T + settings.lambda_
+        new_a = (y - gradient / lipschitz).clip(min=0)
+        uphill = ((y - new_a) * (new_a - a)).sum(dim=1, keepdim=True) > 0
+        t = torch.where(uphill, torch.ones_like(t), t)
+        new_t = (1 + torch.sqrt(1 + 4 * t**2)) / 2
+        y = new_a + (t - 1) / new_t * (new_a - a)
+        a, t = new_a, new_t
+    finished[active] = a
+    return sp.csr_matrix(finished.cpu().numpy())
+
+
+def _certified(solve: Callable[[np.ndarray, np.ndarray, SolverSettings], sp.csr_matrix]) -> Solver:
+    """A solver that returns codes alone, followed by the computation of their gaps."""
+
+    def solve_and_certify(
+        hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings
+    ) -> tuple[sp.csr_matrix, np.ndarray]:
+        codes = solve(hidden, atoms, settings)
+        return codes, relative_duality_gap(hidden, atoms, codes, lambda_=settings.lambda_)
+
+    return solve_and_certify
+
+
+# A solver maps float64 (n_tokens, dim) and (n_atoms, dim), both in C order, to codes (n_tokens, n_atoms) and their
+# certified relative duality gaps (n_tokens,).
+Solver = Callable[[np.ndarray, np.ndarray, SolverSettings], tuple[sp.csr_matrix, np.ndarray]]
+SOLVERS: dict[str, Solver] = {
+    "active_set": solve_with_active_set,
+    "spams": _certified(_solve_with_spams),
+    "fista": _certified(_solve_with_fista),
+}
+# "auto" tries these in turn, each on the rows that are still above the tolerance.
+AUTO_SOLVERS = ("active_set", "spams", "fista")
+# The solvers that honour max_nonzeros.
+LIMITING_SOLVERS = ("spams",)

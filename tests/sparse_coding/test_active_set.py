@@ -1,0 +1,176 @@
+"""Both forms of the active-set solver against projected coordinate descent run to machine precision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlsm_plugin.sparse_coding import active_set, active_set_torch
+from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
+from mlsm_plugin.sparse_coding.active_set_torch import solve_batched
+from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
+from mlsm_plugin.sparse_coding.encode import sparse_encode, target_distribution
+from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+
+FORMS = [solve_with_active_set, solve_batched]
+
+
+def settings_for(lambda_: float, threads: int | None = 1) -> SolverSettings:
+    return SolverSettings(lambda_, 1e-4, None, threads, torch.device("cpu"))
+
+
+def unit_rows(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def problem(seed, n_tokens, n_atoms, dim, correlation, scale=1.0):
+    """Rows that are sums of atoms plus noise; the atoms share a direction."""
+    rng = np.random.default_rng(seed)
+    atoms = unit_rows(correlation * rng.standard_normal(dim) + (1 - correlation) * rng.standard_normal((n_atoms, dim)))
+    mixture = rng.exponential(size=(n_tokens, n_atoms)) * (rng.random((n_tokens, n_atoms)) < 0.2)
+    return scale * unit_rows(mixture @ atoms + 0.3 * rng.standard_normal((n_tokens, dim))), atoms
+
+
+def coordinate_descent(hidden, atoms, lambda_, sweeps=20_000):
+    """Projected coordinate descent in float64 until no weight moves any more."""
+    codes = np.zeros((len(hidden), len(atoms)))
+    squared = (atoms**2).sum(axis=1)
+    gram, correlations = atoms @ atoms.T, hidden @ atoms.T
+    gradient = correlations.copy()
+    for _ in range(sweeps):
+        moved = 0.0
+        for j in np.flatnonzero(squared):
+            change = np.maximum(-codes[:, j], (gradient[:, j] - lambda_) / squared[j])
+            codes[:, j] += change
+            gradient -= change[:, None] * gram[j]
+            moved = max(moved, abs(change).max())
+        if moved <= 1e-16 * np.abs(codes).max(initial=1e-300):
+            break
+    return codes
+
+
+def check_optimality(hidden, atoms, codes, lambda_, slack=1e-5):
+    """No atom's inner product with the residual is above lambda, and those of the support equal it."""
+    correlations = (hidden - codes @ atoms) @ atoms.T
+    assert (codes >= 0).all()
+    assert (correlations <= lambda_ * (1 + slack)).all()
+    assert (np.abs(correlations - lambda_)[codes > 0] <= lambda_ * slack).all()
+
+
+@pytest.mark.parametrize("solve", FORMS)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_tokens=st.integers(1, 5),
+    n_atoms=st.integers(1, 90),
+    dim=st.integers(2, 24),
+    correlation=st.sampled_from([0.0, 0.5, 0.8]),
+    lambda_=st.sampled_from([1e-3, 0.01, 0.05, 0.3, 0.999, 5.0]),
+)
+def test_meets_the_optimality_conditions_and_the_oracle(solve, seed, n_tokens, n_atoms, dim, correlation, lambda_):
+    hidden, atoms = problem(seed, n_tokens, n_atoms, dim, correlation)
+    codes, gap = solve(hidden, atoms, settings_for(lambda_))
+    codes = codes.toarray()
+    check_optimality(hidden, atoms, codes, lambda_)
+    assert codes.shape == (n_tokens, n_atoms)
+    # the certificate is that of an independent computation
+    direct = relative_duality_gap(hidden, atoms, sp.csr_matrix(codes), lambda_=lambda_)
+    np.testing.assert_allclose(gap, direct, atol=1e-9)
+    assert (gap <= 1e-5).all()
+    expected = coordinate_descent(hidden, atoms, lambda_, sweeps=2000)
+    value, best = (0.5 * ((hidden - a @ atoms) ** 2).sum(1) + lambda_ * a.sum(1) for a in (codes, expected))
+    assert (value <= best * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("solve", FORMS)
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_equals_the_oracle_weight_for_weight(solve, correlation):
+    hidden, atoms = problem(5, 20, 30, 40, correlation)  # fewer atoms than dimensions: the minimizer is unique
+    codes, _ = solve(hidden, atoms, settings_for(0.02))
+    np.testing.assert_allclose(codes.toarray(), coordinate_descent(hidden, atoms, 0.02), atol=1e-9)
+
+
+@pytest.mark.parametrize("solve", FORMS)
+@pytest.mark.parametrize(
+    ("scale", "atom_scale"), [(1e-6, 1.0), (1e6, 1.0), (1.0, 1e-4), (1.0, 1e4)], ids=["faint", "loud", "short", "long"]
+)
+def test_any_scale(solve, scale, atom_scale):
+    hidden, atoms = problem(1, 10, 60, 16, 0.5)
+    lambda_ = 0.05
+    expected = solve(hidden, atoms, settings_for(lambda_))[0].toarray()
+    scaled, _ = solve(scale * hidden, atom_scale * atoms, settings_for(lambda_ * scale * atom_scale))
+    np.testing.assert_allclose(scaled.toarray() * atom_scale / scale, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("solve", FORMS)
+def test_duplicate_zero_and_dependent_atoms(solve):
+    rng = np.random.default_rng(0)
+    hidden, atoms = problem(2, 40, 30, 6, 0.3)
+    atoms[7] = 0
+    atoms[20:24] = atoms[3]
+    atoms[25] = unit_rows((atoms[1] + atoms[2])[None])[0]
+    codes, gap = solve(hidden, atoms, settings_for(0.01))
+    assert codes[:, 7].nnz == 0
+    certified = gap <= 1e-6
+    assert certified.mean() > 0.9
+    check_optimality(hidden[certified], atoms, codes.toarray()[certified], 0.01)
+    hidden = np.concatenate([hidden, rng.standard_normal((5, 6)) * 0])
+    repaired = sparse_encode(hidden, atoms, lambda_=0.01, tolerance=1e-6)
+    assert (repaired.gap <= 1e-6).all()
+    assert repaired.codes[-5:].nnz == 0
+
+
+def test_small_working_sets_reach_the_same_codes(monkeypatch):
+    hidden, atoms = problem(3, 60, 700, 24, 0.7)
+    expected, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
+    monkeypatch.setattr(active_set, "GRAM_ENTRIES", 0)  # and the Gram rows computed where they are needed
+    active_set._prepare.cache_clear()
+    without_gram, gap = solve_with_active_set(hidden, atoms, settings_for(0.02, threads=3))
+    active_set._prepare.cache_clear()
+    assert abs(expected - without_gram).max() < 1e-7
+    assert (gap < 1e-5).all()
+    batched, _ = solve_batched(hidden, atoms, settings_for(0.02))
+    assert abs(expected - batched).max() < 1e-6
+    check_optimality(hidden, atoms, expected.toarray(), 0.02)
+
+
+def test_batches_of_any_size_give_the_same_codes(monkeypatch):
+    hidden, atoms = problem(4, 50, 300, 16, 0.5)
+    whole = [solve(hidden, atoms, settings_for(0.03))[0] for solve in FORMS]
+    monkeypatch.setattr(active_set, "DENSE_ENTRIES", 7 * 300)
+    monkeypatch.setattr(active_set_torch, "DENSE_ENTRIES", 7 * 300)
+    monkeypatch.setattr(active_set, "ROWS_PER_TASK", 3)
+    for solve, expected in zip(FORMS, whole, strict=True):
+        codes, gap = solve(hidden, atoms, settings_for(0.03, threads=2))
+        assert len(gap) == 50
+        assert abs(codes - expected).max() < 1e-9
+
+
+def test_a_changed_dictionary_is_prepared_anew():
+    hidden, atoms = problem(6, 10, 40, 8, 0.5)
+    first, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
+    atoms[:] = atoms[::-1].copy()  # the same array, other values
+    second, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
+    np.testing.assert_allclose(second.toarray(), first.toarray()[:, ::-1], atol=1e-9)
+
+
+def test_without_numba_the_batched_form_takes_over(monkeypatch):
+    hidden, atoms = problem(7, 10, 40, 8, 0.5)
+    expected = target_distribution(sparse_encode(hidden, atoms, lambda_=0.05).codes)
+    monkeypatch.setattr(active_set, "compiler_is_there", lambda: False)
+    monkeypatch.setattr(active_set, "_prepared", None)  # the compiled form would call it
+    result = sparse_encode(hidden, atoms, lambda_=0.05)
+    assert abs(target_distribution(result.codes) - expected).max() < 1e-5
+    assert (result.gap < 1e-9).all()
+
+
+def test_import_does_not_load_the_compiler():
+    code = "import sys, mlsm_plugin.sparse_coding.encode; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
