@@ -13,8 +13,9 @@ The code of a row is found on a *working set* of a few hundred atoms and then pr
 
 On the CPU, 2 runs compiled (:mod:`~mlsm_plugin.sparse_coding.active_set_kernel`, numba), row by row in cache, with
 float32 matrix products and Gram matrix, and float64 for all that decides: the factor, the residual, the conditions at
-their boundary, the gap. On other devices, and where numba does not run, the rows of a batch are solved side by side in
-float64 (:mod:`~mlsm_plugin.sparse_coding.active_set_torch`).
+their boundary, the gap. On other devices, where numba is missing, and for the rare row whose atoms are too close to
+linear dependence for a float32 Gram matrix, the rows of a batch are solved side by side in float64
+(:mod:`~mlsm_plugin.sparse_coding.active_set_torch`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 # where they are needed.
 GRAM_ENTRIES = 2**28
 # Rounds of solving and checking; real hidden states need 2 to 5.
-MAX_ROUNDS = 60
+MAX_ROUNDS = 20
 # From the second round on, atoms whose inner product with the residual is above this share of lambda come along:
 # some of them violate the conditions once the violators have joined.
 NEAR_VIOLATION = 0.8
@@ -110,20 +111,36 @@ def solve_with_active_set(
     Returns:
         (n_tokens, n_atoms) float64 and (n_tokens,) float64.
     """
-    if settings.device.type != "cpu" or not compiler_is_there():
-        from mlsm_plugin.sparse_coding.active_set_torch import solve_batched
+    from mlsm_plugin.sparse_coding.active_set_torch import solve_batched
 
+    if settings.device.type != "cpu" or not compiler_is_there():
         return solve_batched(hidden, atoms, settings)
     prepared = _prepared(atoms)
     rows = max(1, DENSE_ENTRIES // len(atoms))
-    batches = []
+    batches, unsolved = [], []
     with ThreadPoolExecutor(settings.threads or torch.get_num_threads()) as pool:
         for start in range(0, len(hidden), rows):
             batch = Batch.of(hidden[start : start + rows], len(atoms))
-            _solve_batch(batch, prepared, settings.lambda_, pool)
+            unsolved.append(start + _solve_batch(batch, prepared, settings.lambda_, pool))
             batches.append(batch)
     codes = sp.vstack([batch.codes(len(atoms)) for batch in batches], format="csr")
-    return codes, np.concatenate([batch.gaps for batch in batches])
+    gap = np.concatenate([batch.gaps for batch in batches])
+    left = np.concatenate(unsolved)
+    if len(left):
+        return replace_where_better(codes, gap, left, *solve_batched(hidden[left], atoms, settings))
+    return codes, gap
+
+
+def replace_where_better(
+    codes: sp.csr_matrix, gap: np.ndarray, rows: np.ndarray, other_codes: sp.csr_matrix, other_gap: np.ndarray
+) -> tuple[sp.csr_matrix, np.ndarray]:
+    """``codes`` and ``gap`` with those of ``rows`` replaced by others (one for each) of smaller gap."""
+    better = np.flatnonzero(other_gap < gap[rows])
+    order = np.arange(codes.shape[0])
+    order[rows[better]] = codes.shape[0] + better
+    gap = gap.copy()
+    gap[rows[better]] = other_gap[better]
+    return sp.vstack([codes, other_codes], format="csr")[order], gap
 
 
 def compiler_is_there() -> bool:
@@ -131,8 +148,8 @@ def compiler_is_there() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> None:
-    """Rounds of solving and checking until every row is optimal, or ``MAX_ROUNDS``."""
+def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> np.ndarray:
+    """Rounds of solving and checking until every row is optimal, or ``MAX_ROUNDS``; the rows that are not."""
     num_atoms, dim = prepared.atoms.shape
     rows = np.arange(len(batch.hidden))
     vectors = batch.hidden
@@ -146,10 +163,11 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
         _advance(batch, prepared, lambda_, rows, correlations, ranking, limit, floor, optimal, pool)
         rows = rows[~optimal]
         if len(rows) == 0:
-            return
+            break
         vectors = batch.residuals[rows]
         # later working sets grow, so that a row cannot go in circles for ever
         limit, floor = min(num_atoms, max(32, dim // 3) * max(1, round_ // 4)), NEAR_VIOLATION * lambda_
+    return rows
 
 
 def _advance(

@@ -25,8 +25,8 @@ from numba import njit
 # leave again; on real hidden states 6 to 12 are equally fast.
 BLOCK = 8
 # An atom whose squared distance from the span of the support is less than this share of its squared norm is
-# taken to lie in it, and stays out.
-DEPENDENT = 1e-10
+# taken to lie in it: a Gram matrix in float32 cannot tell.
+DEPENDENT = 1e-6
 # Slack of the optimality conditions, relative to lambda.
 SLACK = 1e-6
 # A weight whose last step was so many times its remainder, downwards, has become zero.
@@ -266,8 +266,8 @@ def solve_working_set(lambda_, gram, atoms, chosen, gradient, codes, working_siz
         for i in range(size):
             state[support[i]] = IN
         any_joined, size = add_violators(
-            lambda_ * (1 + SLACK), gram, atoms, chosen, codes, gradient, working_size, factor, support, size, local_gram,
-            state, step,
+            lambda_ * (1 + SLACK), gram, atoms, chosen, codes, gradient, working_size, factor, support, size,
+            local_gram, state, step,
         )  # fmt: skip
         if not any_joined:
             break

@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mlsm_plugin.sparse_coding.active_set import replace_where_better
 from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 from mlsm_plugin.sparse_coding.solvers import AUTO_SOLVERS, LIMITING_SOLVERS, SOLVERS, canonical_csr
 
@@ -140,12 +141,8 @@ def _encode_chunk(
         open_rows = np.flatnonzero(gap > settings.tolerance)
         if len(open_rows) == 0:
             break
-        others, other_gap = SOLVERS[name](chunk[open_rows], atoms, settings)
-        better = np.flatnonzero(other_gap < gap[open_rows])
-        order = np.arange(len(chunk))
-        order[open_rows[better]] = len(chunk) + better
-        codes = sp.vstack([codes, others], format="csr")[order]
-        gap[open_rows[better]] = other_gap[better]
+        others = SOLVERS[name](chunk[open_rows], atoms, settings)
+        codes, gap = replace_where_better(codes, gap, open_rows, *others)
     return codes, gap
 
 
