@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", type=int, default=1000, metavar="N", help="mini-batches of online learning")
     parser.add_argument("--batch-size", type=int, default=400, metavar="N", help="hidden states of a mini-batch")
     parser.add_argument(
+        "--backend",
+        default="spams",
+        choices=["spams", "torch"],
+        help="spams: spams.trainDL, CPU; torch: online learning on the active-set solver, on --device",
+    )
+    parser.add_argument(
         "--frequency-pruning",
         default="none",
         choices=["none", "subsample", "drop"],
@@ -95,6 +101,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             batch_size=args.batch_size,
             threads=args.threads,
             seed=args.seed,
+            backend=args.backend,
+            device=encoder.device,
         )
         print(f"learned in {time.perf_counter() - start:.1f} s")
         meta.update(_how_it_was_learned(args, len(sample)))
@@ -117,7 +125,7 @@ def _how_it_was_learned(args: argparse.Namespace, sampled: int) -> dict[str, Any
 
     names = ("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens")
     return {
-        "method": "spams.trainDL",
+        "method": {"spams": "spams.trainDL", "torch": "online"}[args.backend],
         "tokens": sampled,
         **{name: getattr(args, name) for name in names},
         "threads": args.threads or os.cpu_count(),  # the order of the sums depends on it

@@ -235,12 +235,13 @@ class _Contents:
 def _prepare(contents: _Contents) -> PreparedDictionary:
     atoms = contents.array
     double = torch.from_numpy(atoms)
+    single = double.float()
     with_gram = len(atoms) ** 2 <= GRAM_ENTRIES
     largest_norm = float(torch.linalg.vector_norm(double, dim=1).max())
     return PreparedDictionary(
         atoms,
-        double.float(),
-        (double @ double.T).float().numpy() if with_gram else np.zeros((0, 0), np.float32),
+        single,
+        (single @ single.T).numpy() if with_gram else np.zeros((0, 0), np.float32),
         ridge_ranking(double).float().contiguous(),
         # Higham, 2002, eq. 3.5, and the rounding of both vectors to float32
         (atoms.shape[1] + 3) * 2.0**-24 * largest_norm,

@@ -22,6 +22,7 @@ ATOMS_FILE = "dictionary.npy"
 META_FILE = "meta.json"
 # float32 atoms are of unit norm to about 1e-7; what was stored in half precision is good to 1e-3.
 UNIT_NORM_TOLERANCE = 1e-3
+BACKENDS = ("spams", "torch")
 
 
 @dataclass(eq=False)
@@ -126,13 +127,15 @@ def learn_dictionary(
     batch_size: int,
     threads: int | None = None,
     seed: int = 0,
+    backend: str = "spams",
+    device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Learn the atoms that code ``hidden`` best.
 
     Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by
-    online dictionary learning (Mairal et al., 2010, as in ``spams.trainDL``), starting from distinct rows of
-    ``hidden`` drawn with ``seed``. One seed gives the same bytes for the same number of threads, but not for
-    another number, since the order of the sums differs.
+    online dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``.
+    One seed gives the same bytes for the same number of threads, but not for another number, since the order of the
+    sums differs.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
@@ -142,7 +145,10 @@ def learn_dictionary(
         iterations: mini-batches to learn from.
         batch_size: rows of a mini-batch.
         threads: CPU threads, None for all cores.
-        seed: seed of the initial dictionary.
+        seed: seed of the initial dictionary, and of the order of the rows with ``"torch"``.
+        backend: ``"spams"`` (``spams.trainDL``) or ``"torch"``
+            (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`).
+        device: torch device; ``"spams"`` ignores it.
 
     Returns:
         (num_atoms, dim) float32, unit rows.
@@ -151,29 +157,48 @@ def learn_dictionary(
         ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
             setting is out of range.
     """
-    import spams
-
     if not 0 < lambda_ < np.inf:
         raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     counts = {"num_atoms": num_atoms, "iterations": iterations, "batch_size": batch_size, "threads": threads}
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
     hidden = _as_finite_float32(hidden)
-    initial = _sample_distinct_rows(hidden, num_atoms, np.random.default_rng(seed))
-    learned = spams.trainDL(
+    rng = np.random.default_rng(seed)
+    initial = _sample_distinct_rows(hidden, num_atoms, rng)
+    batch_size = min(batch_size, len(hidden))
+    if backend == "torch":
+        from mlsm_plugin.sparse_coding.online_learning import learn_online
+
+        learned = learn_online(
+            hidden, initial, lambda_=lambda_, iterations=iterations, batch_size=batch_size, rng=rng, threads=threads,
+            device=device,
+        )  # fmt: skip
+    else:
+        learned = _learn_with_spams(hidden, initial, lambda_, iterations, batch_size, threads)
+    vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
+    return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
+
+
+def _learn_with_spams(
+    hidden: np.ndarray, initial: np.ndarray, lambda_: float, iterations: int, batch_size: int, threads: int | None
+) -> np.ndarray:
+    """``spams.trainDL``, whose arrays are columns in Fortran order: (n_atoms, dim), norms at most 1."""
+    import spams
+
+    return spams.trainDL(
         hidden.T,  # (dim, n_tokens) in Fortran order, without a copy
         D=initial.T.copy(order="F"),
         lambda1=lambda_,
         iter=iterations,
-        batchsize=min(batch_size, len(hidden)),
+        batchsize=batch_size,
         mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
         posAlpha=True,
         numThreads=-1 if threads is None else threads,
         verbose=False,
     ).T
-    vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
-    return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
 
 
 def import_published(path: str | os.PathLike[str], dim: int | None = None) -> Dictionary:

@@ -1,0 +1,150 @@
+"""Online dictionary learning in torch, on any device (Mairal, Bach, Ponce and Sapiro, ICML 2009)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+
+# Atoms whose residuals are computed by one matrix product; within a block they are updated one after another.
+ATOMS_PER_BLOCK = 64
+# An atom that no code has used for so many passes' worth of atoms is drawn anew: after looking at
+# PATIENCE * n_atoms rows. Early enough to be learned, late enough for the rare ones.
+PATIENCE = 10
+
+
+class Surrogate:
+    """What online learning remembers of the codes: ``A = sum w a a^T`` and ``B = sum w a x`` (Mairal et al., eq. 8).
+
+    The weights ``w`` of later mini-batches are larger, as earlier codes are over worse dictionaries: with mini-batches
+    of ``b`` rows, the past counts ``beta = (theta + 1 - b) / (theta + 1)`` at the ``t``-th update, where ``theta`` is
+    ``t b`` up to ``t = b`` and ``b^2 + t - b`` afterwards (sec. 3.4.3 there). Instead of shrinking the past, the
+    present grows.
+
+    Args:
+        atoms: (n_atoms, dim) the first dictionary; its dtype and device are those of the sums.
+    """
+
+    def __init__(self, atoms: Tensor) -> None:
+        self.a = atoms.new_zeros(len(atoms), len(atoms))
+        self.b = torch.zeros_like(atoms)
+        self.weight = 1.0
+        self.updates = 0
+
+    def add(self, rows: np.ndarray, codes: Any) -> None:
+        """Take in a mini-batch.
+
+        Args:
+            rows: (b, dim).
+            codes: (b, n_atoms) ``scipy.sparse.csr_matrix``.
+        """
+        self.updates += 1
+        size, t = len(rows), self.updates
+        theta = t * size if t < size else size**2 + t - size
+        if t > 1:
+            self.weight /= (theta + 1 - size) / (theta + 1)
+        codes = codes.astype(np.float64)
+        products = (codes.T @ codes).tocoo()
+        index = torch.from_numpy(np.stack([products.row, products.col]).astype(np.int64)).to(self.a.device)
+        values = torch.from_numpy(products.data * (self.weight / size)).to(self.a)
+        self.a.index_put_((index[0], index[1]), values, accumulate=True)
+        moments = codes.T @ rows.astype(np.float64) * (self.weight / size)
+        self.b += torch.from_numpy(np.ascontiguousarray(moments)).to(self.b)
+
+    def forget(self, atoms: Tensor) -> None:
+        """Drop what is known of the given atoms (indices)."""
+        self.a[atoms] = 0
+        self.a[:, atoms] = 0
+        self.b[atoms] = 0
+
+    def improve(self, dictionary: Tensor) -> None:
+        """One pass of block coordinate descent over the atoms, in place (Mairal et al., algorithm 2).
+
+        Each atom moves to its minimizer given all others, and back into the unit ball. The atoms of a block share one
+        matrix product, after which each change is carried over to the rest of the block: the result is that of going
+        through the atoms one by one.
+        """
+        diagonal = self.a.diagonal()
+        for start in range(0, len(dictionary), ATOMS_PER_BLOCK):
+            block = slice(start, start + ATOMS_PER_BLOCK)
+            used = torch.nonzero(diagonal[block] > 0).squeeze(1) + start
+            if len(used) == 0:
+                continue
+            sums = self.a[used]  # (m, n_atoms)
+            residual = self.b[used] - sums @ dictionary
+            within = (sums[:, used] / diagonal[used]).T.contiguous()  # row j: how the residuals feel atom j
+            for j, atom in enumerate(used.tolist()):
+                old = dictionary[atom]
+                new = residual[j] / diagonal[atom] + old
+                new = new / torch.linalg.vector_norm(new).clip(min=1.0)
+                residual.addr_(within[j] * diagonal[atom], new - old, alpha=-1)
+                dictionary[atom] = new
+
+
+def learn_online(
+    hidden: np.ndarray,
+    initial: np.ndarray,
+    *,
+    lambda_: float,
+    iterations: int,
+    batch_size: int,
+    rng: np.random.Generator,
+    threads: int | None = None,
+    device: torch.device | str = "cpu",
+) -> np.ndarray:
+    """Learn a dictionary by online dictionary learning on the project's own solver.
+
+    Alternates between coding a mini-batch over the present dictionary and one pass of block coordinate descent on the
+    surrogate ``0.5 tr(D^T A D) - tr(D^T B)``. An atom that goes unused is replaced by a random row of the current
+    mini-batch.
+
+    Args:
+        hidden: (n_tokens, dim) float32, finite; read a mini-batch at a time.
+        initial: (n_atoms, dim), the first dictionary, unit rows.
+        lambda_: weight of the l1 penalty.
+        iterations: mini-batches to learn from.
+        batch_size: rows of a mini-batch.
+        rng: source of the order of the rows and of the replacements.
+        threads: CPU threads of the solver, None for all cores.
+        device: where the sums are kept, and the solver runs.
+
+    Returns:
+        (n_atoms, dim) float32, norms at most 1.
+    """
+    dictionary = torch.tensor(initial, dtype=torch.float64, device=device)
+    surrogate = Surrogate(dictionary)
+    last_use = np.zeros(len(initial), np.int64)  # rows seen when an atom was used for the last time
+    seen = 0
+    batches = _mini_batches(hidden, batch_size, rng)
+    for _ in tqdm(range(iterations), desc="learning the dictionary", unit="batch"):
+        rows = next(batches)
+        seen += len(rows)
+        on_device = torch.from_numpy(rows).to(device)
+        codes = sparse_encode(on_device, dictionary, lambda_=lambda_, threads=threads).codes
+        last_use[np.unique(codes.indices)] = seen
+        surrogate.add(rows, codes)
+        surrogate.improve(dictionary)
+        unused = np.flatnonzero(seen - last_use > PATIENCE * len(initial))
+        if len(unused):
+            drawn = normalize_rows(rows[rng.choice(len(rows), len(unused))].astype(np.float64))
+            unused = unused[drawn.any(axis=1)]
+            index = torch.from_numpy(unused).to(device)
+            dictionary[index] = torch.from_numpy(drawn[drawn.any(axis=1)]).to(dictionary)
+            surrogate.forget(index)
+            last_use[unused] = seen
+    return dictionary.float().cpu().numpy()
+
+
+def _mini_batches(hidden: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Rows in random order, each once before any comes again, for ever."""
+    batch_size = min(batch_size, len(hidden))
+    while True:
+        order = rng.permutation(len(hidden))
+        for start in range(0, len(hidden) - batch_size + 1, batch_size):
+            yield hidden[np.sort(order[start : start + batch_size])]

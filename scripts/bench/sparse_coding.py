@@ -1,0 +1,164 @@
+"""Tokens a second and exactness of the sparse coders, all in one run.
+
+    python scripts/bench/sparse_coding.py [--hidden HIDDEN.npy --dictionary DICTIONARY.npy]
+
+The peers, each on the same unit-norm rows:
+
+- ``active_set``: this project's solver, with its certified gap;
+- ``spams float64``, ``spams float32``: ``spams.lasso`` alone, without a gap;
+- ``FISTA-100``: the published recipe of MLSM, 100 steps of FISTA from zero in float32;
+- ``FISTA to the gap``: as many steps as it takes to certify the gap of ``active_set`` (float64, on fewer rows).
+
+They run in turn, ``--rounds`` times; the medians are compared. The distance is the largest L1 distance of a target
+distribution from the exact one (of ``spams float64``, itself repaired where its gap is not small), at most 2. On a
+GPU (``--device cuda``), ``active_set`` and FISTA run there.
+
+Without files the rows are synthetic: mixtures of atoms that share a direction, as hidden states do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
+
+FISTA_STEPS = 100
+FISTA_ROWS = 1024
+
+
+@dataclass
+class Peer:
+    """A coder, the rows that it gets, and what came out."""
+
+    name: str
+    code: Callable[[np.ndarray], sp.csr_matrix]
+    rows: int
+    seconds: list[float] = field(default_factory=list)
+    codes: sp.csr_matrix | None = None
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second: the median of the rounds."""
+        return self.rows / statistics.median(self.seconds)
+
+
+def published_fista(
+    hidden: np.ndarray, dictionary: np.ndarray, lambda_: float, *, steps: int, device: str
+) -> sp.csr_matrix:
+    """``steps`` steps of FISTA (Beck and Teboulle, 2009) from zero, float32: (n_tokens, n_atoms)."""
+    atoms = torch.tensor(dictionary, dtype=torch.float32, device=device)
+    lipschitz = float(torch.linalg.matrix_norm(atoms.double(), ord=2)) ** 2
+    parts = []
+    for start in range(0, len(hidden), FISTA_ROWS):
+        x = torch.tensor(hidden[start : start + FISTA_ROWS], dtype=torch.float32, device=device)
+        a = y = torch.zeros(len(x), len(atoms), device=device)
+        t = 1.0
+        for _ in range(steps):
+            new_a = (y + ((x - y @ atoms) @ atoms.T - lambda_) / lipschitz).clip(min=0)
+            new_t = (1 + (1 + 4 * t * t) ** 0.5) / 2
+            y = new_a + (t - 1) / new_t * (new_a - a)
+            a, t = new_a, new_t
+        parts.append(sp.csr_matrix(a.cpu().numpy()))
+    return sp.vstack(parts, format="csr")
+
+
+def lars(hidden: np.ndarray, dictionary: np.ndarray, lambda_: float, dtype: type) -> sp.csr_matrix:
+    """``spams.lasso``: (n_tokens, n_atoms)."""
+    import spams
+
+    codes = spams.lasso(
+        np.asfortranarray(hidden.T, dtype), D=np.asfortranarray(dictionary.T, dtype), lambda1=lambda_, mode=2, pos=True
+    )
+    return codes.T.tocsr()
+
+
+def synthetic(rows: int, n_atoms: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Unit rows that are sparse mixtures of unit atoms with a common component, plus noise."""
+    rng = np.random.default_rng(0)
+    atoms = normalize_rows(0.8 * rng.standard_normal(dim) + rng.standard_normal((n_atoms, dim)))
+    chosen = rng.integers(n_atoms, size=(rows, 20))
+    mixtures = np.einsum("rk,rkd->rd", rng.exponential(size=chosen.shape), atoms[chosen])
+    return normalize_rows(mixtures + 0.3 * rng.standard_normal((rows, dim))), atoms
+
+
+def largest_distance(codes: sp.csr_matrix, exact: sp.csr_matrix) -> float:
+    """The largest L1 distance between the target distributions of the first rows of both."""
+    exact = exact[: codes.shape[0]]
+    return float(abs(target_distribution(codes) - target_distribution(exact)).sum(axis=1).max())
+
+
+def main() -> None:
+    """Run the peers and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", help="npy of hidden states (n_tokens, dim); they are divided by their norms")
+    parser.add_argument("--dictionary", help="npy of atoms (n_atoms, dim), unit rows")
+    parser.add_argument("--lambda", dest="lambda_", type=float, default=0.05)
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of active_set, spams and FISTA-100")
+    parser.add_argument("--gap-rows", type=int, default=256, help="rows of FISTA to the gap")
+    parser.add_argument("--gap", type=float, default=1e-6, help="relative duality gap that FISTA has to reach")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    if args.hidden and args.dictionary:
+        hidden = normalize_rows(np.load(args.hidden)[: args.rows].astype(np.float64))
+        atoms = np.load(args.dictionary).astype(np.float64)
+    else:
+        hidden, atoms = synthetic(args.rows, 3000, 384)
+    lambda_, device = args.lambda_, args.device
+
+    def ours(rows: np.ndarray, solver: str) -> sp.csr_matrix:
+        on_device = torch.from_numpy(rows).to(device)
+        return sparse_encode(on_device, atoms, lambda_=lambda_, solver=solver, tolerance=args.gap).codes
+
+    ours(hidden[:64], "active_set")  # compiled, prepared
+    peers = [
+        Peer("active_set", lambda rows: ours(rows, "active_set"), len(hidden)),
+        Peer("spams float64", lambda rows: lars(rows, atoms, lambda_, np.float64), len(hidden)),
+        Peer("spams float32", lambda rows: lars(rows, atoms, lambda_, np.float32), len(hidden)),
+        Peer(
+            f"FISTA-{FISTA_STEPS}",
+            lambda rows: published_fista(rows, atoms, lambda_, steps=FISTA_STEPS, device=device),
+            len(hidden),
+        ),
+        Peer("FISTA to the gap", lambda rows: ours(rows, "fista"), min(args.gap_rows, len(hidden))),
+    ]
+    for _ in range(args.rounds):
+        for peer in peers:
+            start = time.perf_counter()
+            peer.codes = peer.code(hidden[: peer.rows])
+            peer.seconds.append(time.perf_counter() - start)
+    report(peers, hidden, atoms, lambda_, device)
+
+
+def report(peers: list[Peer], hidden: np.ndarray, atoms: np.ndarray, lambda_: float, device: str) -> None:
+    """Print speed, exactness and ratios."""
+    reference = sparse_encode(hidden, atoms, lambda_=lambda_, solver="spams", tolerance=1e-6)
+    exact, loose = reference.codes, np.flatnonzero(reference.gap > 1e-6)
+    rows, n_atoms = len(hidden), len(atoms)
+    print(f"{rows} rows, {hidden.shape[1]} wide, {n_atoms} atoms, lambda {lambda_}, {exact.nnz / rows:.1f} non-zeros")
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device}, torch {torch.__version__}")
+    if len(loose):
+        print(f"{len(loose)} rows without an exact reference are left out of the distances")
+    print(f"{'peer':18} {'rows':>6} {'tokens/s':>9} {'active_set is':>14} {'largest L1':>11} {'largest gap':>12}")
+    for peer in peers:
+        assert peer.codes is not None
+        kept = np.setdiff1d(np.arange(peer.rows), loose)
+        gap = relative_duality_gap(hidden[kept], atoms, peer.codes[kept], lambda_=lambda_).max()
+        distance = largest_distance(peer.codes[kept], exact[kept])
+        ratio = peers[0].speed / peer.speed
+        print(f"{peer.name:18} {peer.rows:6} {peer.speed:9.0f} {ratio:13.2f}x {distance:11.2g} {gap:12.2g}")
+
+
+if __name__ == "__main__":
+    main()

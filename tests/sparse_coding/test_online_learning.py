@@ -1,0 +1,103 @@
+"""Online dictionary learning against the textbook update and spams."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from mlsm_plugin.sparse_coding import online_learning
+from mlsm_plugin.sparse_coding.dictionary import dictionary_health, learn_dictionary
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+from mlsm_plugin.sparse_coding.online_learning import Surrogate, learn_online
+
+LEARNING = {"num_atoms": 24, "lambda_": 0.05, "iterations": 60, "batch_size": 50, "threads": 1, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    """1,500 sparse non-negative mixtures of 24 directions in 16 dimensions."""
+    rng = np.random.default_rng(0)
+    truth = normalize_rows(0.5 + rng.standard_normal((24, 16)))
+    weights = rng.exponential(size=(1500, 24)) * (rng.random((1500, 24)) < 0.2)
+    weights[:, 0] += 1e-3
+    return normalize_rows((weights @ truth + 0.02 * rng.standard_normal((1500, 16))).astype(np.float32))
+
+
+def objective(hidden, atoms, lambda_=0.05):
+    codes = sparse_encode(hidden, atoms, lambda_=lambda_).codes.toarray()
+    return (0.5 * ((hidden - codes @ atoms) ** 2).sum(axis=1) + lambda_ * codes.sum(axis=1)).mean()
+
+
+def test_held_out_objective_is_that_of_spams(hidden):
+    train, held_out = hidden[:1200], hidden[1200:]
+    ours, theirs = (learn_dictionary(train, **LEARNING, backend=backend) for backend in ("torch", "spams"))
+    assert objective(held_out, ours) <= 1.01 * objective(held_out, theirs)
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
+    assert dictionary_health(held_out, ours, lambda_=0.05).unused_atoms == 0
+
+
+def test_one_seed_gives_the_same_bytes(hidden):
+    first = learn_dictionary(hidden, **LEARNING, backend="torch").tobytes()
+    assert learn_dictionary(torch.from_numpy(hidden), **LEARNING, backend="torch").tobytes() == first
+    assert learn_dictionary(hidden, **{**LEARNING, "seed": 4}, backend="torch").tobytes() != first
+
+
+@pytest.mark.parametrize("block", [1, 5, 64])
+def test_improve_is_one_textbook_pass(monkeypatch, block):
+    """Mairal et al., algorithm 2: u_j = (b_j - D a_j) / A_jj + d_j, then into the unit ball."""
+    monkeypatch.setattr(online_learning, "ATOMS_PER_BLOCK", block)
+    rng = np.random.default_rng(1)
+    dictionary = normalize_rows(rng.standard_normal((11, 6)))
+    codes = rng.exponential(size=(40, 11)) * (rng.random((40, 11)) < 0.4)
+    codes[:, 4] = 0  # never used: left as it is
+    rows = rng.standard_normal((40, 6))
+    surrogate = Surrogate(torch.from_numpy(dictionary))
+    surrogate.add(rows, sp.csr_matrix(codes))
+    a, b = codes.T @ codes / 40, codes.T @ rows / 40
+    np.testing.assert_allclose(surrogate.a.numpy(), a, atol=1e-12)
+    np.testing.assert_allclose(surrogate.b.numpy(), b, atol=1e-12)
+
+    expected = dictionary.copy()
+    for j in range(11):
+        if a[j, j] > 0:
+            u = (b[j] - a[j] @ expected) / a[j, j] + expected[j]
+            expected[j] = u / max(1, np.linalg.norm(u))
+    improved = torch.from_numpy(dictionary.copy())
+    surrogate.improve(improved)
+    np.testing.assert_allclose(improved.numpy(), expected, atol=1e-12)
+
+
+def test_later_batches_weigh_more_by_the_published_factor():
+    one = sp.csr_matrix(np.ones((3, 1)))
+    surrogate = Surrogate(torch.ones(1, 1, dtype=torch.float64))
+    expected = 0.0
+    for t in range(1, 9):
+        theta = 3 * t if t < 3 else 9 + t - 3
+        expected = (theta + 1 - 3) / (theta + 1) * expected * (t > 1) + 1.0  # sec. 3.4.3: beta A + mean of a a^T
+        surrogate.add(np.ones((3, 1)), one)
+        np.testing.assert_allclose(surrogate.a.item() / surrogate.weight, expected)
+
+
+def test_atoms_that_nothing_uses_are_drawn_anew(hidden, monkeypatch):
+    monkeypatch.setattr(online_learning, "PATIENCE", 5)
+    away = -hidden.mean(axis=0) + 0.01 * np.random.default_rng(2).standard_normal((4, 16))
+    initial = normalize_rows(np.concatenate([hidden[:20], away]).astype(np.float32))
+    arguments = {"lambda_": 0.05, "iterations": 30, "batch_size": 50, "threads": 1}
+    learned = learn_online(hidden, initial, rng=np.random.default_rng(0), **arguments)
+    assert dictionary_health(hidden, normalize_rows(learned), lambda_=0.05).unused_atoms == 0
+    monkeypatch.setattr(online_learning, "PATIENCE", 10**9)
+    learned = learn_online(hidden, initial, rng=np.random.default_rng(0), **arguments)
+    assert dictionary_health(hidden, normalize_rows(learned), lambda_=0.05).unused_atoms > 0
+
+
+def test_a_lambda_that_empties_all_codes_leaves_a_dictionary(hidden):
+    learned = learn_dictionary(hidden, **{**LEARNING, "lambda_": 5.0}, backend="torch")
+    np.testing.assert_allclose(np.linalg.norm(learned, axis=1), 1, atol=1e-6)
+
+
+def test_unknown_backend(hidden):
+    with pytest.raises(ValueError, match="unknown backend 'sklearn'; choose one of spams, torch"):
+        learn_dictionary(hidden, **LEARNING, backend="sklearn")
