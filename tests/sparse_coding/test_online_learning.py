@@ -83,8 +83,8 @@ def test_later_batches_weigh_more_by_the_published_factor():
 
 def test_atoms_that_nothing_uses_are_drawn_anew(hidden, monkeypatch):
     monkeypatch.setattr(online_learning, "PATIENCE", 5)
-    away = -hidden.mean(axis=0) + 0.01 * np.random.default_rng(2).standard_normal((4, 16))
-    initial = normalize_rows(np.concatenate([hidden[:20], away]).astype(np.float32))
+    hidden = np.pad(hidden, ((0, 0), (0, 4)))
+    initial = np.concatenate([hidden[:20], np.eye(20, dtype=np.float32)[-4:]])  # the last see nothing of the rows
     arguments = {"lambda_": 0.05, "iterations": 30, "batch_size": 50, "threads": 1}
     learned = learn_online(hidden, initial, rng=np.random.default_rng(0), **arguments)
     assert dictionary_health(hidden, normalize_rows(learned), lambda_=0.05).unused_atoms == 0
