@@ -62,6 +62,11 @@ class AuxiliaryEncoder:
             self._encoder = self._encoder.half()
         self.dim = int(self._encoder.embed_tokens.embedding_dim)
 
+    def to(self, device: str | torch.device) -> None:
+        """Move the model to ``device``."""
+        self.device = torch.device(device)
+        self._encoder.to(self.device)
+
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """Hidden states of a batch.

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.data import Dictionary, PrependTokenDataset, TokenBlockDataset, data_utils
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
 
@@ -47,6 +48,11 @@ def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
     dictionary = Dictionary.load(str(path))
     dictionary.add_symbol("<mask>", n=0)  # the task adds it too, and that once is to count
     return dictionary
+
+
+def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    """Which of ``tokens`` (any shape) are neither BOS, EOS nor padding, as bool: only those are coded."""
+    return (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
 
 
 def cut_into_blocks(

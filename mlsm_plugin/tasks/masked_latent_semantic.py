@@ -7,17 +7,22 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq import utils
+from fairseq.data import NumelDataset, RightPadDataset
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
 from mlsm_plugin import compat
 from mlsm_plugin.atomic_files import atomic_open
+from mlsm_plugin.auxiliary.online_codes import OnlineCodes
+from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
 from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
+from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
 from mlsm_plugin.data.token_blocks import (
     combined_splits,
     load_dictionary,
@@ -32,12 +37,34 @@ logger = logging.getLogger(__name__)
 
 # what hub loading finds beside a checkpoint
 PORTABLE_FILES = ("dict.txt", "sentencepiece.bpe.model")
+LATENT_SOURCE_CHOICES = ChoiceEnum(["store", "online"])
 
 
 @dataclass
 class MaskedLatentSemanticConfig(MaskedLMConfig):
-    """All options of ``masked_lm``, and where the run is saved."""
+    """All options of ``masked_lm``, where the codes come from, and where the run is saved."""
 
+    latent_source: LATENT_SOURCE_CHOICES = field(  # type: ignore[valid-type]
+        default="store",
+        metadata={
+            "help": "store: read the codes that `mlsm encode` wrote; online: compute those of the masked tokens at "
+            "every step, with --auxiliary-checkpoint and --latent-dictionary"
+        },
+    )
+    # fairseq understands typing.Optional, but not `str | None`
+    auxiliary_checkpoint: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "online: checkpoint of the auxiliary model"}
+    )
+    latent_dictionary: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "online: folder that `mlsm dictionary` wrote"}
+    )
+    latent_layer: Optional[int] = field(  # noqa: UP045
+        default=None, metadata={"help": "online: hidden state of the auxiliary model (default: the dictionary's)"}
+    )
+    latent_lambda: Optional[float] = field(  # noqa: UP045
+        default=None, metadata={"help": "online: weight of the L1 penalty (default: the dictionary's)"}
+    )
+    auxiliary_fp16: bool = field(default=False, metadata={"help": "online: run the auxiliary model in half precision"})
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
     reuse_dataloader: bool = field(
@@ -55,7 +82,9 @@ class MaskedLatentSemanticTask(MaskedLMTask):
 
     A batch is that of ``masked_lm`` plus ``codes``: ``atoms`` (n_masked, m) and ``weights``
     (n_masked, m), see :class:`MaskedCodesDataset`. The codes are read from
-    ``DATA/<split>.codes``, written by ``mlsm encode``.
+    ``DATA/<split>.codes``, written by ``mlsm encode``; where those cover a share of the positions
+    only, the masks are drawn among them. With ``--latent-source online`` there is no store, and
+    a step computes the codes of its masked tokens (:class:`OnlineCodes`).
     """
 
     cfg: MaskedLatentSemanticConfig
@@ -64,6 +93,7 @@ class MaskedLatentSemanticTask(MaskedLMTask):
         super().__init__(cfg, dictionary)
         self._checked_codes: set[str] = set()
         self._codes_over: tuple[str, str] | None = None  # a split, and the dictionary of its codes
+        self._online: OnlineCodes | None = None
 
     @classmethod
     def setup_task(cls, cfg: MaskedLatentSemanticConfig, **kwargs: Any) -> "MaskedLatentSemanticTask":
@@ -87,22 +117,89 @@ class MaskedLatentSemanticTask(MaskedLMTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """The samples, masks and order of ``masked_lm``, plus the codes of the masked tokens."""
+        if self._computes_codes:
+            self._online_codes().load_encoder()  # what does not fit is said before the first batch
+            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+            return
         paths = utils.split_paths(self.cfg.data)
         split_path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         tokens = load_split(split_path, self.source_dictionary, combine=combine)
         store = self._open_codes(combined_splits(split_path) if combine else [split_path])
+        coverages = coverages_of(store)
+        check_masking_fits(self.cfg, store, coverages)
 
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split].dataset  # a NestedDictionaryDataset inside a SortDataset
-        positions = training_samples(
-            TokenPositionsDataset(tokens.sizes),  # `tokens` is still alive: its sizes are a memory map
-            split=split,
-            cfg=self.cfg,
-            dictionary=self.source_dictionary,
-            bos=NO_POSITION,
-        )
+        # `tokens` is still alive: its sizes are a memory map
+        positions = self._samples(TokenPositionsDataset(tokens.sizes), split, NO_POSITION)
+        if any(part.coverage < 1 for part in coverages):
+            samples = self._samples(tokens, split, self.source_dictionary.bos())
+            self._mask_covered_tokens(batches, samples, MaskingProbabilityDataset(
+                positions, coverages, self.cfg.mask_prob
+            ))  # fmt: skip
         targets = batches.defn["target"].dataset  # without its right padding
         batches.defn["codes"] = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad())
+
+    def _samples(self, dataset: Any, split: str, bos: int) -> Any:
+        return training_samples(dataset, split=split, cfg=self.cfg, dictionary=self.source_dictionary, bos=bos)
+
+    def _mask_covered_tokens(self, batches: Any, samples: Any, probabilities: MaskingProbabilityDataset) -> None:
+        """Put inputs and targets with masks at covered positions in the place of fairseq's."""
+        inputs, targets = CoveredMaskTokensDataset.apply_mask(
+            samples,
+            probabilities,
+            self.source_dictionary,
+            seed=self.cfg.seed,
+            leave_unmasked_prob=self.cfg.leave_unmasked_prob,
+            random_token_prob=self.cfg.random_token_prob,
+            freq_weighted_replacement=self.cfg.freq_weighted_replacement,
+        )
+        pad = self.source_dictionary.pad()
+        batches.defn["net_input.src_tokens"] = RightPadDataset(inputs, pad_idx=pad)
+        batches.defn["net_input.src_lengths"] = NumelDataset(inputs, reduce=False)
+        batches.defn["ntokens"] = NumelDataset(inputs, reduce=True)
+        batches.defn["target"] = RightPadDataset(targets, pad_idx=pad)
+        if "net_input.target_tokens" in batches.defn:  # --include-target-tokens
+            batches.defn["net_input.target_tokens"] = batches.defn["target"]
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """As of every task; computes the codes of the masked tokens first where there is no store."""
+        sample = self._with_codes(sample, criterion)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+        """As of every task; computes the codes of the masked tokens first where there is no store."""
+        return super().valid_step(self._with_codes(sample, criterion), model, criterion)
+
+    def _with_codes(self, sample: Any, criterion: Any) -> Any:
+        """``sample`` with ``codes`` where they are computed and ``criterion`` reads them; else as it is."""
+        if not self._computes_codes or not getattr(criterion, "latent_weight", 0) > 0:
+            return sample
+        codes = self._online_codes().codes_of_masked(sample["net_input"]["src_tokens"], sample["target"])
+        return {**sample, "codes": codes}
+
+    @property
+    def _computes_codes(self) -> bool:
+        return str(self.cfg.latent_source) == "online"
+
+    def _online_codes(self) -> OnlineCodes:
+        """What computes codes, made when it is first needed: a checkpoint loads without the auxiliary model."""
+        if self._online is None:
+            for option in ("auxiliary_checkpoint", "latent_dictionary"):
+                if not getattr(self.cfg, option):
+                    raise ValueError(f"--latent-source online needs --{option.replace('_', '-')}")
+            self._online = OnlineCodes(
+                utils.split_paths(self.cfg.data)[0],
+                checkpoint=self.cfg.auxiliary_checkpoint or "",
+                dictionary=self.cfg.latent_dictionary or "",
+                layer=self.cfg.latent_layer,
+                lambda_=self.cfg.latent_lambda,
+                fp16=self.cfg.auxiliary_fp16,
+                tokens_per_sample=self.cfg.tokens_per_sample,
+            )
+        return self._online
 
     def _open_codes(self, splits: list[str]) -> CodeStore:
         for split in splits:
@@ -123,6 +220,8 @@ class MaskedLatentSemanticTask(MaskedLMTask):
             )
 
     def _num_atoms(self) -> int:
+        if self._computes_codes:
+            return self._online_codes().num_atoms
         for split in ("train", "valid"):
             directory = os.path.join(utils.split_paths(self.cfg.data)[0], f"{split}.codes")
             if os.path.isdir(directory):
@@ -156,4 +255,52 @@ def check_codes_belong_to(split: str, store: CodeStore) -> None:
         raise ValueError(
             f"the codes in {split}.codes were made from another dataset (SHA-256 {expected[:12]}) than "
             f"{split}.bin ({found[:12]}); run `mlsm encode` again"
+        )
+
+
+def coverages_of(store: CodeStore) -> list[SplitCoverage]:
+    """Which share of each split of ``store`` is coded.
+
+    Raises:
+        ValueError: a store covers a share of its split but does not say which.
+    """
+    coverages = []
+    for directory, meta in zip(store.directories, store.metas, strict=True):
+        coverage, seed = meta.get("coverage", 1.0), meta.get("coverage_seed")
+        if coverage < 1 and seed is None:
+            raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
+        coverages.append(SplitCoverage(meta["token_count"], float(coverage), int(seed or 0)))
+    return coverages
+
+
+def check_masking_fits(cfg: MaskedLatentSemanticConfig, store: CodeStore, coverages: list[SplitCoverage]) -> None:
+    """Check that ``cfg``'s masks can fall on coded positions only, and log how they will.
+
+    Raises:
+        ValueError: more is to be masked than is covered, or in a way that does not look at positions one by one.
+    """
+    for directory, part in zip(store.directories, coverages, strict=True):
+        if part.coverage == 1:
+            continue
+        whole = {
+            "--mask-whole-words": cfg.mask_whole_words,
+            "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
+            "--mask-stdev above 0": cfg.mask_stdev > 0,
+            "--skip-masking": getattr(cfg, "skip_masking", False),  # fairseq 0.12.2 has no such option
+        }
+        for option, given in whole.items():
+            if given:
+                raise ValueError(
+                    f"{option} needs codes of all positions, but {directory} covers {part.coverage} of them; "
+                    "run `mlsm encode` without --coverage, or leave that option out"
+                )
+        if cfg.mask_prob > part.coverage:
+            raise ValueError(
+                f"--mask-prob {cfg.mask_prob} is more than the {part.coverage} of the positions that {directory} "
+                f"covers; run `mlsm encode --coverage` with at least {cfg.mask_prob}, or pass a smaller --mask-prob"
+            )
+        logger.info(
+            "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability %.4g, "
+            "so that the share %g of the content tokens is masked as with full coverage",
+            *(directory, part.coverage, part.seed, cfg.mask_prob / part.coverage, cfg.mask_prob),
         )

@@ -1,0 +1,160 @@
+"""The targets of masked tokens, computed from the unmasked text while a model trains: no code store needed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from mlsm_plugin.auxiliary.corpus_coding import check_dictionary_fits
+from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
+
+
+class OnlineCodes:
+    """Codes of the masked tokens of a batch, as ``mlsm encode`` would have stored them.
+
+    Making one reads the dictionary only; :meth:`load_encoder` reads the auxiliary model. A pickled one
+    leaves the model behind and reads it again where it is used.
+
+    Args:
+        data_bin: folder with the ``dict.txt`` of the data.
+        checkpoint: the auxiliary model.
+        dictionary: folder that ``mlsm dictionary`` wrote.
+        layer, lambda_: as of ``mlsm encode``; None: the dictionary's.
+        fp16: run the auxiliary model in half precision.
+        tokens_per_sample: longest sample that will come.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: no valid dictionary, or one that knows no layer or lambda where none is given.
+    """
+
+    def __init__(
+        self,
+        data_bin: str | os.PathLike[str],
+        *,
+        checkpoint: str | os.PathLike[str],
+        dictionary: str | os.PathLike[str],
+        layer: int | None = None,
+        lambda_: float | None = None,
+        fp16: bool = False,
+        tokens_per_sample: int,
+    ) -> None:
+        if not os.path.isfile(checkpoint):
+            raise FileNotFoundError(f"auxiliary checkpoint {checkpoint} does not exist (--auxiliary-checkpoint)")
+        self.data_bin = data_bin
+        self.checkpoint = checkpoint
+        self.dictionary = Dictionary.load(dictionary)
+        self.layer = int(_or_of_dictionary(layer, self.dictionary, "layer", dictionary))
+        self.lambda_ = float(_or_of_dictionary(lambda_, self.dictionary, "lambda", dictionary))
+        if not 0 < self.lambda_ < np.inf:
+            raise ValueError(f"--latent-lambda must be a positive number, got {self.lambda_}")
+        self.fp16 = fp16
+        self.tokens_per_sample = tokens_per_sample
+        self._encoder: AuxiliaryEncoder | None = None
+
+    @property
+    def num_atoms(self) -> int:
+        """Atoms of the dictionary."""
+        return len(self.dictionary.atoms)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_encoder": None}
+
+    def load_encoder(self) -> AuxiliaryEncoder:
+        """The auxiliary model, read once; it stays on the CPU until the first batch says where to go.
+
+        The state of torch's random numbers is left as it was, so that a run draws those of one with stored codes.
+
+        Raises:
+            ValueError: model, dictionary, vocabulary and settings do not belong together.
+        """
+        if self._encoder is not None:
+            return self._encoder
+        with torch.random.fork_rng(devices=[]):
+            encoder = AuxiliaryEncoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
+        check_dictionary_fits(self.dictionary, auxiliary_fingerprint=encoder.fingerprint, layer=self.layer)
+        width = self.dictionary.atoms.shape[1]
+        if encoder.dim != width:
+            raise ValueError(
+                f"the dictionary is {width} wide, the hidden states of the auxiliary model are {encoder.dim} wide"
+            )
+        if self.tokens_per_sample > encoder.max_tokens:
+            raise ValueError(
+                f"--tokens-per-sample {self.tokens_per_sample} is more than the {encoder.max_tokens} positions "
+                "of the auxiliary model"
+            )
+        self._encoder = encoder
+        return encoder
+
+    @torch.no_grad()
+    def codes_of_masked(self, src_tokens: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Codes of the tokens that a masked-LM target asks for.
+
+        Args:
+            src_tokens: ``(B, T)`` ids with masks, right-padded.
+            target: ``(B, T)`` original ids of the masked tokens, padding elsewhere.
+
+        Returns:
+            ``atoms`` (n_masked, m) int32 padded with -1 and ``weights`` (n_masked, m) float16 padded with 0, on the
+            device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
+        """
+        encoder = self.load_encoder()
+        device = target.device
+        if encoder.device != device:
+            encoder.to(device)
+        vocabulary = encoder.dictionary
+        masked = target.ne(vocabulary.pad())
+        original = torch.where(masked, target, src_tokens)
+        coded = masked & is_content(original, vocabulary)
+        atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
+        if bool(coded.any()):
+            atoms, weights = padded_distributions(self._encode(encoder.hidden_states(original)[coded]))
+        rows = coded[masked]  # (n_masked,)
+        result = {
+            "atoms": torch.full((len(rows), atoms.shape[1]), -1, dtype=torch.int32, device=device),
+            "weights": torch.zeros(len(rows), atoms.shape[1], dtype=torch.float16, device=device),
+        }
+        result["atoms"][rows] = torch.from_numpy(atoms).to(device)
+        result["weights"][rows] = torch.from_numpy(weights).to(device)
+        return result
+
+    def _encode(self, hidden: Tensor) -> sp.csr_matrix:
+        """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed where those are."""
+        threads = torch.get_num_threads()  # all cores would be too many beside other ranks
+        return sparse_encode(normalize_rows(hidden), self.dictionary.atoms, lambda_=self.lambda_, threads=threads).codes
+
+
+def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    """Codes as rows of equal length, normalized and rounded as the code store does.
+
+    Args:
+        codes: ``(n, n_atoms)``, non-negative.
+
+    Returns:
+        atoms ``(n, m)`` int32 padded with -1, weights ``(n, m)`` float16 padded with 0; m is the longest row.
+    """
+    distribution = target_distribution(codes)
+    distribution.data = distribution.data.astype(np.float16).astype(np.float32)
+    distribution.eliminate_zeros()  # weights that round to 0
+    lengths = np.diff(distribution.indptr)
+    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
+    atoms, weights = np.full(filled.shape, -1, np.int32), np.zeros(filled.shape, np.float16)
+    atoms[filled] = distribution.indices
+    weights[filled] = distribution.data
+    return atoms, weights
+
+
+def _or_of_dictionary(value: Any, dictionary: Dictionary, name: str, directory: str | os.PathLike[str]) -> Any:
+    """``value``, or what the dictionary's meta says."""
+    found = dictionary.meta.get(name) if value is None else value
+    if found is None:
+        raise ValueError(f"{directory} does not say its {name}; pass --latent-{name}")
+    return found

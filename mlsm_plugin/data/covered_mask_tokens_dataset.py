@@ -1,0 +1,107 @@
+"""Masked-LM inputs and targets whose masks fall on tokens that have a code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset, Dictionary
+
+from mlsm_plugin.data.token_blocks import is_content
+
+
+class CoveredMaskTokensDataset(BaseWrapperDataset):
+    """As fairseq's ``MaskTokensDataset``, with a probability of its own for every token.
+
+    Each content token is masked by itself with its probability; BOS, EOS and padding never are. The
+    masks depend on the seed, the epoch and the index of the sample alone. Use :meth:`apply_mask`.
+
+    Args:
+        tokens: ids of each sample ``(T,)``.
+        probabilities: probability of each token of the same samples ``(T,)``.
+        vocab: the symbols, ``<mask>`` among them.
+        return_masked_tokens: give targets (the original id where a token is masked, else padding)
+            instead of inputs.
+        seed: of the masks, not negative.
+        leave_unmasked_prob: share of the masked tokens that stay as they are in the input.
+        random_token_prob: share of the masked tokens that become a random symbol instead of ``<mask>``.
+        freq_weighted_replacement: draw random symbols by their counts in ``vocab``.
+    """
+
+    def __init__(
+        self,
+        tokens: Any,
+        probabilities: Any,
+        vocab: Dictionary,
+        *,
+        return_masked_tokens: bool,
+        seed: int = 1,
+        leave_unmasked_prob: float = 0.1,
+        random_token_prob: float = 0.1,
+        freq_weighted_replacement: bool = False,
+    ) -> None:
+        super().__init__(tokens)
+        if leave_unmasked_prob < 0 or random_token_prob < 0 or leave_unmasked_prob + random_token_prob > 1:
+            raise ValueError(
+                "--leave-unmasked-prob and --random-token-prob must not be negative and together at most 1; "
+                f"got {leave_unmasked_prob} and {random_token_prob}"
+            )
+        self.probabilities = probabilities
+        self.vocab = vocab
+        self.return_masked_tokens = return_masked_tokens
+        self.seed = seed
+        self.leave_unmasked_prob = leave_unmasked_prob
+        self.random_token_prob = random_token_prob
+        weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
+        weights[: vocab.nspecial] = 0
+        self._cumulative = np.cumsum(weights) / weights.sum()
+        self.epoch = 0
+        # a batch asks for an input three times (ids, length, count) and for a target twice
+        self._latest: tuple[tuple[int, int], torch.Tensor] | None = None
+
+    @classmethod
+    def apply_mask(
+        cls, tokens: Any, probabilities: Any, vocab: Dictionary, **settings: Any
+    ) -> tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]:
+        """The inputs and the targets, of the same masks."""
+        return (
+            cls(tokens, probabilities, vocab, return_masked_tokens=False, **settings),
+            cls(tokens, probabilities, vocab, return_masked_tokens=True, **settings),
+        )
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """True: an epoch changes masks, not sizes."""
+        return True
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.probabilities.set_epoch(epoch)
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        key, latest = (self.epoch, int(index)), self._latest
+        if latest is None or latest[0] != key:
+            latest = self._latest = (key, self._masked(*key))
+        return latest[1]
+
+    def _masked(self, epoch: int, index: int) -> torch.Tensor:
+        tokens = self.dataset[index]
+        probabilities = self.probabilities[index].numpy() * is_content(tokens, self.vocab).numpy()
+        rng = np.random.default_rng([self.seed, epoch, index])
+        masked = rng.random(len(tokens)) < probabilities
+        ids = tokens.numpy()
+        assert not (ids == self.vocab.index("<mask>")).any(), f"sample {index} already holds <mask>"
+        if self.return_masked_tokens:
+            return torch.from_numpy(np.where(masked, ids, self.vocab.pad()))
+        return torch.from_numpy(self._input(ids, masked, rng))
+
+    def _input(self, ids: np.ndarray, masked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """``ids`` (T,) with the tokens ``masked`` (T,) replaced, left, or hidden by ``<mask>``."""
+        fate = rng.random(len(ids))
+        replaced = masked & (fate < self.random_token_prob)
+        hidden = masked & (fate >= self.random_token_prob + self.leave_unmasked_prob)
+        result = np.where(hidden, self.vocab.index("<mask>"), ids)
+        result[replaced] = np.searchsorted(self._cumulative, rng.random(int(replaced.sum())), side="right")
+        return result
