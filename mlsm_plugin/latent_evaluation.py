@@ -66,6 +66,7 @@ def evaluate_latent_kl(
     if hub.num_atoms == 0:
         raise ValueError(f"{run} has no latent head: it was not trained with --task masked_latent_semantic")
     hub.task.cfg.data = str(data_bin)
+    hub.task.cfg.latent_source = "store"  # also where the model was trained on codes computed online
     hub.task.load_dataset(split)
     dataset = hub.task.dataset(split)
     unigram = torch.from_numpy(mean_code(CodeStore(str(Path(data_bin) / "train.codes")))).log().float()

@@ -17,6 +17,7 @@ from fairseq import tasks
 from mlsm_plugin import hub
 from mlsm_plugin.auxiliary import fairseq_encoder
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes, padded_distributions
+from mlsm_plugin.latent_evaluation import evaluate_latent_kl
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from tests.conftest import Pipeline, fairseq_train, logged
 from tests.tiny_run import batches, seeded_model, training_config
@@ -270,7 +271,7 @@ def test_checkpoint_holds_the_trained_model_only(trained: dict[str, Any]) -> Non
 
 
 def test_resumed_run_equals_one_without_a_break_and_its_model_needs_no_auxiliary(
-    trained: dict[str, Any], bare_data: Path
+    trained: dict[str, Any], pipeline: Pipeline, bare_data: Path
 ) -> None:
     whole, folder = trained["online"], trained["folder"]
     (folder / "resumed").mkdir()
@@ -284,6 +285,8 @@ def test_resumed_run_equals_one_without_a_break_and_its_model_needs_no_auxiliary
     model = hub.from_pretrained(folder / "resumed")
     assert model.num_atoms == 48
     assert str(model.task.cfg.latent_source) == "online"
+    evaluated = evaluate_latent_kl(folder / "online", pipeline.data_bin)  # on the store of another folder
+    assert evaluated.num_tokens > 0
     failed = fairseq_train(bare_data, folder / "none", *trained["flags"], check=False)
     errors = [line for line in failed.stderr.splitlines() if "error: " in line]
     assert failed.returncode != 0
