@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -126,3 +127,49 @@ def test_every_subcommand_explains_itself_and_is_in_the_readme() -> None:
             capture_output=True, text=True, check=True, cwd=REPOSITORY,
         ).stdout  # fmt: skip
         assert COMMANDS[command].split()[0].lower() in text.lower()
+
+
+DOCS = REPOSITORY / "docs"
+SMALLER_DOCS = {
+    "--dictionary dict": "--dictionary dict --tokens-per-sample 64",
+    "--nproc-per-node 8": "--nproc-per-node 2",
+    "--threads 4": "--threads 1 --shard-tokens 2000",
+    "--arch mlsm_roberta_tiny": " ".join([*TINY_MODEL, *TINY_TRAINING]),
+    "--sample-break-mode complete --tokens-per-sample 512": "",
+    "--skip-invalid-size-inputs-valid-test --optimizer adam --lr 1e-4 --batch-size 16 --max-update 1000": (
+        "--max-update 2 --save-dir model-of-docs"
+    ),
+}
+
+
+def doc_command(page: str, *words: str) -> str:
+    """The one bash block of a page of ``docs`` that holds all ``words``, with smaller numbers."""
+    (block,) = [
+        block for block in bash_blocks((DOCS / page).read_text("utf-8")) if all(word in block for word in words)
+    ]
+    for large, small in SMALLER_DOCS.items():
+        block = block.replace(large, small)
+    return block
+
+
+def test_the_commands_of_the_docs_run(folder: Path) -> None:
+    """Those of one process each; tests/cli checks that the others parse. Needs the files of the pipeline table."""
+    assert "2 processes" not in run_in(folder, doc_command("encoding.md", "--estimate"))
+    for codes in ("train.codes", "valid.codes"):
+        shutil.rmtree(folder / "data-bin" / codes)
+    run_in(folder, doc_command("encoding.md", "torchrun"))
+    whole = [(folder / "data-bin" / codes / "meta.json").stat().st_size for codes in ("train.codes", "valid.codes")]
+    assert min(whole) > 0
+
+    for codes in ("train.codes", "valid.codes"):
+        shutil.rmtree(folder / "data-bin" / codes)
+    block = doc_command("online_and_coverage.md", "--coverage 0.3")
+    run_in(folder, block)
+    meta = json.loads((folder / "data-bin" / "train.codes" / "meta.json").read_text())
+    assert (meta["coverage"], meta["coverage_seed"]) == (0.3, 7)
+
+    for codes in ("train.codes", "valid.codes"):
+        shutil.rmtree(folder / "data-bin" / codes)
+    shutil.rmtree(folder / "model-of-docs")
+    run_in(folder, doc_command("online_and_coverage.md", "--latent-source online"))
+    assert (folder / "model-of-docs" / "checkpoint_best.pt").exists()

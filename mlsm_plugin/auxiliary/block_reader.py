@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,18 +112,29 @@ def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tu
 
 
 def hidden_states_of(
-    blocks: list[Block], reader: BlockReader, encoder: AuxiliaryEncoder, *, max_tokens: int
+    blocks: list[Block],
+    reader: BlockReader,
+    encoder: AuxiliaryEncoder,
+    *,
+    max_tokens: int,
+    keep: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Hidden states of the content tokens of ``blocks``, in corpus order.
+
+    Args:
+        blocks, reader, encoder: the text and the model.
+        max_tokens: tokens of one forward pass.
+        keep: tells for tokens and positions (both of one shape) whose hidden states are wanted (bool, the same
+            shape); None: those of all content tokens.
 
     Returns:
         positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32.
     """
     all_positions, all_hidden = [], []
     for tokens, positions in batches_of(blocks, pad=reader.dictionary.pad(), max_tokens=max_tokens):
-        keep = reader.content_mask(tokens)
-        all_hidden.append(encoder.hidden_states(tokens)[keep.to(encoder.device)].cpu().numpy())
-        all_positions.append(positions[keep].numpy())
+        kept = reader.content_mask(tokens) if keep is None else keep(tokens, positions)
+        all_hidden.append(encoder.hidden_states(tokens)[kept.to(encoder.device)].cpu().numpy())
+        all_positions.append(positions[kept].numpy())
     if not all_positions:
         return np.zeros(0, np.int64), np.zeros((0, encoder.dim), np.float32)
     merged = np.concatenate(all_positions)

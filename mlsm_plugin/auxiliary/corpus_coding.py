@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
+from torch import Tensor
 from tqdm import tqdm
 
 from mlsm_plugin.atomic_files import sha256_of_files
 from mlsm_plugin.auxiliary.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.auxiliary.work_share import WorkShare
 from mlsm_plugin.data.token_blocks import split_fingerprint
-from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter, ShardRows
+from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
+from mlsm_plugin.sparse_coding.encode import first_nonfinite_row, normalize_rows, sparse_encode
+
+logger = logging.getLogger(__name__)
+
+# A shard all of whose codes are empty is refused if it has so many (or is the whole split): a few tokens of a last,
+# short shard may well have none.
+TOKENS_TO_JUDGE_EMPTINESS = 32
+ALL_OF_IT = WorkShare()
 
 
 @dataclass(frozen=True)
@@ -30,9 +45,11 @@ class CodingSettings:
         lambda_: weight of the L1 penalty.
         blocks: what the auxiliary model sees at once.
         solver, tolerance, max_nonzeros, threads: see :func:`sparse_encode`.
+        allow_inexact: write codes whose duality gap is above ``tolerance`` too.
+        coverage, coverage_seed: the share of positions that is coded, see :func:`covered_positions`.
         fp16: run the auxiliary model in half precision.
         batch_tokens: tokens of one forward pass and of one call of the solver; bounds the memory.
-        shard_tokens: tokens of a shard, the unit of resuming.
+        shard_tokens: tokens of a shard, the unit of resuming and of sharing the work.
     """
 
     layer: int
@@ -42,6 +59,9 @@ class CodingSettings:
     tolerance: float = 1e-4
     max_nonzeros: int | None = None
     threads: int | None = None
+    allow_inexact: bool = False
+    coverage: float = 1.0
+    coverage_seed: int = 1
     fp16: bool = False
     batch_tokens: int = 8192
     shard_tokens: int = 1 << 18
@@ -49,18 +69,121 @@ class CodingSettings:
 
 @dataclass
 class CodingFigures:
-    """What came out: tokens that were coded now, the certified relative duality gaps, the store."""
+    """What came out.
+
+    Attributes:
+        directory: the store.
+        num_shards: shards of the store.
+        already_complete: nothing had to be done.
+        coded_tokens: tokens that were coded now, by this process.
+        inexact_tokens: those of them whose gap is above the tolerance.
+        missing_shards: shards that other processes have not written yet.
+        meta: ``meta.json`` of the store; None while shards are missing.
+    """
 
     directory: Path
+    num_shards: int
     already_complete: bool = False
     coded_tokens: int = 0
-    gap_sum: float = 0.0
-    gap_max: float = 0.0
+    inexact_tokens: int = 0
+    missing_shards: int = 0
+    meta: dict[str, Any] | None = None
 
-    @property
-    def gap_mean(self) -> float:
-        """Mean over the tokens coded now."""
-        return self.gap_sum / max(1, self.coded_tokens)
+
+@dataclass(frozen=True)
+class CodedChunk:
+    """Flat positions ``(n,)``, codes ``(n, n_atoms)`` and gaps ``(n,)`` of some tokens of a split.
+
+    ``largest_correlation`` is ``max_j (D x)_j`` over all of them where all codes are empty, else infinite.
+    """
+
+    positions: np.ndarray
+    codes: sparse.csr_matrix
+    gap: np.ndarray
+    largest_correlation: float
+
+
+@dataclass(frozen=True)
+class SplitCoder:
+    """A split, the model and the dictionary that code it."""
+
+    split: str
+    reader: BlockReader
+    encoder: AuxiliaryEncoder
+    dictionary: Dictionary
+    settings: CodingSettings
+
+    def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
+        """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
+
+        Raises:
+            ValueError: a hidden state is NaN or infinite (named), or, unless ``allow_inexact``, a duality gap is
+                above the tolerance.
+        """
+        settings = self.settings
+        for blocks in self._chunks_of_blocks(block_indices):
+            positions, hidden = hidden_states_of(
+                blocks, self.reader, self.encoder, max_tokens=settings.batch_tokens, keep=self._wanted
+            )
+            self._check_finite(positions, hidden)
+            hidden = normalize_rows(hidden)
+            with _quiet_solver():
+                coded = sparse_encode(
+                    hidden,
+                    self.dictionary.atoms,
+                    lambda_=settings.lambda_,
+                    solver=settings.solver,
+                    tolerance=settings.tolerance,
+                    max_nonzeros=settings.max_nonzeros,
+                    threads=settings.threads,
+                )
+            if not settings.allow_inexact:
+                self._check_exact(positions, coded.gap)
+            empty = coded.codes.nnz == 0
+            largest = _largest_correlation(hidden, self.dictionary.atoms) if empty else np.inf
+            yield CodedChunk(positions, coded.codes, coded.gap, largest)
+
+    def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Which tokens are coded (bool, any shape): covered content."""
+        covered = covered_positions(
+            positions.numpy(), coverage=self.settings.coverage, seed=self.settings.coverage_seed
+        )
+        return self.reader.content_mask(tokens) & torch.from_numpy(covered)
+
+    def _chunks_of_blocks(self, block_indices: Iterable[int]) -> Iterator[list[Block]]:
+        """Blocks with wanted tokens, in chunks of about ``batch_tokens`` tokens."""
+        chunk: list[Block] = []
+        size = 0
+        for index in block_indices:
+            for block in self.reader.block(int(index)):
+                if not self._wanted(block.tokens, block.positions).any():
+                    continue
+                if chunk and size + len(block.tokens) - 1 > self.settings.batch_tokens:
+                    yield chunk
+                    chunk, size = [], 0
+                chunk.append(block)
+                size += len(block.tokens) - 1  # without BOS
+        if chunk:
+            yield chunk
+
+    def _check_finite(self, positions: np.ndarray, hidden: np.ndarray) -> None:
+        row = first_nonfinite_row(hidden)
+        if row is not None:
+            cause = "try without --fp16" if self.settings.fp16 else "the auxiliary model is broken"
+            raise ValueError(
+                f"{self.split}: the hidden state of the token at position {positions[row]} in layer "
+                f"{self.settings.layer} holds NaN or infinity; {cause}"
+            )
+
+    def _check_exact(self, positions: np.ndarray, gap: np.ndarray) -> None:
+        missed = np.flatnonzero(gap > self.settings.tolerance)
+        if len(missed):
+            raise ValueError(
+                f"{self.split}: {len(missed)} of the {len(gap)} codes of tokens {positions[0]} to {positions[-1]} miss "
+                f"--tolerance {self.settings.tolerance:g}: the worst relative duality gap is {gap.max():.3g}, the "
+                f"first such token is at position {positions[missed[0]]}. They are not written; finished shards stay. "
+                "Use --solver auto or a larger --tolerance, or --allow-inexact to write them as they are"
+            )
 
 
 def check_dictionary_fits(dictionary: Dictionary, *, auxiliary_fingerprint: str, layer: int) -> None:
@@ -76,6 +199,23 @@ def check_dictionary_fits(dictionary: Dictionary, *, auxiliary_fingerprint: str,
         raise ValueError(f"the dictionary was learned from layer {learned_layer}, not from --layer {layer}")
 
 
+def check_atoms(atoms: np.ndarray) -> None:
+    """Raise ValueError where an atom of ``atoms`` (n_atoms, dim) is zero or equals another one (names them).
+
+    The shares of two equal atoms in a code are arbitrary, so that the targets would be.
+    """
+    first_of: dict[bytes, int] = {}
+    for index, atom in enumerate(atoms + 0.0):  # -0.0 becomes 0.0
+        if not atom.any():
+            raise ValueError(f"atom {index} of the dictionary is all zero; learn or import another dictionary")
+        first = first_of.setdefault(atom.tobytes(), index)
+        if first != index:
+            raise ValueError(
+                f"atoms {first} and {index} of the dictionary are identical, so that codes are not unique; "
+                "learn another dictionary, or leave one of them out"
+            )
+
+
 def encode_split(
     data_bin: str | os.PathLike[str],
     split: str,
@@ -84,82 +224,59 @@ def encode_split(
     dictionary: Dictionary,
     settings: CodingSettings,
     device: str | None = None,
+    share: WorkShare = ALL_OF_IT,
 ) -> CodingFigures:
-    """Write ``DATA_BIN/<split>.codes``; goes on where a killed run stopped.
+    """Write this process's shards of ``DATA_BIN/<split>.codes``; goes on where a killed run stopped.
+
+    Whoever finds no shard missing after its own work seals the store.
 
     Raises:
-        ValueError: files that do not belong together, or an existing store made with other settings.
+        ValueError: files that do not belong together, an existing store made with other settings, or codes that
+            cannot be written (see :meth:`SplitCoder.coded_chunks`; all are empty).
         FileNotFoundError: a missing split or checkpoint.
+    """
+    fingerprint = fitting_fingerprint(auxiliary, dictionary, settings)
+    reader = BlockReader(data_bin, split, settings.blocks)
+    boundaries = shard_boundaries(reader, settings.shard_tokens)
+    meta = _store_meta(Path(data_bin) / split, dictionary, fingerprint, settings)
+    writer = CodeStoreWriter(Path(data_bin) / f"{split}.codes", meta, boundaries, with_gaps=True)
+    figures = CodingFigures(writer.directory, writer.num_shards)
+    missing = writer.missing_shards()
+    figures.already_complete = not missing and writer.is_sealed
+    own = [shard for shard in missing if share.owns(shard[0])]
+    if own:
+        if share.index == 0 and writer.num_shards < share.count:
+            logger.warning(
+                "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
+                *(split, share.count, writer.num_shards),
+            )
+        coder = SplitCoder(
+            split, reader, fitting_encoder(auxiliary, data_bin, dictionary, settings, device), dictionary, settings
+        )
+        in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
+        _write_shards(coder, writer, own, figures, in_other_hands)
+    figures.missing_shards = len(writer.missing_shards())
+    if not figures.missing_shards:
+        figures.meta = writer.finish()
+    return figures
+
+
+def fitting_fingerprint(auxiliary: str | os.PathLike[str], dictionary: Dictionary, settings: CodingSettings) -> str:
+    """SHA-256 of the auxiliary checkpoint.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: the dictionary is of another model or layer, or has zero or identical atoms.
     """
     if not os.path.isfile(auxiliary):
         raise FileNotFoundError(f"auxiliary checkpoint {auxiliary} does not exist")
     fingerprint = sha256_of_files(auxiliary)
     check_dictionary_fits(dictionary, auxiliary_fingerprint=fingerprint, layer=settings.layer)
-    reader = BlockReader(data_bin, split, settings.blocks)
-    boundaries = shard_boundaries(reader, settings.shard_tokens)
-    meta = _store_meta(Path(data_bin) / split, dictionary, fingerprint, settings)
-    figures = CodingFigures(Path(data_bin) / f"{split}.codes")
-    # a store is begun once the model fits, so that a wrong command leaves nothing in the way of the right one
-    encoder = (
-        None if figures.directory.exists() else _fitting_encoder(auxiliary, data_bin, dictionary, settings, device)
-    )
-    writer = CodeStoreWriter(figures.directory, meta, boundaries)
-    if writer.is_complete:
-        figures.already_complete = True
-        return figures
-    encoder = encoder or _fitting_encoder(auxiliary, data_bin, dictionary, settings, device)
-    missing = writer.missing_shards()
-    remaining = sum(stop - start for _, start, stop in missing)
-    with tqdm(
-        total=reader.num_tokens, initial=reader.num_tokens - remaining, desc=f"coding {split}", unit="token",
-        unit_scale=True,
-    ) as progress:  # fmt: skip
-        for index, start, stop in missing:
-            pieces = []
-            for positions, codes in _coded_chunks(reader, encoder, dictionary, settings, (start, stop), figures):
-                pieces.append((positions, codes))
-                progress.update(len(positions))
-            writer.write_shard(index, _rows_of_shard(pieces, start, stop, len(dictionary.atoms)))
-            progress.n = stop  # special symbols are not coded
-    writer.finish()
-    return figures
+    check_atoms(dictionary.atoms)
+    return fingerprint
 
 
-def shard_boundaries(reader: BlockReader, shard_tokens: int) -> list[int]:
-    """Token offsets at which shards begin (and the end): block starts, about ``shard_tokens`` apart.
-
-    No block is in two shards, so that a shard depends on its own blocks only.
-    """
-    boundaries = [0]
-    while boundaries[-1] + shard_tokens < reader.num_tokens:
-        following = np.searchsorted(reader.starts, boundaries[-1] + shard_tokens)
-        if following == len(reader.starts):
-            break
-        boundaries.append(int(reader.starts[following]))
-    return [*boundaries, reader.num_tokens]
-
-
-def _store_meta(split: Path, dictionary: Dictionary, fingerprint: str, settings: CodingSettings) -> dict[str, Any]:
-    return {
-        "n_atoms": len(dictionary.atoms),
-        "lambda": settings.lambda_,
-        "layer": settings.layer,
-        "coverage": 1.0,
-        "solver": settings.solver,
-        "tolerance": settings.tolerance,
-        "max_nonzeros": settings.max_nonzeros,
-        "fp16": settings.fp16,
-        "blocks": asdict(settings.blocks),
-        "dictionary_health": dictionary.meta.get("health"),
-        "fingerprints": {
-            "split": split_fingerprint(split),
-            "dictionary": dictionary.fingerprint,
-            "auxiliary": fingerprint,
-        },
-    }
-
-
-def _fitting_encoder(
+def fitting_encoder(
     auxiliary: str | os.PathLike[str],
     data_bin: str | os.PathLike[str],
     dictionary: Dictionary,
@@ -181,62 +298,106 @@ def _fitting_encoder(
     return encoder
 
 
-def _coded_chunks(
-    reader: BlockReader,
-    encoder: AuxiliaryEncoder,
-    dictionary: Dictionary,
-    settings: CodingSettings,
-    span: tuple[int, int],
-    figures: CodingFigures,
-) -> Iterator[tuple[np.ndarray, sparse.csr_matrix]]:
-    """Positions and codes of the content tokens of a shard, about ``batch_tokens`` at a time."""
-    for blocks in _chunks_of_blocks(reader, span, settings.batch_tokens):
-        positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
-        if len(positions) == 0:
-            continue
-        coded = sparse_encode(
-            normalize_rows(hidden),
-            dictionary.atoms,
-            lambda_=settings.lambda_,
-            solver=settings.solver,
-            tolerance=settings.tolerance,
-            max_nonzeros=settings.max_nonzeros,
-            threads=settings.threads,
-        )
-        figures.coded_tokens += len(positions)
-        figures.gap_sum += float(coded.gap.sum())
-        figures.gap_max = max(figures.gap_max, float(coded.gap.max()))
-        yield positions, coded.codes
+def shard_boundaries(reader: BlockReader, shard_tokens: int) -> list[int]:
+    """Token offsets at which shards begin (and the end): block starts, about ``shard_tokens`` apart.
 
-
-def _chunks_of_blocks(reader: BlockReader, span: tuple[int, int], max_tokens: int) -> Iterator[list[Block]]:
-    """The blocks that begin in ``span``, in chunks of about ``max_tokens`` tokens."""
-    chunk: list[Block] = []
-    size = 0
-    first, last = np.searchsorted(reader.starts, span)
-    for index in range(first, last):
-        if chunk and size + reader.sizes[index] > max_tokens:
-            yield chunk
-            chunk, size = [], 0
-        chunk.extend(reader.block(index))
-        size += int(reader.sizes[index])
-    if chunk:
-        yield chunk
-
-
-def _rows_of_shard(
-    pieces: list[tuple[np.ndarray, sparse.csr_matrix]], start: int, stop: int, num_atoms: int
-) -> sparse.csr_matrix:
-    """Codes of all tokens of a shard ``(stop - start, n_atoms)``, empty where nothing was coded.
-
-    The pieces' positions are ascending, so only the row pointers have to be spread.
+    No block is in two shards, so that a shard depends on its own blocks only.
     """
-    counts = np.zeros(stop - start, np.int64)
-    for positions, codes in pieces:
-        counts[positions - start] = np.diff(codes.indptr)
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    if not pieces:
-        return sparse.csr_matrix((stop - start, num_atoms), dtype=np.float32)
-    data = np.concatenate([codes.data for _, codes in pieces])
-    indices = np.concatenate([codes.indices for _, codes in pieces])
-    return sparse.csr_matrix((data, indices, indptr), shape=(stop - start, num_atoms))
+    boundaries = [0]
+    while boundaries[-1] + shard_tokens < reader.num_tokens:
+        following = np.searchsorted(reader.starts, boundaries[-1] + shard_tokens)
+        if following == len(reader.starts):
+            break
+        boundaries.append(int(reader.starts[following]))
+    return [*boundaries, reader.num_tokens]
+
+
+def _store_meta(split: Path, dictionary: Dictionary, fingerprint: str, settings: CodingSettings) -> dict[str, Any]:
+    return {
+        "n_atoms": len(dictionary.atoms),
+        "lambda": settings.lambda_,
+        "layer": settings.layer,
+        "coverage": settings.coverage,
+        "coverage_seed": settings.coverage_seed if settings.coverage < 1 else 0,
+        "solver": settings.solver,
+        "tolerance": settings.tolerance,
+        "max_nonzeros": settings.max_nonzeros,
+        "fp16": settings.fp16,
+        "blocks": asdict(settings.blocks),
+        "dictionary_health": dictionary.meta.get("health"),
+        "fingerprints": {
+            "split": split_fingerprint(split),
+            "dictionary": dictionary.fingerprint,
+            "auxiliary": fingerprint,
+        },
+    }
+
+
+def _write_shards(
+    coder: SplitCoder,
+    writer: CodeStoreWriter,
+    shards: list[tuple[int, int, int]],
+    figures: CodingFigures,
+    tokens_of_others: int,
+) -> None:
+    """Code and write ``shards``; warn once where the disk will not hold what is missing."""
+    remaining = sum(stop - start for _, start, stop in shards)
+    with tqdm(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
+        for number, (index, start, stop) in enumerate(shards):
+            before = progress.n
+            if writer.has_shard(index):  # another process was given it too, and was faster
+                progress.update(stop - start)
+                continue
+            rows = ShardRows(stop - start, writer.num_atoms)
+            largest = -np.inf
+            for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
+                rows.add(chunk.positions - start, chunk.codes, chunk.gap)
+                largest = max(largest, chunk.largest_correlation)
+                figures.inexact_tokens += int((chunk.gap > coder.settings.tolerance).sum())
+                progress.update(len(chunk.positions))
+            _check_not_all_empty(coder, rows, (start, stop), largest)
+            writer.write_shard(index, rows)
+            figures.coded_tokens += rows.coded_tokens
+            remaining -= stop - start
+            if number == 0:
+                per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
+                _warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
+            progress.update(before + stop - start - progress.n)  # what is not coded is done as well
+
+
+def _check_not_all_empty(coder: SplitCoder, rows: ShardRows, span: tuple[int, int], largest: float) -> None:
+    whole_split = span == (0, coder.reader.num_tokens)
+    if rows.nonzeros == 0 and rows.coded_tokens >= (1 if whole_split else TOKENS_TO_JUDGE_EMPTINESS):
+        raise ValueError(
+            f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {span[0]} to {span[1] - 1} are "
+            f"empty, since --lambda {coder.settings.lambda_:g} is too large: the largest correlation of a hidden state "
+            f"with an atom is {largest:.4g}, and lambda must be (well) below it"
+        )
+
+
+def _warn_of_full_disk(directory: Path, needed: float) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        logger.warning("%s needs about %.2g GB more, but only %.2g GB are free", directory, needed / 1e9, free / 1e9)
+
+
+def _largest_correlation(hidden: np.ndarray, atoms: np.ndarray) -> float:
+    """``max_j (D x)_j`` over the rows of ``hidden`` (n, dim), a bounded number of them at a time."""
+    rows = max(1, DENSE_ENTRIES // len(atoms))
+    starts = range(0, len(hidden), rows)
+    return max((float((hidden[start : start + rows] @ atoms.T).max()) for start in starts), default=-np.inf)
+
+
+@contextmanager
+def _quiet_solver() -> Iterator[None]:
+    """Keep the solver from warning of gaps above the tolerance: here they are refused, or summed up at the end."""
+
+    def is_no_gap_warning(record: logging.LogRecord) -> bool:
+        return "duality gap" not in str(record.msg)
+
+    solver_logger = logging.getLogger("mlsm_plugin.sparse_coding.encode")
+    solver_logger.addFilter(is_no_gap_warning)
+    try:
+        yield
+    finally:
+        solver_logger.removeFilter(is_no_gap_warning)

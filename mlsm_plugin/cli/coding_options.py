@@ -9,7 +9,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The auxiliary model and how it runs."""
     parser.add_argument("--device", help="torch device of the auxiliary model (default: the GPU where there is one)")
     parser.add_argument("--fp16", action="store_true", help="run the auxiliary model in half precision")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the solver (default: all cores)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
         "--batch-tokens",
         type=int,
@@ -27,6 +27,22 @@ def add_block_options(parser: argparse.ArgumentParser) -> None:
         default="complete",
         choices=["none", "complete", "complete_doc", "eos"],
         help="where blocks may end, as in fairseq-train",
+    )
+
+
+def add_share_options(parser: argparse.ArgumentParser) -> None:
+    """Which part of the work this process does."""
+    parser.add_argument(
+        "--shard-index",
+        type=int,
+        metavar="I",
+        help="number of this process, from 0 (default: RANK of torchrun, else SLURM_PROCID, else 0)",
+    )
+    parser.add_argument(
+        "--num-shards",
+        type=int,
+        metavar="N",
+        help="processes that share the work (default: WORLD_SIZE, else SLURM_NTASKS, else 1)",
     )
 
 

@@ -5,17 +5,21 @@ A store is the folder ``<data-bin>/<split>.codes/``:
 - ``shard-00000.indptr.npy``, (tokens of the shard + 1,) uint32: where the row of each token starts;
 - ``shard-00000.atoms.npy``, (non-zeros,) uint16, or uint32 for more than 65,536 atoms: ascending within a row;
 - ``shard-00000.weights.npy``, (non-zeros,) float16: each row sums to 1, up to rounding;
+- ``shard-00000.gap.json``: how many of its tokens were coded, the sum and the largest of their certified duality gaps
+  (only in stores whose codes come with gaps);
 - ``plan.json``: what is being written, so that an interrupted run goes on and another run is refused. It stays;
 - ``meta.json``: the same and the totals; written last, so that a folder without it is not whole.
 
-That is 4 bytes a non-zero and 4 bytes a token. Nothing depends on when or in how many runs a store was written.
+That is 4 bytes a non-zero and 4 bytes a token. Nothing depends on when, in how many runs or by how many processes a
+store was written: several may write different shards at the same time, and any of them may seal it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,19 +39,108 @@ INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
 
 
-class CodeStoreWriter:
-    """Writes a store shard by shard, in any order and over any number of runs.
+class ShardRows:
+    """The codes of one shard's tokens in the types of the files, filled from its first token to its last.
+
+    What a run holds of a shard until it is written: 4 bytes a non-zero (6 with uint32 atoms) and 8 a token.
 
     Args:
-        directory: the store; created if need be.
+        num_tokens: tokens of the shard.
+        num_atoms: size of the dictionary.
+
+    Attributes:
+        coded_tokens: rows that were added.
+        nonzeros: non-zeros that were added and did not round to 0.
+        gap_sum, gap_max: of the gaps that were added.
+    """
+
+    def __init__(self, num_tokens: int, num_atoms: int) -> None:
+        self.shape = (num_tokens, num_atoms)
+        self.coded_tokens = 0
+        self.nonzeros = 0
+        self.gap_sum = 0.0
+        self.gap_max = 0.0
+        self.has_gaps = True
+        self._filled = 0
+        self._counts = np.zeros(num_tokens, np.int64)
+        self._atoms: list[np.ndarray] = [np.zeros(0, atom_dtype(num_atoms))]
+        self._weights: list[np.ndarray] = [np.zeros(0, WEIGHT_DTYPE)]
+
+    def add(self, rows: np.ndarray, codes: sp.csr_matrix, gap: np.ndarray | None = None) -> None:
+        """Add codes; each is divided by its sum and rounded to float16, weights that round to 0 are left out.
+
+        Args:
+            rows: (n,) int, tokens of the shard, ascending and behind those added before.
+            codes: (n, n_atoms), non-negative.
+            gap: (n,) relative duality gaps, if they are known.
+
+        Raises:
+            ValueError: rows out of order or of the shard, shapes that do not fit, negative or non-finite weights.
+        """
+        expected = (len(rows), self.shape[1])
+        if codes.shape != expected or (gap is not None and len(gap) != len(rows)):
+            raise ValueError(f"codes must have the shape {expected} (rows, atoms) and a gap each, got {codes.shape}")
+        if len(rows) == 0:
+            return
+        if rows[0] < self._filled or rows[-1] >= self.shape[0] or (np.diff(rows) <= 0).any():
+            raise ValueError(f"rows must ascend from {self._filled} to at most {self.shape[0] - 1}")
+        counts, atoms, weights = _stored_form(codes)
+        self._counts[rows] = counts
+        self._atoms.append(atoms)
+        self._weights.append(weights)
+        self._filled = int(rows[-1]) + 1
+        self.coded_tokens += len(rows)
+        self.nonzeros += len(atoms)
+        if gap is None:
+            self.has_gaps = False
+        else:
+            self.gap_sum += float(np.sum(gap, dtype=np.float64))
+            self.gap_max = max(self.gap_max, float(np.max(gap)))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The three arrays of the files.
+
+        Raises:
+            ValueError: more non-zeros than uint32 can count.
+        """
+        limit = np.iinfo(INDPTR_DTYPE).max
+        if self.nonzeros > limit:
+            raise ValueError(f"a shard holds at most {limit} non-zeros, got {self.nonzeros}; use more shards")
+        return {
+            "indptr": np.concatenate([[0], np.cumsum(self._counts)]).astype(INDPTR_DTYPE),
+            "atoms": np.concatenate(self._atoms),
+            "weights": np.concatenate(self._weights),
+        }
+
+    def gaps(self) -> dict[str, Any]:
+        """What the gap file of the shard holds."""
+        return {"coded_tokens": self.coded_tokens, "gap_sum": self.gap_sum, "gap_max": self.gap_max}
+
+
+class CodeStoreWriter:
+    """Writes a store shard by shard, in any order, over any number of runs, in several processes at a time.
+
+    Nothing is written before the first shard is, so that a run that fails earlier leaves nothing behind.
+
+    Args:
+        directory: the store; created with its first shard.
         meta: what the codes are (values that JSON can hold). ``n_atoms`` is required.
         boundaries: offsets of the shards in tokens, strictly ascending; the first is 0, the last the token count.
+        with_gaps: each shard comes with the duality gaps of its codes, and the totals are in ``meta.json``
+            (``coded_tokens``, ``gap_mean``, ``gap_max``).
 
     Raises:
         ValueError: the boundaries or ``n_atoms`` make no sense, or the folder was begun with another plan.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], meta: dict[str, Any], boundaries: Sequence[int]) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        meta: dict[str, Any],
+        boundaries: Sequence[int],
+        *,
+        with_gaps: bool = False,
+    ) -> None:
         self.directory = Path(directory)
         self.boundaries = [int(offset) for offset in boundaries]
         if len(self.boundaries) < 2 or self.boundaries[0] != 0 or (np.diff(self.boundaries) <= 0).any():
@@ -58,27 +151,40 @@ class CodeStoreWriter:
             raise ValueError(f"meta must give the size of the dictionary as n_atoms >= 1, got {meta.get('n_atoms')!r}")
         self.meta: dict[str, Any] = json.loads(json.dumps(meta))
         self.num_atoms: int = self.meta["n_atoms"]
-        self.directory.mkdir(parents=True, exist_ok=True)
-        plan = {"format_version": FORMAT_VERSION, "meta": self.meta, "boundaries": self.boundaries}
-        if (self.directory / PLAN_FILE).exists():
-            _check_same_plan(self.directory, read_json(self.directory / PLAN_FILE), plan)
-        else:
-            write_json(self.directory / PLAN_FILE, plan)
+        self.with_gaps = with_gaps
+        self._plan = {"format_version": FORMAT_VERSION, "meta": self.meta, "boundaries": self.boundaries}
+        self._begun = (self.directory / PLAN_FILE).exists()
+        if self._begun:
+            _check_same_plan(self.directory, read_json(self.directory / PLAN_FILE), self._plan)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the whole store."""
+        return len(self.boundaries) - 1
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether ``meta.json`` was written; files may have been damaged since."""
+        return (self.directory / META_FILE).exists()
 
     @property
     def is_complete(self) -> bool:
         """Whether the store is finished (its plan is this one, or the constructor would have objected)."""
-        return (self.directory / META_FILE).exists() and not self.missing_shards()
+        return self.is_sealed and not self.missing_shards()
 
     def missing_shards(self) -> list[tuple[int, int, int]]:
         """(index, start, stop) of the shards whose files are absent, truncated or do not fit together."""
         return [
             (index, start, stop)
-            for index, (start, stop) in enumerate(self._ranges())
-            if _shard_nonzeros(self.directory, index, stop - start, self.num_atoms) is None
+            for index, (start, stop) in enumerate(pairwise(self.boundaries))
+            if not self.has_shard(index)
         ]
 
-    def write_shard(self, index: int, codes: sp.csr_matrix) -> None:
+    def has_shard(self, index: int) -> bool:
+        """Whether the files of shard ``index`` are whole."""
+        return self._whole_shard(index) is not None
+
+    def write_shard(self, index: int, codes: sp.csr_matrix | ShardRows) -> None:
         """Write the codes of one shard's tokens; each row is divided by its sum and rounded to float16.
 
         Weights that round to 0 are left out. The files appear one by one, ``indptr`` last.
@@ -88,59 +194,96 @@ class CodeStoreWriter:
             codes: (tokens of the shard, n_atoms), non-negative; an empty row has no target.
 
         Raises:
-            ValueError: no such shard, the wrong shape, negative or non-finite weights, or more non-zeros than
-                uint32 can count.
+            ValueError: no such shard, the wrong shape, negative or non-finite weights, more non-zeros than uint32
+                can count, no gaps in a store with gaps, or another process began the store with another plan.
             OSError: a file cannot be written; the shard then still counts as missing.
         """
-        if not 0 <= index < len(self.boundaries) - 1:
-            raise ValueError(f"there is no shard {index}; the plan has 0 to {len(self.boundaries) - 2}")
+        if not 0 <= index < self.num_shards:
+            raise ValueError(f"there is no shard {index}; the plan has 0 to {self.num_shards - 1}")
         expected = (self.boundaries[index + 1] - self.boundaries[index], self.num_atoms)
         if codes.shape != expected:
             raise ValueError(f"shard {index} must have the shape {expected} (tokens, atoms), got {codes.shape}")
-        arrays = _shard_arrays(codes)
+        rows = codes if isinstance(codes, ShardRows) else ShardRows(*expected)
+        if not isinstance(codes, ShardRows):
+            rows.add(np.arange(expected[0]), codes)
+        if self.with_gaps and not rows.has_gaps:
+            raise ValueError(f"shard {index} comes without the duality gaps of its codes")
+        arrays = rows.arrays()
+        self._begin()
         # What was here loses its seal first: a store must not look whole while one of its shards is replaced.
         (self.directory / META_FILE).unlink(missing_ok=True)
         _part_path(self.directory, index, "indptr").unlink(missing_ok=True)
+        if self.with_gaps:
+            write_json(_gap_path(self.directory, index), rows.gaps())
         for part in PARTS:
             write_npy(_part_path(self.directory, index, part), arrays[part])
 
-    def finish(self) -> None:
+    def finish(self) -> dict[str, Any]:
         """Seal the store with ``meta.json`` and remove what interrupted runs left behind.
 
+        May be called again, and by several processes at the same time: all write the same bytes.
+
+        Returns:
+            What ``meta.json`` holds.
+
         Raises:
-            ValueError: shards are missing (names them).
+            ValueError: shards are missing (names them), or tokens were coded and all codes are empty.
             OSError: ``meta.json`` cannot be written.
         """
         shards: list[dict[str, Any]] = []
+        gaps: list[dict[str, Any]] = []
         missing: list[int] = []
-        for index, (start, stop) in enumerate(self._ranges()):
-            nonzeros = _shard_nonzeros(self.directory, index, stop - start, self.num_atoms)
-            if nonzeros is None:
+        for index, (start, stop) in enumerate(pairwise(self.boundaries)):
+            whole = self._whole_shard(index)
+            if whole is None:
                 missing.append(index)
                 continue
             sizes = {part: _part_path(self.directory, index, part).stat().st_size for part in sorted(PARTS)}
-            shards.append({"start": start, "stop": stop, "nnz": nonzeros, "bytes": sizes})
+            shards.append({"start": start, "stop": stop, "nnz": whole[0], "bytes": sizes})
+            gaps.append(whole[1])
         if missing:
             raise ValueError(
-                f"{self.directory} lacks {len(missing)} of {len(self.boundaries) - 1} shards "
+                f"{self.directory} lacks {len(missing)} of {self.num_shards} shards "
                 f"({_shorten(missing)}); write them before finishing the store"
             )
-        for leftover in self.directory.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
         token_count, nnz = self.boundaries[-1], sum(shard["nnz"] for shard in shards)
-        totals = {
+        meta = {
+            **self.meta,
             "format_version": FORMAT_VERSION,
             "token_count": token_count,
             "n_atoms": self.num_atoms,
             "nnz": nnz,
             "mean_nonzeros": nnz / token_count,
+            **(_gap_totals(gaps) if self.with_gaps else {}),
             "shards": shards,
         }
-        write_json(self.directory / META_FILE, {**self.meta, **totals})
+        if nnz == 0 and meta.get("coded_tokens"):
+            raise ValueError(
+                f"all {meta['coded_tokens']} codes of {self.directory} are empty: lambda is too large; "
+                "delete the folder and encode with a smaller one"
+            )
+        for leftover in self.directory.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        _publish(self.directory / META_FILE, meta)
+        return meta
 
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        """(start, stop) of each shard, in tokens."""
-        return pairwise(self.boundaries)
+    def _begin(self) -> None:
+        """Write ``plan.json``; where another process was faster, compare with its plan instead."""
+        if self._begun:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / PLAN_FILE
+        if not path.exists():
+            _publish(path, self._plan, keep_existing=True)
+        _check_same_plan(self.directory, read_json(path), self._plan)
+        self._begun = True
+
+    def _whole_shard(self, index: int) -> tuple[int, dict[str, Any]] | None:
+        """Non-zeros and gap figures of a shard whose files are whole, else None."""
+        num_tokens = self.boundaries[index + 1] - self.boundaries[index]
+        nonzeros = _shard_nonzeros(self.directory, index, num_tokens, self.num_atoms)
+        gaps = _read_gaps(_gap_path(self.directory, index)) if self.with_gaps else {}
+        return None if nonzeros is None or gaps is None else (nonzeros, gaps)
 
 
 class CodeStore:
@@ -282,11 +425,11 @@ def _part_path(directory: Path, index: int, part: str) -> Path:
     return directory / f"shard-{index:05d}.{part}.npy"
 
 
-def _shard_arrays(codes: sp.csr_matrix) -> dict[str, np.ndarray]:
-    """The three arrays of a shard, in the types of the files.
+def _stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Non-zeros of each row, atoms and weights of ``codes`` in the types of the files.
 
     Raises:
-        ValueError: negative or non-finite weights, or too many non-zeros.
+        ValueError: negative or non-finite weights.
     """
     codes = sp.csr_matrix(codes, copy=True)
     codes.sum_duplicates()  # sorts as well
@@ -297,13 +440,86 @@ def _shard_arrays(codes: sp.csr_matrix) -> dict[str, np.ndarray]:
     kept = weights > 0
     # Entries kept before each row's start: the row pointer once the others are gone.
     indptr = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[distribution.indptr]
-    limit = np.iinfo(INDPTR_DTYPE).max
-    if indptr[-1] > limit:
-        raise ValueError(f"a shard holds at most {limit} non-zeros, got {indptr[-1]}; use more shards")
+    return np.diff(indptr), distribution.indices[kept].astype(atom_dtype(codes.shape[1])), weights[kept]
+
+
+def _publish(path: Path, value: Any, *, keep_existing: bool = False) -> None:
+    """Write JSON that several processes, maybe on several machines, may be writing at the same time.
+
+    The temporary name is drawn, since machines with one file system may have the same process numbers. Another
+    process that seals the store may take the temporary file for a leftover and delete it; it is then written anew.
+
+    Args:
+        path: the file.
+        value: its content, as :func:`write_json` writes it.
+        keep_existing: the first process wins; else the last one does.
+    """
+    content = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    while not _holds(path, content):
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep_existing:
+                _link_or_replace(temporary, path)
+            else:
+                os.replace(temporary, path)
+            return
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            if not path.parent.is_dir():  # the folder went, not the temporary file
+                raise
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the file exists and holds just that."""
+    try:
+        return path.read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
+def _link_or_replace(source: Path, target: Path) -> None:
+    """Give ``source`` the name ``target`` unless that exists (FileExistsError).
+
+    On a file system without hard links, a file that appears at the very same moment is replaced.
+    """
+    try:
+        os.link(source, target)
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError:
+        os.replace(source, target)
+
+
+def _gap_path(directory: Path, index: int) -> Path:
+    """The file of a shard's gap figures."""
+    return directory / f"shard-{index:05d}.gap.json"
+
+
+def _read_gaps(path: Path) -> dict[str, Any] | None:
+    """The gap figures of a shard, or None where they are absent or damaged."""
+    try:
+        gaps = read_json(path)
+    except (OSError, ValueError):
+        return None
+    names = ("coded_tokens", "gap_sum", "gap_max")
+    whole = isinstance(gaps, dict) and all(isinstance(gaps.get(name), (int, float)) for name in names)
+    return gaps if whole else None
+
+
+def _gap_totals(gaps: list[dict[str, Any]]) -> dict[str, Any]:
+    """The gap figures of all shards together."""
+    coded = sum(shard["coded_tokens"] for shard in gaps)
     return {
-        "indptr": indptr.astype(INDPTR_DTYPE),
-        "atoms": distribution.indices[kept].astype(atom_dtype(codes.shape[1])),
-        "weights": weights[kept],
+        "coded_tokens": coded,
+        "gap_mean": sum(shard["gap_sum"] for shard in gaps) / max(1, coded),
+        "gap_max": max(shard["gap_max"] for shard in gaps),
     }
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +19,19 @@ from fairseq.data import TokenBlockDataset, data_utils
 
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, fairseq_train, mlsm
+from tests.cli.coding_runs import (
+    BLOCKS,
+    SHARDS,
+    contents,
+    copy_without_codes,
+    encode_words,
+    meta_of,
+    split_tokens,
+    start_mlsm,
+)
+from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 
-BLOCKS = ("--tokens-per-sample", 64)
 FEW = ("--atoms", 16, "--tokens", 600, "--iterations", 5, "--batch-size", 50)
-SHARDS = ("--shard-tokens", 400, "--batch-tokens", 400, "--threads", 1)
 
 
 @pytest.fixture
@@ -36,45 +40,12 @@ def data_bin(pipeline: Pipeline, tmp_path: Path) -> Path:
     return copy_without_codes(pipeline.data_bin, tmp_path / "data-bin")
 
 
-def copy_without_codes(source: Path, target: Path) -> Path:
-    return shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.codes"))
-
-
 def learn(pipeline: Pipeline, output: Path, *options: object) -> Path:
     mlsm(
         *("dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", output),
         *(*FEW, *BLOCKS, *options),
     )
     return output
-
-
-def encode_words(pipeline: Pipeline, data: Path, *options: object) -> list[object]:
-    words: list[object] = ["encode", data, "--auxiliary", pipeline.auxiliary, "--dictionary", pipeline.dictionary]
-    return [*words, "--splits", "valid", *BLOCKS, *options]
-
-
-def start_mlsm(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """A process of its own, with one thread, so that the last bit does not depend on the machine's load."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mlsm_plugin.cli.main", *(str(argument) for argument in arguments)]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def meta_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "meta.json").read_text())
-
-
-def split_tokens(data: Path, split: str) -> list[np.ndarray]:
-    """The sentences of a binarized split."""
-    symbols = FairseqDictionary.load(str(data / "dict.txt"))
-    dataset = data_utils.load_indexed_dataset(str(data / split), symbols)
-    return [dataset[index].numpy() for index in range(len(dataset))]
 
 
 # ---- dictionary ------------------------------------------------------------------------------------------
@@ -194,18 +165,6 @@ def test_dictionary_is_replaced_only_when_told_so(
 
 
 # ---- encode ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The codes of the valid split in several shards, written in one go."""
-    data = copy_without_codes(pipeline.data_bin, tmp_path_factory.mktemp("uninterrupted") / "data-bin")
-    run = start_mlsm(*encode_words(pipeline, data, *SHARDS))
-    errors = run.communicate()[1]
-    assert run.returncode == 0, errors
-    codes = contents(data / "valid.codes")
-    assert len([name for name in codes if name.endswith("indptr.npy")]) >= 8
-    return codes
 
 
 def test_killed_coding_goes_on_to_the_same_bytes(

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import tempfile
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.sparse_coding import code_store
-from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter, ShardRows
 from mlsm_plugin.sparse_coding.encode import target_distribution
 
 META = {"n_atoms": 40, "lambda": 0.05, "layer": 5}
@@ -320,3 +321,128 @@ def test_writer_rejects_codes(tmp_path):
     for bad in (-1.0, np.nan):
         with pytest.raises(ValueError, match="codes must be finite and >= 0"):
             writer.write_shard(0, sp.csr_matrix(([bad], ([0], [0])), shape=(4, 40)))
+
+
+# ---- gaps, and several processes -------------------------------------------------------------------------
+
+
+def shard_rows(codes: sp.csr_matrix, gap: np.ndarray, coded: np.ndarray) -> ShardRows:
+    """The ``coded`` rows, added in two parts."""
+    rows = ShardRows(*codes.shape)
+    half = len(coded) // 2
+    for part in (coded[:half], coded[half:]):
+        rows.add(part, codes[part], gap[part])
+    return rows
+
+
+def write_with_gaps(writer: CodeStoreWriter, codes: sp.csr_matrix, gap: np.ndarray) -> None:
+    for index, start, stop in writer.missing_shards():
+        coded = np.flatnonzero(np.arange(start, stop) % 3)  # flat positions decide
+        writer.write_shard(index, shard_rows(codes[start:stop], gap[start:stop], coded))
+
+
+def test_rows_in_parts_are_the_codes_and_the_gaps_are_totalled(tmp_path):
+    codes, gap = random_codes(5, 10), np.random.default_rng(5).random(10)
+    writer = CodeStoreWriter(tmp_path / "s", META, BOUNDARIES, with_gaps=True)
+    write_with_gaps(writer, codes, gap)
+    meta = writer.finish()
+    expected = np.flatnonzero(np.arange(10) % 3)
+    assert meta["coded_tokens"] == len(expected)
+    assert meta["gap_mean"] == pytest.approx(gap[expected].mean())
+    assert meta["gap_max"] == gap[expected].max()
+    store = CodeStore(tmp_path / "s")
+    assert store.meta == meta
+    kept = np.isin(np.arange(10), expected)[:, None]
+    np.testing.assert_array_equal(store.rows(0, 10).toarray(), np.where(kept, expected_rows(codes), 0))
+
+
+@pytest.mark.parametrize("damage", ["absent", "truncated", "other"])
+def test_shard_without_its_gap_file_is_missing(tmp_path, damage):
+    codes, gap = random_codes(5, 10), np.random.default_rng(5).random(10)
+    writer = CodeStoreWriter(tmp_path / "s", META, BOUNDARIES, with_gaps=True)
+    write_with_gaps(writer, codes, gap)
+    writer.finish()
+    whole = folder_bytes(tmp_path / "s")
+    path = tmp_path / "s" / "shard-00001.gap.json"
+    if damage == "absent":
+        path.unlink()
+    else:
+        path.write_text('{"coded_tokens": 3' if damage == "truncated" else '{"coded_tokens": 3}')
+    assert [index for index, _, _ in writer.missing_shards()] == [1]
+    assert not writer.is_complete
+    write_with_gaps(writer, codes, gap)
+    writer.finish()
+    assert folder_bytes(tmp_path / "s") == whole
+
+
+def test_store_with_gaps_wants_them_and_rows_in_order(tmp_path):
+    writer = CodeStoreWriter(tmp_path / "s", META, BOUNDARIES, with_gaps=True)
+    codes = random_codes(0, 4)
+    with pytest.raises(ValueError, match="shard 0 comes without the duality gaps"):
+        writer.write_shard(0, codes)
+    rows = ShardRows(4, 40)
+    rows.add(np.array([1, 2]), codes[:2], np.zeros(2))
+    for wrong in ([2, 3], [3, 3], [3, 4]):
+        with pytest.raises(ValueError, match="rows must ascend from 3 to at most 3"):
+            rows.add(np.array(wrong), codes[:2], np.zeros(2))
+    with pytest.raises(ValueError, match=re.escape("codes must have the shape (1, 40)")):
+        rows.add(np.array([3]), codes[:2], np.zeros(2))
+
+
+def test_nothing_is_written_before_the_first_shard(tmp_path):
+    writer = CodeStoreWriter(tmp_path / "s", META, BOUNDARIES)
+    with pytest.raises(ValueError, match="codes must be finite"):
+        writer.write_shard(0, sp.csr_matrix(([-1.0], ([0], [0])), shape=(4, 40)))
+    assert not (tmp_path / "s").exists()
+
+
+def test_of_two_plans_begun_at_the_same_time_one_is_refused(tmp_path):
+    codes = random_codes(0, 10)
+    first, same = (CodeStoreWriter(tmp_path / "s", META, BOUNDARIES) for _ in range(2))
+    other = CodeStoreWriter(tmp_path / "s", {**META, "lambda": 0.1}, BOUNDARIES)
+    first.write_shard(0, codes[:4])
+    with pytest.raises(ValueError, match=r"was begun with other settings: lambda is 0\.05 there and 0\.1 now"):
+        other.write_shard(1, codes[4:9])
+    same.write_shard(1, codes[4:9])
+    assert [index for index, _, _ in first.missing_shards()] == [2]
+
+
+def test_plan_that_appears_while_another_is_written_wins(tmp_path, monkeypatch):
+    writer = CodeStoreWriter(tmp_path / "s", {**META, "lambda": 0.1}, BOUNDARIES)
+    real_link = os.link
+
+    def slow_link(source, target):
+        monkeypatch.setattr(os, "link", real_link)
+        CodeStoreWriter(tmp_path / "s", META, BOUNDARIES).write_shard(0, random_codes(0, 4))
+        real_link(source, target)
+
+    monkeypatch.setattr(os, "link", slow_link)
+    with pytest.raises(ValueError, match="was begun with other settings"):
+        writer.write_shard(1, random_codes(0, 5))
+    assert not list((tmp_path / "s").glob(".*.tmp"))
+
+
+def test_store_is_sealed_by_many_at_the_same_time(tmp_path):
+    store = write_store(tmp_path / "s", random_codes(0, 10), BOUNDARIES)
+    whole, failures = folder_bytes(store), []
+    barrier = threading.Barrier(4)
+
+    def seal() -> None:
+        writer = CodeStoreWriter(store, META, BOUNDARIES)
+        try:
+            for _ in range(25):
+                (store / "meta.json").unlink(missing_ok=True)
+                barrier.wait(timeout=60)
+                writer.finish()
+                barrier.wait(timeout=60)
+        except Exception as error:
+            failures.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=seal) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert folder_bytes(store) == whole

@@ -1,0 +1,156 @@
+"""What coding a split will cost, from coding a small sample of it: disk, time and memory. Writes nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from mlsm_plugin.auxiliary.block_reader import BlockReader
+from mlsm_plugin.auxiliary.corpus_coding import (
+    ALL_OF_IT,
+    CodingSettings,
+    SplitCoder,
+    fitting_encoder,
+    fitting_fingerprint,
+    shard_boundaries,
+)
+from mlsm_plugin.auxiliary.work_share import WorkShare
+from mlsm_plugin.sparse_coding.code_store import INDPTR_DTYPE, WEIGHT_DTYPE, atom_dtype
+from mlsm_plugin.sparse_coding.dictionary import Dictionary
+
+# Coded tokens of the sample, but at least a batch (so that the memory of one is measured) ...
+SAMPLE_TOKENS = 4096
+# ... and at most so many tokens of text (or a batch), however small the coverage.
+MAX_SAMPLE_TEXT = 1 << 16
+
+
+@dataclass(frozen=True)
+class CodingEstimate:
+    """The cost of coding a split.
+
+    Attributes:
+        split: its name.
+        num_tokens: tokens of the split, special symbols included.
+        tokens_to_code: content tokens of the covered share; exact where the sample is the whole split.
+        sampled_tokens: tokens coded for the sample.
+        mean_nonzeros: of the sample's codes.
+        gap_mean, gap_max: certified relative duality gaps of the sample's codes.
+        tokens_per_second: coded tokens a second of one process on this machine.
+        num_shards, num_processes: pieces of work, and who shares them.
+        seconds: time of the process with the most shards.
+        disk_bytes: size of the finished store.
+        memory_bytes: peak resident memory of a process.
+        gpu_bytes: peak memory on the GPU, 0 without one.
+    """
+
+    split: str
+    num_tokens: int
+    tokens_to_code: int
+    sampled_tokens: int
+    mean_nonzeros: float
+    gap_mean: float
+    gap_max: float
+    tokens_per_second: float
+    num_shards: int
+    num_processes: int
+    seconds: float
+    disk_bytes: int
+    memory_bytes: int
+    gpu_bytes: int
+
+    def __str__(self) -> str:
+        processes = "1 process" if self.num_processes == 1 else f"{self.num_processes} processes like this one"
+        gpu = f", {self.gpu_bytes / 1e9:.2f} GB on the GPU" if self.gpu_bytes else ""
+        return (
+            f"{self.split}: {self.num_tokens} tokens, {self.tokens_to_code} to code, in {self.num_shards} shards\n"
+            f"  sample: {self.sampled_tokens} tokens, {self.mean_nonzeros:.1f} non-zeros a token, "
+            f"{self.tokens_per_second:.0f} tokens a second, duality gap mean {self.gap_mean:.1e}, "
+            f"max {self.gap_max:.1e}\n"
+            f"  time: {timedelta(seconds=math.ceil(self.seconds))} with {processes}\n"
+            f"  disk: {self.disk_bytes / 1e6:.1f} MB\n"
+            f"  memory: {self.memory_bytes / 1e9:.2f} GB a process{gpu}"
+        )
+
+
+def estimate_split(
+    data_bin: str | os.PathLike[str],
+    split: str,
+    *,
+    auxiliary: str | os.PathLike[str],
+    dictionary: Dictionary,
+    settings: CodingSettings,
+    device: str | None = None,
+    share: WorkShare = ALL_OF_IT,
+) -> CodingEstimate:
+    """Code evenly spread blocks of a split, and extrapolate.
+
+    Raises:
+        ValueError: files that do not belong together, or a hidden state that is NaN or infinite.
+        FileNotFoundError: a missing split or checkpoint.
+    """
+    fitting_fingerprint(auxiliary, dictionary, settings)
+    reader = BlockReader(data_bin, split, settings.blocks)
+    encoder = fitting_encoder(auxiliary, data_bin, dictionary, settings, device)
+    coder = SplitCoder(split, reader, encoder, dictionary, replace(settings, allow_inexact=True))
+    sample = sampled_blocks(reader, settings)
+    for _ in coder.coded_chunks(sample[:1]):  # what is compiled or loaded with the first batch is paid once
+        pass
+    start = time.perf_counter()
+    coded, nonzeros, gap_sum, gap_max = 0, 0, 0.0, 0.0
+    for chunk in coder.coded_chunks(sample):
+        coded += len(chunk.positions)
+        nonzeros += chunk.codes.nnz
+        gap_sum += float(chunk.gap.sum())
+        gap_max = max(gap_max, float(chunk.gap.max()))
+    rate = coded / (time.perf_counter() - start)
+
+    share_coded = coded / int(reader.sizes[sample].sum())
+    to_code = round(reader.num_tokens * share_coded)
+    mean_nonzeros = nonzeros / max(1, coded)
+    boundaries = shard_boundaries(reader, settings.shard_tokens)
+    num_shards = len(boundaries) - 1
+    largest_part = math.ceil(num_shards / share.count) / num_shards
+    pair_bytes = atom_dtype(len(dictionary.atoms)).itemsize + WEIGHT_DTYPE.itemsize
+    longest_shard = max(stop - first for first, stop in pairwise(boundaries))
+    shard_nonzeros = longest_shard * share_coded * mean_nonzeros
+    return CodingEstimate(
+        split=split,
+        num_tokens=reader.num_tokens,
+        tokens_to_code=to_code,
+        sampled_tokens=coded,
+        mean_nonzeros=mean_nonzeros,
+        gap_mean=gap_sum / max(1, coded),
+        gap_max=gap_max,
+        tokens_per_second=rate,
+        num_shards=num_shards,
+        num_processes=share.count,
+        seconds=largest_part * to_code / rate if coded else 0.0,
+        disk_bytes=round(to_code * mean_nonzeros * pair_bytes) + reader.num_tokens * INDPTR_DTYPE.itemsize,
+        # the codes of a shard are kept, and joined when it is written; row counts and pointers are 8 bytes each
+        memory_bytes=peak_memory() + round(2 * shard_nonzeros * pair_bytes) + 2 * 8 * longest_shard,
+        gpu_bytes=torch.cuda.max_memory_allocated(encoder.device) if encoder.device.type == "cuda" else 0,
+    )
+
+
+def sampled_blocks(reader: BlockReader, settings: CodingSettings) -> np.ndarray:
+    """Numbers of evenly spread blocks ``(n,)``, ascending, with a few thousand tokens to code; or all."""
+    text = min(
+        max(SAMPLE_TOKENS, settings.batch_tokens) / settings.coverage, max(MAX_SAMPLE_TEXT, settings.batch_tokens)
+    )
+    count = min(len(reader), math.ceil(text * len(reader) / reader.num_tokens))
+    return np.unique(np.linspace(0, len(reader) - 1, count).round().astype(np.int64))
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

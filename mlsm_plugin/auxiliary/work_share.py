@@ -1,0 +1,78 @@
+"""Which part of the work is this process's: from the command line, torchrun or SLURM. No process talks to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# where the number of this process and the number of all are found, in this order
+RANK_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+LOCAL_RANK_VARIABLES = {"RANK": "LOCAL_RANK", "SLURM_PROCID": "SLURM_LOCALID"}
+
+
+@dataclass(frozen=True)
+class WorkShare:
+    """Every ``count``-th piece of work, from piece ``index`` on.
+
+    Attributes:
+        index: number of this process, from 0.
+        count: processes that share the work.
+        local_index: number of this process among those of its machine, None where unknown.
+
+    Raises:
+        ValueError: ``index`` is not one of 0 to ``count - 1``.
+    """
+
+    index: int = 0
+    count: int = 1
+    local_index: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"--num-shards must be at least 1, got {self.count}")
+        if not 0 <= self.index < self.count:
+            raise ValueError(
+                f"--shard-index must be one of 0 to {self.count - 1} with --num-shards {self.count}, got {self.index}"
+            )
+
+    def owns(self, piece: int) -> bool:
+        """Whether the piece of this number is this process's."""
+        return piece % self.count == self.index
+
+    def device(self, num_gpus: int) -> str | None:
+        """The GPU of this process where its machine has several, else None (no preference)."""
+        return None if self.local_index is None or num_gpus < 2 else f"cuda:{self.local_index % num_gpus}"
+
+
+def work_share(shard_index: int | None, num_shards: int | None, environment: Mapping[str, str]) -> WorkShare:
+    """The share of this process.
+
+    Args:
+        shard_index, num_shards: what the command line says; wins over the environment.
+        environment: torchrun's ``RANK`` and ``WORLD_SIZE``, else srun's ``SLURM_PROCID`` and ``SLURM_NTASKS`` (which
+            count only where there are several tasks), else one process does all.
+
+    Raises:
+        ValueError: only one of the two options is given, the number is out of range, or a variable is no number.
+    """
+    if (shard_index is None) != (num_shards is None):
+        given, lacking = ("--shard-index", "--num-shards") if num_shards is None else ("--num-shards", "--shard-index")
+        raise ValueError(f"{given} needs {lacking} as well: process I of N is --shard-index I --num-shards N")
+    local_index = None
+    for name, count_name in RANK_VARIABLES:
+        if environment.get(name) and environment.get(count_name) and _number(environment, count_name) > 1:
+            local_name = LOCAL_RANK_VARIABLES[name]
+            local_index = _number(environment, local_name) if environment.get(local_name) else None
+            if shard_index is None:
+                return WorkShare(_number(environment, name), _number(environment, count_name), local_index)
+            break
+    if shard_index is not None and num_shards is not None:
+        return WorkShare(shard_index, num_shards, local_index)
+    return WorkShare()
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ValueError(f"the environment variable {name} must be a number, got {environment[name]!r}") from None

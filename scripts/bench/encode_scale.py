@@ -1,0 +1,93 @@
+"""Speed, disk and memory of coding at growing sizes, extrapolated to a billion tokens.
+
+    python scripts/bench/encode_scale.py [--tokens 1000000 4000000 16000000]
+
+Synthetic hidden states are coded and written as ``mlsm encode`` does it (batches, shards, the same solver and writer),
+each size in a process of its own, whose peak resident memory is reported. What does not depend on the size (the
+interpreter, torch, the dictionary) is in it. The auxiliary model is not: its cost is that of a forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+
+BATCH_TOKENS = 8192
+SHARD_TOKENS = 1 << 18
+CONTENT = 20  # of so many tokens one is a special symbol, which has no code
+BILLION = 10**9
+
+
+def code(tokens: int, n_atoms: int, dim: int, lambda_: float, directory: Path) -> dict[str, float]:
+    """Code ``tokens`` synthetic tokens into a store at ``directory``; what it took."""
+    rng = np.random.default_rng(0)
+    atoms = normalize_rows(0.8 * rng.standard_normal(dim) + rng.standard_normal((n_atoms, dim))).astype(np.float32)
+    boundaries = [*range(0, tokens, SHARD_TOKENS), tokens]
+    sparse_encode(atoms[:8], atoms, lambda_=lambda_)  # compiled
+    start = time.perf_counter()
+    writer = CodeStoreWriter(directory, {"n_atoms": n_atoms}, boundaries)
+    for index, first, last in writer.missing_shards():
+        parts = []
+        for begin in range(first, last, BATCH_TOKENS):
+            size = min(BATCH_TOKENS, last - begin)
+            chosen = rng.integers(n_atoms, size=(size, 12))
+            mixtures = np.einsum("rk,rkd->rd", rng.exponential(size=chosen.shape).astype(np.float32), atoms[chosen])
+            mixtures += 0.3 * rng.standard_normal((size, dim), dtype=np.float32)
+            mixtures[::CONTENT] = 0
+            parts.append(sparse_encode(normalize_rows(mixtures), atoms, lambda_=lambda_).codes)
+        writer.write_shard(index, sp.vstack(parts, format="csr"))
+    writer.finish()
+    seconds = time.perf_counter() - start
+    unit = 1 if sys.platform == "darwin" else 1024
+    stored = sum(path.stat().st_size for path in directory.iterdir())
+    return {
+        "tokens": tokens,
+        "speed": tokens / seconds,
+        "bytes": stored / tokens,
+        "nonzeros": json.loads((directory / "meta.json").read_text())["mean_nonzeros"],
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+    }
+
+
+def main() -> int:
+    """One process a size, then the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1_000_000, 4_000_000, 16_000_000])
+    parser.add_argument("--atoms", type=int, default=512)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--lambda", dest="lambda_", type=float, default=0.05)
+    parser.add_argument("--directory", help="where the stores are written (default: a temporary folder)")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        print(json.dumps(code(args.tokens[0], args.atoms, args.dim, args.lambda_, Path(args.directory))))
+        return 0
+    print(f"{args.dim} wide, {args.atoms} atoms, lambda {args.lambda_}")
+    print(f"{'tokens':>14} {'tokens/s':>9} {'non-zeros':>9} {'bytes/token':>11} {'disk':>9} {'peak memory':>12}")
+    for tokens in args.tokens:
+        with tempfile.TemporaryDirectory(prefix="encode_scale.", dir=args.directory) as folder:
+            options = ("--atoms", args.atoms, "--dim", args.dim, "--lambda", args.lambda_, "--directory", folder)
+            command = [sys.executable, __file__, "--worker", "--tokens", str(tokens), *map(str, options)]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        disk = found["bytes"] * tokens / 1e9
+        print(f"{tokens:14} {found['speed']:9.0f} {found['nonzeros']:9.1f} {found['bytes']:11.1f} ", end="")
+        print(f"{disk:6.2f} GB {found['memory']:9.0f} MB", flush=True)
+    hours, disk = BILLION / found["speed"] / 3600, found["bytes"]
+    print(f"{BILLION:14} {'':9} {'':9} {'':11} {disk:6.0f} GB, {hours:.1f} hours at the last speed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

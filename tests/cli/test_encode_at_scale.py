@@ -1,0 +1,501 @@
+"""``mlsm encode`` for large corpora: coverage, certified gaps, several processes, estimates, bad input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlsm_plugin.auxiliary import corpus_coding
+from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.auxiliary.work_share import WorkShare, work_share
+from mlsm_plugin.cli.main import build_parser
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.dictionary import Dictionary
+from tests.cli.coding_runs import (
+    BLOCKS,
+    SHARDS,
+    contents,
+    copy_without_codes,
+    encode_words,
+    meta_of,
+    split_tokens,
+    start_mlsm,
+)
+from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, mlsm
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def data_bin(pipeline: Pipeline, tmp_path: Path) -> Path:
+    """A copy of the dataset without codes."""
+    return copy_without_codes(pipeline.data_bin, tmp_path / "data-bin")
+
+
+@pytest.fixture(scope="module")
+def valid_tokens(pipeline: Pipeline) -> np.ndarray:
+    """All tokens of the valid split; content tokens are above 2."""
+    return np.concatenate(split_tokens(pipeline.data_bin, "valid"))
+
+
+def rows_of(codes: Path) -> np.ndarray:
+    store = CodeStore(codes)
+    return store.rows(0, len(store)).toarray()
+
+
+def own_dictionary(folder: Path, atoms: np.ndarray, *, layer: int = 2, lambda_: float = 0.05) -> Path:
+    """A dictionary that names no auxiliary model."""
+    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), {"layer": layer, "lambda": lambda_}).save(folder)
+    return folder
+
+
+# ---- coverage ----------------------------------------------------------------------------------------------
+
+
+def test_coverage_codes_the_seeded_share_of_the_positions(
+    pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray
+) -> None:
+    mlsm(*encode_words(pipeline, data_bin, "--coverage", 0.3, "--seed", 5))
+    whole, found = rows_of(pipeline.data_bin / "valid.codes"), rows_of(data_bin / "valid.codes")
+    covered = covered_positions(np.arange(len(valid_tokens)), coverage=0.3, seed=5)
+    expected = np.where(covered[:, None], whole, 0)
+    assert np.abs(found - expected).sum(axis=1).max() < 0.01
+    meta = meta_of(data_bin / "valid.codes")
+    assert (meta["coverage"], meta["coverage_seed"]) == (0.3, 5)
+    assert meta["coded_tokens"] == (covered & (valid_tokens > 2)).sum()
+
+
+def test_seed_does_not_matter_where_all_is_coded(pipeline: Pipeline, data_bin: Path) -> None:
+    mlsm(*encode_words(pipeline, data_bin, "--seed", 7))
+    assert contents(data_bin / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
+    assert meta_of(data_bin / "valid.codes")["coverage_seed"] == 0
+
+
+def test_blocks_without_a_covered_token_are_not_read_by_the_model(
+    pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    hidden_states = AuxiliaryEncoder.hidden_states
+
+    def counting(encoder: AuxiliaryEncoder, tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(len(tokens))
+        return hidden_states(encoder, tokens)
+
+    monkeypatch.setattr(AuxiliaryEncoder, "hidden_states", counting)
+    mlsm(*encode_words(pipeline, data_bin, "--coverage", 0.002))
+    coded = meta_of(data_bin / "valid.codes")["coded_tokens"]
+    assert 1 <= sum(seen) <= coded < 60 < len(valid_tokens) / 64
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--coverage", 0), ("--coverage", 1.5), ("--coverage", "nan"), ("--seed", -1)]
+)
+def test_coverage_out_of_range_is_refused_by_name(
+    pipeline: Pipeline, data_bin: Path, capsys: Capture, option: str, value: object
+) -> None:
+    assert f"{option} must be" in failing_mlsm(capsys, *encode_words(pipeline, data_bin, option, value))
+    assert not (data_bin / "valid.codes").exists()
+
+
+# ---- certified gaps ----------------------------------------------------------------------------------------
+
+
+class GapAt:
+    """The solver, with a gap of 0.25 pretended for the fourth row of its ``call``-th call, and of 0 elsewhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+        self.call, self.calls, self.solve = call, 0, corpus_coding.sparse_encode
+        monkeypatch.setattr(corpus_coding, "sparse_encode", self)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        coded = self.solve(*args, **options)
+        coded.gap[:] = 0
+        self.calls += 1
+        if self.calls == self.call:
+            coded.gap[3] = 0.25
+        return coded
+
+
+def test_inexact_codes_are_refused_with_their_place_and_leave_nothing(
+    pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        GapAt(patch, call=1)
+        line = failing_mlsm(capsys, *encode_words(pipeline, data_bin))
+    place = np.flatnonzero(valid_tokens > 2)[3]
+    assert re.search(rf"1 of the \d+ codes .* 0\.25, the first such token is at position {place}\.", line)
+    assert all(word in line for word in ("--solver auto", "larger --tolerance", "--allow-inexact"))
+    assert not (data_bin / "valid.codes").exists()
+    mlsm(*encode_words(pipeline, data_bin, "--tolerance", 1e-3))
+
+
+def test_inexact_codes_are_written_when_told_and_finished_shards_stay(
+    pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        GapAt(patch, call=5)
+        failing_mlsm(capsys, *encode_words(pipeline, data_bin, *SHARDS))
+    codes = data_bin / "valid.codes"
+    kept = {path.name: path.stat().st_mtime_ns for path in codes.glob("shard-*")}
+    assert "shard-00000.indptr.npy" in kept
+    assert "shard-00004.indptr.npy" not in kept
+    assert not (codes / "meta.json").exists()
+
+    with monkeypatch.context() as patch:
+        GapAt(patch, call=1)
+        mlsm(*encode_words(pipeline, data_bin, *SHARDS, "--allow-inexact"))
+    output = capsys.readouterr()
+    assert {name: (codes / name).stat().st_mtime_ns for name in kept} == kept
+    assert "warning: valid: 1 of" in output.err
+    meta, coded = meta_of(codes), int((valid_tokens > 2).sum())
+    assert (meta["coded_tokens"], meta["gap_max"]) == (coded, 0.25)
+    assert meta["gap_mean"] == pytest.approx(0.25 / coded)  # both runs report a gap of 0 for all other tokens
+    assert f"{coded} tokens" in output.out
+    assert "max 2.5e-01" in output.out
+    mlsm(*encode_words(pipeline, data_bin, *SHARDS))  # says so for the whole store later as well
+    assert "max 2.5e-01" in capsys.readouterr().out
+
+
+def test_limit_of_nonzeros_needs_allow_inexact(pipeline: Pipeline, data_bin: Path, capsys: Capture) -> None:
+    words = encode_words(pipeline, data_bin, "--max-nonzeros", 2, "--coverage", 0.1)
+    line = failing_mlsm(capsys, *words)
+    assert "--max-nonzeros 2" in line
+    assert "--allow-inexact" in line
+    assert not (data_bin / "valid.codes").exists()
+    mlsm(*words, "--allow-inexact")
+    assert (rows_of(data_bin / "valid.codes") > 0).sum(axis=1).max() == 2
+    assert meta_of(data_bin / "valid.codes")["gap_max"] > 1e-4
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+def test_solver_never_gets_more_than_a_batch_however_long_a_sentence_is(
+    pipeline: Pipeline, data_bin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, solve = [], corpus_coding.sparse_encode
+
+    def recording(hidden: np.ndarray, *args: Any, **options: Any) -> Any:
+        sizes.append(len(hidden))
+        return solve(hidden, *args, **options)
+
+    monkeypatch.setattr(corpus_coding, "sparse_encode", recording)
+    assert max(len(sentence) for sentence in split_tokens(data_bin, "valid")) > 32
+    mlsm(*encode_words(pipeline, data_bin, "--tokens-per-sample", 16, "--batch-tokens", 20))
+    assert max(sizes) <= 20
+    assert sum(sizes) == meta_of(data_bin / "valid.codes")["coded_tokens"]
+
+
+# ---- several processes -------------------------------------------------------------------------------------
+
+
+def succeed(*runs: Any) -> list[str]:
+    """Wait for processes; their standard outputs."""
+    outputs = [run.communicate() for run in runs]
+    for run, (_, errors) in zip(runs, outputs, strict=True):
+        assert run.returncode == 0, errors
+    return [output for output, _ in outputs]
+
+
+def test_two_processes_at_the_same_time_write_the_bytes_of_one(
+    pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    words = encode_words(pipeline, data_bin, *SHARDS, "--num-shards", 2, "--shard-index")
+    outputs = succeed(start_mlsm(*words, 0), start_mlsm(*words, 1))
+    assert contents(data_bin / "valid.codes") == uninterrupted
+    assert all(int(re.search(r"(\d+) tokens coded", output).group(1)) > 1000 for output in outputs)
+
+
+def test_torchrun_shares_the_work(pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    (output,) = succeed(start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), launcher=launcher))
+    assert contents(data_bin / "valid.codes") == uninterrupted
+    assert len(re.findall(r"(\d+) tokens coded", output)) == 2
+
+
+def test_killed_process_leaves_the_others_shards_and_a_rerun_completes(
+    pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    codes = data_bin / "valid.codes"
+    words = encode_words(pipeline, data_bin, *SHARDS)
+    tasks = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"} for rank in (0, 1)]
+    killed = start_mlsm(*words, variables=tasks[1], start_new_session=True)
+    survivor = start_mlsm(*words, variables=tasks[0])
+    deadline = time.monotonic() + 120
+    while not (codes / "shard-00001.indptr.npy").exists():
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    (output,) = succeed(survivor)
+    assert re.search(r"process 0 of 2 is done; \d+ of \d+ shards, those of others, are missing", output)
+    assert not (codes / "meta.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in codes.glob("shard-*[02468].*")}
+    assert len(kept) >= 4 * 4
+
+    succeed(start_mlsm(*words, variables=tasks[1]))
+    assert contents(codes) == uninterrupted
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_processes_one_after_the_other_in_any_order(pipeline: Pipeline, tmp_path: Path, capsys: Capture) -> None:
+    stores = []
+    for order in ((None,), (2, 0, 1)):
+        data = copy_without_codes(pipeline.data_bin, tmp_path / f"data-{len(order)}")
+        for rank in order:
+            assert not (data / "valid.codes" / "meta.json").exists()
+            flags = () if rank is None else ("--shard-index", rank, "--num-shards", 3)
+            mlsm(*encode_words(pipeline, data, *SHARDS, "--coverage", 0.2, *flags))
+        stores.append(contents(data / "valid.codes"))
+    assert stores[0] == stores[1]
+    assert capsys.readouterr().out.count("are missing") == 2
+
+
+def test_more_processes_than_shards_is_said_once(
+    pipeline: Pipeline, data_bin: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = encode_words(pipeline, data_bin, "--num-shards", 4, "--shard-index")
+    mlsm(*words, 3)
+    assert "1 of 1 shards, those of others, are missing" in capsys.readouterr().out
+    mlsm(*words, 0)
+    mlsm(*words, 1)
+    assert "nothing to do" in capsys.readouterr().out
+    said = [record.getMessage() for record in caplog.records if "--shard-tokens" in record.getMessage()]
+    assert len(said) == 1
+    assert "4 processes share 1 shards" in said[0]
+
+
+SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ((None, None), {}, WorkShare(0, 1)),
+        ((None, None), SRUN, WorkShare(3, 4, 1)),
+        ((None, None), {**SRUN, **TORCHRUN}, WorkShare(5, 8, 1)),
+        ((1, 2), TORCHRUN, WorkShare(1, 2, 1)),
+        ((0, 1), {}, WorkShare(0, 1)),
+        ((None, None), {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, WorkShare(0, 1)),
+        ((None, None), {"RANK": "0", "WORLD_SIZE": "1", **SRUN}, WorkShare(3, 4, 1)),
+        ((None, None), {"RANK": "3"}, WorkShare(0, 1)),
+    ],
+)
+def test_share_of_the_work(
+    flags: tuple[int | None, int | None], environment: dict[str, str], expected: WorkShare
+) -> None:
+    share = work_share(*flags, environment)
+    assert share == expected
+    every = [WorkShare(index, share.count) for index in range(share.count)]
+    assert all(sum(one.owns(piece) for one in every) == 1 for piece in range(20))
+
+
+def test_gpu_of_a_process() -> None:
+    assert WorkShare(5, 8, local_index=1).device(4) == "cuda:1"
+    assert [WorkShare(5, 8, local_index=1).device(gpus) for gpus in (0, 1)] == [None, None]
+    assert WorkShare(1, 2).device(4) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "message"),
+    [
+        (("--shard-index", 0), {}, "--shard-index needs --num-shards as well"),
+        (("--num-shards", 2), {}, "--num-shards needs --shard-index as well"),
+        (("--shard-index", 2, "--num-shards", 2), {}, "--shard-index must be one of 0 to 1 with --num-shards 2, got 2"),
+        (("--shard-index", -1, "--num-shards", 2), {}, "--shard-index must be one of 0 to 1"),
+        (("--shard-index", 0, "--num-shards", 0), {}, "--num-shards must be at least 1, got 0"),
+        ((), {"RANK": "x", "WORLD_SIZE": "2"}, "the environment variable RANK must be a number, got 'x'"),
+    ],
+)
+def test_share_that_makes_no_sense_is_one_line(
+    pipeline: Pipeline,
+    data_bin: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[object, ...],
+    variables: dict[str, str],
+    message: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert message in failing_mlsm(capsys, *encode_words(pipeline, data_bin, *flags))
+    assert not (data_bin / "valid.codes").exists()
+
+
+# ---- estimate ----------------------------------------------------------------------------------------------
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, text
+    return float(found.group(1))
+
+
+@pytest.mark.parametrize("coverage", [1, 0.5])
+def test_estimate_is_what_comes_out_and_writes_nothing(
+    pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, capsys: Capture, coverage: float
+) -> None:
+    words = encode_words(pipeline, data_bin, "--coverage", coverage, "--batch-tokens", 4096)
+    before = sorted(data_bin.rglob("*"))
+    mlsm(*words, "--estimate")
+    assert sorted(data_bin.rglob("*")) == before
+    said = capsys.readouterr().out
+    mlsm(*words)
+    meta = meta_of(data_bin / "valid.codes")
+    size = sum(path.stat().st_size for path in (data_bin / "valid.codes").glob("*.npy"))
+    assert number(r"valid: (\d+) tokens", said) == len(valid_tokens)
+    assert number(r"(\d+) to code", said) == pytest.approx(meta["coded_tokens"], rel=0.1)
+    assert number(r"([\d.]+) non-zeros a token", said) == pytest.approx(meta["nnz"] / meta["coded_tokens"], rel=0.1)
+    assert number(r"  disk: ([\d.]+) MB", said) == pytest.approx(size / 1e6, abs=0.07)
+    assert 0.1 < number(r"memory: ([\d.]+) GB a process", said) < 10
+    assert "0:00:" in said
+    assert "free disk of" in said
+
+
+def test_estimate_counts_processes_and_warns_of_the_disk(
+    pipeline: Pipeline, data_bin: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 1000, 1000))
+    flags = ("--shard-tokens", 400, "--num-shards", 3, "--shard-index")
+    mlsm(*encode_words(pipeline, data_bin, "--estimate", *flags, 0))
+    output = capsys.readouterr()
+    assert "with 3 processes" in output.out
+    assert "has only 0.00 GB free" in output.err
+    mlsm(*encode_words(pipeline, data_bin, "--estimate", *flags, 1))  # the first process speaks for all
+    assert capsys.readouterr().out == ""
+
+
+def test_run_warns_early_of_a_disk_that_will_be_full(
+    pipeline: Pipeline, data_bin: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 1000, 1000))
+    mlsm(*encode_words(pipeline, data_bin, *SHARDS, "--coverage", 0.3))
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert "are free" in warned[0].getMessage()
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poisoned(pipeline: Pipeline, valid_tokens: np.ndarray, tmp_path: Path) -> Callable[[float], Path]:
+    """Makes a checkpoint whose embedding of the last-but-one content token of the split holds a bad value."""
+
+    def make(value: float) -> Path:
+        state = torch.load(pipeline.auxiliary)
+        content = valid_tokens[valid_tokens > 2]
+        state["model"]["encoder.sentence_encoder.embed_tokens.weight"][content[-2], 5] = value
+        torch.save(state, tmp_path / "poisoned.pt")
+        return tmp_path / "poisoned.pt"
+
+    return make
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_hidden_state_that_is_not_finite_is_named(
+    pipeline: Pipeline,
+    data_bin: Path,
+    tmp_path: Path,
+    valid_tokens: np.ndarray,
+    poisoned: Callable[[float], Path],
+    capsys: Capture,
+    value: float,
+) -> None:
+    atoms = np.random.default_rng(0).normal(size=(40, 32))
+    dictionary = own_dictionary(tmp_path / "own", atoms, layer=0)
+    words = ("encode", data_bin, "--auxiliary", poisoned(value), "--dictionary", dictionary, "--splits", "valid")
+    line = failing_mlsm(capsys, *words, *BLOCKS)
+    bad = valid_tokens[valid_tokens > 2][-2]
+    assert (
+        f"valid: the hidden state of the token at position {np.flatnonzero(valid_tokens == bad)[0]} in layer 0" in line
+    )
+    assert not (data_bin / "valid.codes").exists()
+
+
+def test_penalty_that_empties_all_codes_is_refused_with_the_limit(
+    pipeline: Pipeline, data_bin: Path, capsys: Capture
+) -> None:
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--lambda", 1.5))
+    assert "--lambda 1.5 is too large" in line
+    limit = number(r"with an atom is ([\d.]+)", line)
+    assert not (data_bin / "valid.codes").exists()
+    assert "too large" in failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--lambda", limit * 1.001))
+    mlsm(*encode_words(pipeline, data_bin, "--lambda", limit * 0.99))
+    assert 1 <= meta_of(data_bin / "valid.codes")["nnz"] < 5000
+
+
+def test_store_of_many_small_empty_shards_is_not_sealed(pipeline: Pipeline, data_bin: Path, capsys: Capture) -> None:
+    words = encode_words(pipeline, data_bin, "--lambda", 1.5, "--coverage", 0.01, *SHARDS)
+    assert "codes of" in (line := failing_mlsm(capsys, *words))
+    assert "lambda is too large" in line
+    assert not (data_bin / "valid.codes" / "meta.json").exists()
+
+
+def test_identical_atoms_are_refused_by_number(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    atoms = np.random.default_rng(0).normal(size=(40, 32))
+    atoms[31] = atoms[7]
+    dictionary = own_dictionary(tmp_path / "own", atoms)
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--dictionary", dictionary))
+    assert "atoms 7 and 31 of the dictionary are identical" in line
+    assert not (data_bin / "valid.codes").exists()
+
+
+def test_zero_atom_is_refused_by_number(pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: Capture) -> None:
+    dictionary = own_dictionary(tmp_path / "own", np.random.default_rng(0).normal(size=(40, 32)))
+    atoms = np.load(dictionary / "dictionary.npy")
+    atoms[7] = 0
+    np.save(dictionary / "dictionary.npy", atoms)
+    assert "atom 7 " in failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--dictionary", dictionary))
+    with pytest.raises(ValueError, match="atom 7 of the dictionary is all zero"):
+        corpus_coding.check_atoms(atoms)
+    assert not (data_bin / "valid.codes").exists()
+
+
+def test_more_atoms_than_two_bytes_can_number(pipeline: Pipeline, data_bin: Path, tmp_path: Path) -> None:
+    learned = np.load(pipeline.dictionary / "dictionary.npy")
+    count = 2**16 + len(learned)
+    atoms = np.random.default_rng(0).normal(size=(count, 32))
+    atoms[2**16 :] = learned  # so that they are used
+    dictionary = own_dictionary(tmp_path / "wide", atoms, lambda_=0.5)
+    options = ("--solver", "active_set", "--coverage", 0.004, "--seed", 3)
+    mlsm(*encode_words(pipeline, data_bin, "--dictionary", dictionary, *options))
+    stored = np.load(data_bin / "valid.codes" / "shard-00000.atoms.npy")
+    assert stored.dtype == np.uint32
+    assert (stored >= 2**16).sum() >= 3
+    read, _ = CodeStore(data_bin / "valid.codes").lookup(np.arange(meta_of(data_bin / "valid.codes")["token_count"]))
+    assert 2**16 <= read.max() == stored.max() < count
+
+
+# ---- documentation -----------------------------------------------------------------------------------------
+
+
+def test_commands_of_the_documentation_are_understood() -> None:
+    text = (REPOSITORY / "docs" / "encoding.md").read_text(encoding="utf-8")
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.S)).replace("\\\n", "")
+    commands = [line.split() for line in blocks.splitlines()]
+    assert len(commands) >= 6
+    for words in commands:
+        arguments = words[words.index("encode") :]
+        assert " ".join(words).startswith(("mlsm encode", "srun", "torchrun"))
+        assert build_parser("encode").parse_args(arguments).data_bin == "data-bin"
