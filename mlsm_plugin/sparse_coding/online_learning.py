@@ -14,6 +14,10 @@ from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 
 # Atoms whose residuals are computed by one matrix product; within a block they are updated one after another.
 ATOMS_PER_BLOCK = 64
+# How fast earlier codes are forgotten. On hidden states of a pre-trained model (512 atoms, 384 wide, 400 mini-batches
+# of 400), the held-out objective was 0.1671 without forgetting, 0.1617 at rho 3, 0.1610 at 5, 0.1602 at 10 and at 20.
+MOST_FORGETTING = 10.0
+USES_TO_KEEP = 100
 # An atom that no code has used for so many passes' worth of atoms is drawn anew: after looking at
 # PATIENCE * n_atoms rows. Early enough to be learned, late enough for the rare ones.
 PATIENCE = 10
@@ -22,10 +26,11 @@ PATIENCE = 10
 class Surrogate:
     """What online learning remembers of the codes: ``A = sum w a a^T`` and ``B = sum w a x`` (Mairal et al., eq. 8).
 
-    The weights ``w`` of later mini-batches are larger, as earlier codes are over worse dictionaries: with mini-batches
-    of ``b`` rows, the past counts ``beta = (theta + 1 - b) / (theta + 1)`` at the ``t``-th update, where ``theta`` is
-    ``t b`` up to ``t = b`` and ``b^2 + t - b`` afterwards (sec. 3.4.3 there). Instead of shrinking the past, the
-    present grows.
+    The weights ``w`` of later mini-batches are larger, as earlier codes are over worse dictionaries: at the ``t``-th
+    update the past counts ``(1 - 1 / t)^rho`` (Mairal et al., JMLR 2010, sec. 3.4.2), which leaves the last
+    ``t / (rho + 1)`` mini-batches or so. ``rho`` grows with the codes that have been seen, such that these hold an
+    atom ``USES_TO_KEEP`` times on average, from 1 to ``MOST_FORGETTING``. Instead of shrinking the past, the present
+    grows.
 
     Args:
         atoms: (n_atoms, dim) the first dictionary; its dtype and device are those of the sums.
@@ -36,6 +41,7 @@ class Surrogate:
         self.b = torch.zeros_like(atoms)
         self.weight = 1.0
         self.updates = 0
+        self.uses = 0.0  # of an atom, on average
 
     def add(self, rows: np.ndarray, codes: Any) -> None:
         """Take in a mini-batch.
@@ -45,16 +51,16 @@ class Surrogate:
             codes: (b, n_atoms) ``scipy.sparse.csr_matrix``.
         """
         self.updates += 1
-        size, t = len(rows), self.updates
-        theta = t * size if t < size else size**2 + t - size
-        if t > 1:
-            self.weight /= (theta + 1 - size) / (theta + 1)
+        self.uses += codes.nnz / codes.shape[1]
+        if self.updates > 1:
+            rho = min(max(self.uses / USES_TO_KEEP - 1, 1.0), MOST_FORGETTING)
+            self.weight /= (1 - 1 / self.updates) ** rho
         codes = codes.astype(np.float64)
         products = (codes.T @ codes).tocoo()
         index = torch.from_numpy(np.stack([products.row, products.col]).astype(np.int64)).to(self.a.device)
-        values = torch.from_numpy(products.data * (self.weight / size)).to(self.a)
+        values = torch.from_numpy(products.data * (self.weight / len(rows))).to(self.a)
         self.a.index_put_((index[0], index[1]), values, accumulate=True)
-        moments = codes.T @ rows.astype(np.float64) * (self.weight / size)
+        moments = codes.T @ rows.astype(np.float64) * (self.weight / len(rows))
         self.b += torch.from_numpy(np.ascontiguousarray(moments)).to(self.b)
 
     def forget(self, atoms: Tensor) -> None:

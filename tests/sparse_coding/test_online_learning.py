@@ -70,15 +70,18 @@ def test_improve_is_one_textbook_pass(monkeypatch, block):
     np.testing.assert_allclose(improved.numpy(), expected, atol=1e-12)
 
 
-def test_later_batches_weigh_more_by_the_published_factor():
-    one = sp.csr_matrix(np.ones((3, 1)))
+def test_later_batches_weigh_more_the_longer_it_takes(monkeypatch):
+    monkeypatch.setattr(online_learning, "USES_TO_KEEP", 3)
+    one = sp.csr_matrix(np.ones((3, 1)))  # three uses of the only atom
     surrogate = Surrogate(torch.ones(1, 1, dtype=torch.float64))
-    expected = 0.0
-    for t in range(1, 9):
-        theta = 3 * t if t < 3 else 9 + t - 3
-        expected = (theta + 1 - 3) / (theta + 1) * expected * (t > 1) + 1.0  # sec. 3.4.3: beta A + mean of a a^T
+    expected, rho = 0.0, []
+    for t in range(1, 15):
+        rho.append(min(max(t - 1, 1), 10))
+        expected = (1 - 1 / t) ** rho[-1] * expected + 1.0  # beta A + mean of a a^T
         surrogate.add(np.ones((3, 1)), one)
         np.testing.assert_allclose(surrogate.a.item() / surrogate.weight, expected)
+    assert rho[:4] == [1, 1, 2, 3]
+    assert rho[-1] == 10
 
 
 def test_atoms_that_nothing_uses_are_drawn_anew(hidden, monkeypatch):
