@@ -46,8 +46,16 @@ def test_this_installation_is_fine(capsys):
     assert all(line.startswith("  ok  ") for line in lines[:-1])
     components = [line.split()[1] for line in lines[:-1]]
     assert components[0] == "Python"
-    assert {"torch", "numpy", "scipy", "sentencepiece", "spams", "omegaconf", "device"} < set(components)
+    assert {"torch", "numpy", "scipy", "sentencepiece", "spams", "numba", "omegaconf", "device"} < set(components)
     assert lines[-1] == f"{installation.lane()}: everything is fine"
+
+
+def test_doctor_says_what_a_missing_numba_costs(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert main(["doctor"]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "numba"]
+    assert line.startswith(" BAD  numba")
+    assert "coding is several times slower; fix: pip install -c constraints.txt numba" in line
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def _check_imports() -> list[Finding]:
     except ImportError as error:
         fix = "fix: pip install --force-reinstall --no-deps -c constraints.txt fairseq-fixed"
         findings.append(Finding("fairseq C code", "missing", f"{error}; {fix}"))
+    try:
+        import numba
+
+        findings.append(Finding("numba", numba.__version__))
+    except ImportError as error:
+        consequence = "coding is several times slower; fix: pip install -c constraints.txt numba"
+        findings.append(Finding("numba", "unusable", f"{error}; {consequence}"))
     if torch.cuda.is_available():
         findings.append(Finding("device", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"))
     else:

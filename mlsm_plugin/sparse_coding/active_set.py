@@ -21,7 +21,7 @@ linear dependence for a float32 Gram matrix, the rows of a batch are solved side
 from __future__ import annotations
 
 import functools
-import importlib.util
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,8 @@ import torch
 
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+
+logger = logging.getLogger(__name__)
 
 # A Gram matrix of at most so many entries is kept (1 GiB in float32: 16,384 atoms); beyond, its rows are computed
 # where they are needed.
@@ -143,9 +145,15 @@ def replace_where_better(
     return sp.vstack([codes, other_codes], format="csr")[order], gap
 
 
+@functools.cache
 def compiler_is_there() -> bool:
-    """Whether numba can be imported."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba can be used here; says so once where it cannot."""
+    try:
+        import mlsm_plugin.sparse_coding.active_set_kernel  # noqa: F401
+    except ImportError as error:  # missing, or not for the numpy that is installed
+        logger.warning("coding will be several times slower, as numba cannot be used: %s", error)
+        return False
+    return True
 
 
 def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> np.ndarray:
