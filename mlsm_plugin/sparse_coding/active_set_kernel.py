@@ -40,7 +40,14 @@ IN, OUT, SHUT = 0, 1, 2
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # fairseq opens the root logger, and numba tells all
 
-compiled = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "arcp", "nsz"}, error_model="numpy")
+
+def compiled(function):
+    """``function``, compiled at its first call; kept on disk for later processes where a folder can be written."""
+    options = {"nogil": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # neither the package nor the user has a folder that can be written
+        return njit(**options)(function)
 
 
 @compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -173,6 +174,15 @@ def test_without_numba_the_batched_form_takes_over(monkeypatch, caplog):
     assert "coding will be several times slower, as numba cannot be used" in caplog.text
     assert abs(target_distribution(result.codes) - expected).max() < 1e-5
     assert (result.gap < 1e-9).all()
+
+
+def test_compiles_where_nothing_can_be_cached():
+    code = (
+        "import numpy as np; from mlsm_plugin.sparse_coding import active_set_kernel as kernel;"
+        "assert kernel.inner(np.ones(3), np.ones(3)) == 3"
+    )
+    nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "NoSuchPlace"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=nowhere)
 
 
 def test_import_does_not_load_the_compiler():
