@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
-from mlsm_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split
+from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 
 
@@ -89,8 +89,7 @@ class BlockReader:
 
     def content_mask(self, tokens: Tensor) -> Tensor:
         """Which of ``tokens`` (any shape) are neither special symbols nor padding; only those are coded."""
-        special = torch.tensor([self.dictionary.bos(), self.dictionary.pad(), self.dictionary.eos()])
-        return ~torch.isin(tokens, special)
+        return is_content(tokens, self.dictionary)
 
 
 def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:

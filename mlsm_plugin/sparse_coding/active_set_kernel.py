@@ -17,6 +17,7 @@ interpreter lock, so that threads share the rows of a batch. Shared names:
 # no `from __future__ import annotations`: numba reads these functions, not their annotations
 import logging
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -43,7 +44,11 @@ logging.getLogger("numba").setLevel(logging.WARNING)  # fairseq opens the root l
 
 def compiled(function):
     """``function``, compiled at its first call; kept on disk for later processes where a folder can be written."""
-    options = {"nogil": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": {"reassoc", "contract", "arcp", "nsz"},
+        "error_model": "numpy",
+    }
     try:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package nor the user has a folder that can be written

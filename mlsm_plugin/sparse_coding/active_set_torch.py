@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES, relative_gap_of_parts
+from mlsm_plugin.sparse_coding.duality_gap import relative_gap_of_parts
 from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 
 # Atoms that join each support in a round.
@@ -30,8 +30,10 @@ NEGLIGIBLE = 1e-12
 # Added to the diagonal of the Gram blocks, relative to their largest entry: where atoms of a support depend linearly on
 # each other, the step then goes far along the directions in which only the penalty changes, until a weight is zero.
 DAMPING = 1e-11
-# Entries of the Gram blocks of a batch: 256 MB on the CPU; on a GPU larger batches pay.
-BLOCK_ENTRIES = {"cpu": 2**22, "cuda": 2**27}
+# Entries (float64) of the largest temporaries, of which some five live at a time: 32 MB each on the CPU; on other
+# devices, where larger batches pay, 512 MB.
+ENTRIES = {"cpu": 2**22}
+ENTRIES_ELSEWHERE = 2**26
 
 
 @dataclass
@@ -58,40 +60,66 @@ class Supports:
         return codes.scatter_add_(1, self.atoms, torch.where(self.held, self.weights, 0.0))
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A dictionary on its device, and the penalty."""
+
+    atoms: Tensor
+    """(n_atoms, dim) float64."""
+    gram: Tensor | None
+    """(n_atoms, n_atoms), or None where that would be too large."""
+    ridge: Tensor
+    """(n_atoms, dim), see :func:`~mlsm_plugin.sparse_coding.active_set.ridge_ranking`."""
+    lambda_: float
+
+    def gram_blocks(self, atoms: Tensor) -> Tensor:
+        """(n, k, k) inner products among the atoms of each row of ``atoms`` (n, k)."""
+        if self.gram is not None:
+            return self.gram[atoms[:, :, None], atoms[:, None, :]]
+        vectors = self.atoms[atoms]  # (n, k, dim)
+        return vectors @ vectors.mT
+
+
 def solve_batched(hidden: np.ndarray, atoms: np.ndarray, settings: SolverSettings) -> tuple[sp.csr_matrix, np.ndarray]:
     """As :func:`mlsm_plugin.sparse_coding.active_set.solve_with_active_set`, on ``settings.device``."""
-    from mlsm_plugin.sparse_coding.active_set import ridge_ranking
+    from mlsm_plugin.sparse_coding.active_set import GRAM_ENTRIES, ridge_ranking
 
     d = torch.tensor(atoms, device=settings.device)
-    gram, ridge = d @ d.T, ridge_ranking(d)
-    blocks = BLOCK_ENTRIES.get(settings.device.type, BLOCK_ENTRIES["cpu"])
-    rows = max(1, min(DENSE_ENTRIES * blocks // BLOCK_ENTRIES["cpu"] // len(atoms), blocks // 64**2))
+    gram = d @ d.T if len(d) ** 2 <= GRAM_ENTRIES else None
+    problem = Problem(d, gram, ridge_ranking(d), settings.lambda_)
+    rows = max(1, entries_on(settings.device) // len(atoms))
     codes, gaps = [], []
     for start in range(0, len(hidden), rows):
-        x = torch.tensor(hidden[start : start + rows], device=settings.device)
-        batch_codes, batch_gaps = _solve_batch(x, d, gram, ridge, settings.lambda_)
+        batch_codes, batch_gaps = _solve_batch(
+            torch.tensor(hidden[start : start + rows], device=settings.device), problem
+        )
         codes.append(batch_codes)
         gaps.append(batch_gaps)
     return sp.vstack(codes, format="csr"), np.concatenate(gaps)
 
 
-def _solve_batch(x: Tensor, d: Tensor, gram: Tensor, ridge: Tensor, lambda_: float) -> tuple[sp.csr_matrix, np.ndarray]:
+def entries_on(device: torch.device) -> int:
+    """How large a temporary may be."""
+    return ENTRIES.get(device.type, ENTRIES_ELSEWHERE)
+
+
+def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray]:
     """Rounds of growing, solving and checking the supports; finished rows leave."""
-    num_rows, num_atoms = len(x), len(d)
+    num_rows, num_atoms, lambda_ = len(x), len(problem.atoms), problem.lambda_
     gaps = x.new_ones(num_rows)
     finished: list[tuple[Tensor, Supports]] = []
     rows = torch.arange(num_rows, device=x.device)
     first = min(num_atoms, max(BLOCK, x.shape[1] * FIRST_SUPPORT // 16))
     nothing = x.new_zeros(num_rows, 0)
     supports = Supports(nothing.long(), nothing, nothing.bool())
-    supports = _joined(supports, x @ ridge.T, 0.0, torch.full_like(rows, first))
+    supports = _joined(supports, x @ problem.ridge.T, 0.0, torch.full_like(rows, first))
     limits = torch.full_like(rows, BLOCK)
     previous = x.new_full((num_rows,), torch.inf)
     for _ in range(MAX_ROUNDS):
-        supports = _minimized(supports, x @ d.T, gram, lambda_)
+        supports = _minimized(supports, x @ problem.atoms.T, problem)
         dense = supports.dense(num_atoms)
-        residual = x - dense @ d
-        correlations = residual @ d.T
+        residual = x - dense @ problem.atoms
+        correlations = residual @ problem.atoms.T
         penalty = lambda_ * dense.sum(dim=1)
         objective = 0.5 * (residual * residual).sum(dim=1) + penalty
         largest = correlations.amax(dim=1)
@@ -103,11 +131,10 @@ def _solve_batch(x: Tensor, d: Tensor, gram: Tensor, ridge: Tensor, lambda_: flo
         limits = torch.where(stuck, torch.ones_like(limits), torch.full_like(limits, BLOCK))
         leaving = optimal | given_up
         finished.append((rows[leaving], supports.select(leaving)))
-        if bool(leaving.all()):
-            rows = rows[:0]
-            break
         staying = ~leaving
         rows, x, limits, previous = rows[staying], x[staying], limits[staying], objective[staying]
+        if len(rows) == 0:
+            break
         supports = _joined(supports.select(staying), correlations[staying], lambda_ * (1 + SLACK), limits)
     if len(rows):
         finished.append((rows, supports))
@@ -128,18 +155,17 @@ def _joined(supports: Supports, values: Tensor, threshold: float, limits: Tensor
     )
 
 
-def _minimized(supports: Supports, correlations: Tensor, gram: Tensor, lambda_: float) -> Supports:
+def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Supports:
     """The minimizers over the supports; weights that would turn negative leave.
 
     Args:
         correlations: (n, n_atoms), of the hidden states themselves.
-        gram: (n_atoms, n_atoms).
     """
     weights, held = supports.weights.clone(), supports.held.clone()
     active = torch.arange(len(weights), device=weights.device)
     for _ in range(MAX_SOLUTIONS):
         part = Supports(supports.atoms, weights, held).select(active)
-        step = _newton_step(part, correlations[active], gram, lambda_)
+        step = _newton_step(part, correlations[active], problem)
         blocking = part.held & (part.weights + step <= 0)
         ratio = torch.where(blocking, part.weights / (-step).clip(min=torch.finfo(step.dtype).tiny), torch.inf)
         fraction = ratio.amin(dim=1, keepdim=True).clip(max=1.0) if ratio.shape[1] else step.new_ones(len(step), 1)
@@ -154,12 +180,18 @@ def _minimized(supports: Supports, correlations: Tensor, gram: Tensor, lambda_: 
     return Supports(supports.atoms, weights, held)
 
 
-def _newton_step(part: Supports, correlations: Tensor, gram: Tensor, lambda_: float) -> Tensor:
-    """(n, k) steps from the weights to the minimizers over the supports, 0 for padding."""
-    blocks = gram[part.atoms[:, :, None], part.atoms[:, None, :]]  # (n, k, k)
+def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tensor:
+    """(n, k) steps from the weights to the minimizers over the supports, 0 for padding; so many rows at once as fit."""
+    width = max(1, part.atoms.shape[1])
+    depth = width if problem.gram is not None else max(width, problem.atoms.shape[1])
+    rows = max(1, entries_on(correlations.device) // (width * depth))
+    if len(part.atoms) > rows:
+        pieces = zip(*(each.split(rows) for each in (part.atoms, part.weights, part.held, correlations)), strict=True)
+        return torch.cat([_newton_step(Supports(*piece[:3]), piece[3], problem) for piece in pieces])
+    blocks = problem.gram_blocks(part.atoms)  # (n, k, k)
     both = part.held[:, :, None] & part.held[:, None, :]
     blocks = torch.where(both, blocks, 0.0)
-    gradient = correlations.gather(1, part.atoms) - (blocks @ part.weights[:, :, None]).squeeze(2) - lambda_
+    gradient = correlations.gather(1, part.atoms) - (blocks @ part.weights[:, :, None]).squeeze(2) - problem.lambda_
     gradient = torch.where(part.held, gradient, 0.0)
     if blocks.shape[1] == 0:
         return gradient

@@ -137,6 +137,8 @@ def test_small_working_sets_reach_the_same_codes(monkeypatch):
     without_gram, gap = solve_with_active_set(hidden, atoms, settings_for(0.02, threads=3))
     active_set._prepare.cache_clear()
     assert abs(expected - without_gram).max() < 1e-7
+    monkeypatch.undo()
+    assert abs(expected - solve_batched(hidden, atoms, settings_for(0.02))[0]).max() < 1e-6
     assert (gap < 1e-5).all()
     batched, _ = solve_batched(hidden, atoms, settings_for(0.02))
     assert abs(expected - batched).max() < 1e-6
@@ -147,7 +149,7 @@ def test_batches_of_any_size_give_the_same_codes(monkeypatch):
     hidden, atoms = problem(4, 50, 300, 16, 0.5)
     whole = [solve(hidden, atoms, settings_for(0.03))[0] for solve in FORMS]
     monkeypatch.setattr(active_set, "DENSE_ENTRIES", 7 * 300)
-    monkeypatch.setattr(active_set_torch, "DENSE_ENTRIES", 7 * 300)
+    monkeypatch.setitem(active_set_torch.ENTRIES, "cpu", 7 * 300)  # also less than the Gram blocks of 7 rows
     monkeypatch.setattr(active_set, "ROWS_PER_TASK", 3)
     for solve, expected in zip(FORMS, whole, strict=True):
         codes, gap = solve(hidden, atoms, settings_for(0.03, threads=2))
