@@ -129,7 +129,7 @@ class SplitCoder:
             hidden = normalize_rows(hidden)
             with _quiet_solver():
                 coded = sparse_encode(
-                    hidden,
+                    torch.from_numpy(hidden).to(self.encoder.device),  # the solver runs where the model does
                     self.dictionary.atoms,
                     lambda_=settings.lambda_,
                     solver=settings.solver,
