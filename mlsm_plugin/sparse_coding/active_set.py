@@ -85,7 +85,7 @@ class Batch:
         """Rows that have no code yet."""
         depth = min(num_atoms, hidden.shape[1])  # no more atoms are linearly independent
         return cls(
-            hidden,
+            np.require(hidden, requirements="W"),  # what cannot be written would be compiled for once more
             np.zeros((len(hidden), depth), np.int32),
             np.zeros((len(hidden), depth)),
             np.full(len(hidden), -1, np.int64),
