@@ -119,18 +119,17 @@ def solve_with_active_set(
         return solve_batched(hidden, atoms, settings)
     prepared = _prepared(atoms)
     rows = max(1, DENSE_ENTRIES // len(atoms))
-    batches, unsolved = [], []
+    codes, gaps, unsolved = [], [], []
     with ThreadPoolExecutor(settings.threads or torch.get_num_threads()) as pool:
         for start in range(0, len(hidden), rows):
             batch = Batch.of(hidden[start : start + rows], len(atoms))
             unsolved.append(start + _solve_batch(batch, prepared, settings.lambda_, pool))
-            batches.append(batch)
-    codes = sp.vstack([batch.codes(len(atoms)) for batch in batches], format="csr")
-    gap = np.concatenate([batch.gaps for batch in batches])
-    left = np.concatenate(unsolved)
+            codes.append(batch.codes(len(atoms)))
+            gaps.append(batch.gaps)
+    result, gap, left = sp.vstack(codes, format="csr"), np.concatenate(gaps), np.concatenate(unsolved)
     if len(left):
-        return replace_where_better(codes, gap, left, *solve_batched(hidden[left], atoms, settings))
-    return codes, gap
+        return replace_where_better(result, gap, left, *solve_batched(hidden[left], atoms, settings))
+    return result, gap
 
 
 def replace_where_better(
