@@ -158,7 +158,7 @@ def compiler_is_there() -> bool:
 def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> np.ndarray:
     """Rounds of solving and checking until every row is optimal, or ``MAX_ROUNDS``; the rows that are not."""
     num_atoms, dim = prepared.atoms.shape
-    rows = np.arange(len(batch.hidden))
+    rows: np.ndarray = np.arange(len(batch.hidden))
     vectors = batch.hidden
     # where the dictionary is small everything is in the first working set
     limit, floor = (num_atoms if num_atoms <= 2 * dim else max(64, dim)), 0.0
