@@ -140,7 +140,7 @@ class SplitCoder:
             if not settings.allow_inexact:
                 self._check_exact(positions, coded.gap)
             empty = coded.codes.nnz == 0
-            largest = _largest_correlation(hidden, self.dictionary.atoms) if empty else np.inf
+            largest = largest_correlation(hidden, self.dictionary.atoms) if empty else np.inf
             yield CodedChunk(positions, coded.codes, coded.gap, largest)
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -285,17 +285,22 @@ def fitting_encoder(
 ) -> AuxiliaryEncoder:
     """The auxiliary model; ValueError where the dictionary or the blocks do not fit it."""
     encoder = AuxiliaryEncoder(auxiliary, data_bin, layer=settings.layer, device=device, fp16=settings.fp16)
+    check_encoder_fits(encoder, dictionary, settings.blocks.tokens_per_sample)
+    return encoder
+
+
+def check_encoder_fits(encoder: AuxiliaryEncoder, dictionary: Dictionary, tokens_per_sample: int) -> None:
+    """Raise ValueError where the dictionary has another width, or the samples more tokens than the model positions."""
     width = dictionary.atoms.shape[1]
     if encoder.dim != width:
         raise ValueError(
             f"the dictionary is {width} wide, the hidden states of the auxiliary model are {encoder.dim} wide"
         )
-    if settings.blocks.tokens_per_sample > encoder.max_tokens:
+    if tokens_per_sample > encoder.max_tokens:
         raise ValueError(
-            f"--tokens-per-sample {settings.blocks.tokens_per_sample} is more than the {encoder.max_tokens} positions "
+            f"--tokens-per-sample {tokens_per_sample} is more than the {encoder.max_tokens} positions "
             "of the auxiliary model"
         )
-    return encoder
 
 
 def shard_boundaries(reader: BlockReader, shard_tokens: int) -> list[int]:
@@ -370,9 +375,16 @@ def _check_not_all_empty(coder: SplitCoder, rows: ShardRows, span: tuple[int, in
     if rows.nonzeros == 0 and rows.coded_tokens >= (1 if whole_split else TOKENS_TO_JUDGE_EMPTINESS):
         raise ValueError(
             f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {span[0]} to {span[1] - 1} are "
-            f"empty, since --lambda {coder.settings.lambda_:g} is too large: the largest correlation of a hidden state "
-            f"with an atom is {largest:.4g}, and lambda must be (well) below it"
+            f"empty, since {lambda_too_large('--lambda', coder.settings.lambda_, largest)}"
         )
+
+
+def lambda_too_large(option: str, lambda_: float, largest: float) -> str:
+    """Why all codes are empty, for an error message; ``largest`` is of :func:`largest_correlation`."""
+    return (
+        f"{option} {lambda_:g} is too large: the largest correlation of a hidden state with an atom is {largest:.4g}, "
+        "and lambda must be (well) below it"
+    )
 
 
 def _warn_of_full_disk(directory: Path, needed: float) -> None:
@@ -381,7 +393,7 @@ def _warn_of_full_disk(directory: Path, needed: float) -> None:
         logger.warning("%s needs about %.2g GB more, but only %.2g GB are free", directory, needed / 1e9, free / 1e9)
 
 
-def _largest_correlation(hidden: np.ndarray, atoms: np.ndarray) -> float:
+def largest_correlation(hidden: np.ndarray, atoms: np.ndarray) -> float:
     """``max_j (D x)_j`` over the rows of ``hidden`` (n, dim), a bounded number of them at a time."""
     rows = max(1, DENSE_ENTRIES // len(atoms))
     starts = range(0, len(hidden), rows)

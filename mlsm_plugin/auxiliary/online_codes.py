@@ -10,11 +10,18 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.corpus_coding import check_dictionary_fits
+from mlsm_plugin.auxiliary.corpus_coding import (
+    TOKENS_TO_JUDGE_EMPTINESS,
+    check_dictionary_fits,
+    check_encoder_fits,
+    lambda_too_large,
+    largest_correlation,
+)
 from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
 from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.sparse_coding.code_store import stored_form
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
+from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 
 
 class OnlineCodes:
@@ -81,16 +88,7 @@ class OnlineCodes:
         with torch.random.fork_rng(devices=[]):
             encoder = AuxiliaryEncoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
         check_dictionary_fits(self.dictionary, auxiliary_fingerprint=encoder.fingerprint, layer=self.layer)
-        width = self.dictionary.atoms.shape[1]
-        if encoder.dim != width:
-            raise ValueError(
-                f"the dictionary is {width} wide, the hidden states of the auxiliary model are {encoder.dim} wide"
-            )
-        if self.tokens_per_sample > encoder.max_tokens:
-            raise ValueError(
-                f"--tokens-per-sample {self.tokens_per_sample} is more than the {encoder.max_tokens} positions "
-                "of the auxiliary model"
-            )
+        check_encoder_fits(encoder, self.dictionary, self.tokens_per_sample)
         self._encoder = encoder
         return encoder
 
@@ -105,6 +103,9 @@ class OnlineCodes:
         Returns:
             ``atoms`` (n_masked, m) int32 padded with -1 and ``weights`` (n_masked, m) float16 padded with 0, on the
             device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
+
+        Raises:
+            ValueError: the codes of all of many tokens are empty, as lambda is too large.
         """
         encoder = self.load_encoder()
         device = target.device
@@ -129,7 +130,15 @@ class OnlineCodes:
     def _encode(self, hidden: Tensor) -> sp.csr_matrix:
         """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed where those are."""
         threads = torch.get_num_threads()  # all cores would be too many beside other ranks
-        return sparse_encode(normalize_rows(hidden), self.dictionary.atoms, lambda_=self.lambda_, threads=threads).codes
+        hidden = normalize_rows(hidden)
+        codes = sparse_encode(hidden, self.dictionary.atoms, lambda_=self.lambda_, threads=threads).codes
+        if codes.nnz == 0 and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
+            largest = largest_correlation(hidden.cpu().numpy(), self.dictionary.atoms)
+            raise ValueError(
+                f"the codes of all {len(hidden)} masked tokens of a batch are empty, since "
+                f"{lambda_too_large('--latent-lambda', self.lambda_, largest)}"
+            )
+        return codes
 
 
 def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
@@ -141,14 +150,11 @@ def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         atoms ``(n, m)`` int32 padded with -1, weights ``(n, m)`` float16 padded with 0; m is the longest row.
     """
-    distribution = target_distribution(codes)
-    distribution.data = distribution.data.astype(np.float16).astype(np.float32)
-    distribution.eliminate_zeros()  # weights that round to 0
-    lengths = np.diff(distribution.indptr)
+    lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
     atoms, weights = np.full(filled.shape, -1, np.int32), np.zeros(filled.shape, np.float16)
-    atoms[filled] = distribution.indices
-    weights[filled] = distribution.data
+    atoms[filled] = flat_atoms
+    weights[filled] = flat_weights
     return atoms, weights
 
 

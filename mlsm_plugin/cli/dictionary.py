@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn or import, judge, write."""
     from mlsm_plugin.auxiliary.block_reader import BlockReader, BlockSettings
+    from mlsm_plugin.auxiliary.corpus_coding import lambda_too_large, largest_correlation
     from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
     from mlsm_plugin.auxiliary.hidden_state_sample import sample_hidden_states
     from mlsm_plugin.data.token_blocks import split_fingerprint
@@ -107,7 +108,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         print(f"learned in {time.perf_counter() - start:.1f} s")
         meta.update(_how_it_was_learned(args, len(sample)))
         meta["split_fingerprint"] = split_fingerprint(Path(args.data_bin) / "train")
-    health = dictionary_health(_judged(sample), atoms, lambda_=args.lambda_, threads=args.threads)
+    judged = _judged(sample)
+    health = dictionary_health(judged, atoms, lambda_=args.lambda_, threads=args.threads)
+    if health.unused_atoms == len(atoms):
+        too_large = lambda_too_large("--lambda", args.lambda_, largest_correlation(judged, atoms))
+        raise ValueError(f"no hidden state uses any atom, and nothing is written, since {too_large}")
     meta["health"] = health.as_dict()
     Dictionary(atoms, meta).save(output)
     print(health)

@@ -117,7 +117,7 @@ def solve_with_active_set(
 
     if settings.device.type != "cpu" or not compiler_is_there():
         return solve_batched(hidden, atoms, settings)
-    prepared = _prepared(atoms)
+    prepared = _prepared(_Contents(atoms))
     rows = max(1, DENSE_ENTRIES // len(atoms))
     codes, gaps, unsolved = [], [], []
     with ThreadPoolExecutor(settings.threads or torch.get_num_threads()) as pool:
@@ -219,12 +219,6 @@ def ridge_ranking(atoms: Any) -> Any:
     return torch.linalg.solve(covariance + ridge * identity, atoms.T).T * ridge
 
 
-def _prepared(atoms: np.ndarray) -> PreparedDictionary:
-    """The prepared dictionary, kept from call to call while the atoms stay the same."""
-    key = _Contents(atoms)
-    return _prepare(key)
-
-
 class _Contents:
     """An array as a key of a cache: equal when the values are."""
 
@@ -239,7 +233,8 @@ class _Contents:
 
 
 @functools.lru_cache(maxsize=1)
-def _prepare(contents: _Contents) -> PreparedDictionary:
+def _prepared(contents: _Contents) -> PreparedDictionary:
+    """The prepared dictionary, kept from call to call while the atoms stay the same."""
     atoms = contents.array
     double = torch.from_numpy(atoms)
     single = double.float()

@@ -18,8 +18,8 @@ from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 
 # Atoms that join each support in a round.
 BLOCK = 16
-# Atoms of the first support, per 16 of the width.
-FIRST_SUPPORT = 2
+# Dimensions to one atom of the first support.
+DIMENSIONS_PER_FIRST_ATOM = 8
 MAX_ROUNDS = 200
 # Solutions within a round; a row that is not through by then goes on in the next round.
 MAX_SOLUTIONS = 40
@@ -109,7 +109,7 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
     gaps = x.new_ones(num_rows)
     finished: list[tuple[Tensor, Supports]] = []
     rows = torch.arange(num_rows, device=x.device)
-    first = min(num_atoms, max(BLOCK, x.shape[1] * FIRST_SUPPORT // 16))
+    first = min(num_atoms, max(BLOCK, x.shape[1] // DIMENSIONS_PER_FIRST_ATOM))
     nothing = x.new_zeros(num_rows, 0)
     supports = Supports(nothing.long(), nothing, nothing.bool())
     supports = _joined(supports, x @ problem.ridge.T, 0.0, torch.full_like(rows, first))

@@ -84,7 +84,7 @@ class ShardRows:
             return
         if rows[0] < self._filled or rows[-1] >= self.shape[0] or (np.diff(rows) <= 0).any():
             raise ValueError(f"rows must ascend from {self._filled} to at most {self.shape[0] - 1}")
-        counts, atoms, weights = _stored_form(codes)
+        counts, atoms, weights = stored_form(codes)
         self._counts[rows] = counts
         self._atoms.append(atoms)
         self._weights.append(weights)
@@ -425,7 +425,7 @@ def _part_path(directory: Path, index: int, part: str) -> Path:
     return directory / f"shard-{index:05d}.{part}.npy"
 
 
-def _stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Non-zeros of each row, atoms and weights of ``codes`` in the types of the files.
 
     Raises:

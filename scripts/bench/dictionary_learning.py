@@ -15,18 +15,10 @@ import time
 
 import numpy as np
 import torch
+from sparse_coding import synthetic  # the bench beside this one
 
 from mlsm_plugin.sparse_coding.dictionary import learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
-
-
-def synthetic(rows: int, dim: int) -> np.ndarray:
-    """Sparse mixtures of ``8 * dim`` directions that share a component, plus noise."""
-    rng = np.random.default_rng(0)
-    directions = normalize_rows(0.8 * rng.standard_normal(dim) + rng.standard_normal((8 * dim, dim)))
-    chosen = rng.integers(len(directions), size=(rows, 20))
-    mixtures = np.einsum("rk,rkd->rd", rng.exponential(size=chosen.shape), directions[chosen])
-    return mixtures + 0.3 * rng.standard_normal((rows, dim))
 
 
 def main() -> None:
@@ -41,7 +33,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="of the torch backend")
     args = parser.parse_args()
-    rows = np.load(args.hidden).astype(np.float32) if args.hidden else synthetic(20_000, 128).astype(np.float32)
+    rows = (
+        np.load(args.hidden).astype(np.float32)
+        if args.hidden
+        else synthetic(20_000, 8 * 128, 128)[0].astype(np.float32)
+    )
     rows = normalize_rows(rows)[np.random.default_rng(args.seed).permutation(len(rows))]
     train, held_out = rows[args.held_out :], rows[: args.held_out]
     print(f"{len(train)} rows, {rows.shape[1]} wide, {args.atoms} atoms, lambda {args.lambda_}, ", end="")

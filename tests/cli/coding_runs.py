@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +45,18 @@ def start_mlsm(
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
     )
+
+
+def kill_once_there(process: subprocess.Popen[str], file: Path) -> None:
+    """SIGKILL to the process group (``start_new_session=True``) as soon as ``file`` exists."""
+    deadline = time.monotonic() + 120
+    while not file.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from tests.cli.coding_runs import (
     contents,
     copy_without_codes,
     encode_words,
+    kill_once_there,
     meta_of,
     split_tokens,
     start_mlsm,
@@ -172,14 +170,7 @@ def test_killed_coding_goes_on_to_the_same_bytes(
 ) -> None:
     codes = data_bin / "valid.codes"
     run = start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not (codes / "shard-00001.indptr.npy").exists():
-        assert run.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.communicate()
-    assert run.returncode == -signal.SIGKILL
+    kill_once_there(run, codes / "shard-00001.indptr.npy")
     assert not (codes / "meta.json").exists()
     kept = (codes / "shard-00000.weights.npy").stat().st_mtime_ns
 
@@ -209,6 +200,15 @@ def test_disk_that_fills_up_is_one_line_and_the_same_command_goes_on(
     again.communicate()
     assert again.returncode == 0
     assert contents(data_bin / "valid.codes") == uninterrupted
+
+
+def test_dictionary_that_nothing_uses_is_not_written(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", tmp_path / "made", *FEW, *BLOCKS)
+    line = failing_mlsm(capsys, "dictionary", pipeline.data_bin, *words, "--backend", "torch", "--lambda", 1.5)
+    assert "--lambda 1.5 is too large" in line
+    assert not (tmp_path / "made").exists()
 
 
 def test_disk_that_fills_up_leaves_no_dictionary(pipeline: Pipeline, tmp_path: Path) -> None:

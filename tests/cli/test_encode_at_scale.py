@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
-import signal
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +27,7 @@ from tests.cli.coding_runs import (
     contents,
     copy_without_codes,
     encode_words,
+    kill_once_there,
     meta_of,
     split_tokens,
     start_mlsm,
@@ -234,14 +232,7 @@ def test_killed_process_leaves_the_others_shards_and_a_rerun_completes(
     tasks = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"} for rank in (0, 1)]
     killed = start_mlsm(*words, variables=tasks[1], start_new_session=True)
     survivor = start_mlsm(*words, variables=tasks[0])
-    deadline = time.monotonic() + 120
-    while not (codes / "shard-00001.indptr.npy").exists():
-        assert killed.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    kill_once_there(killed, codes / "shard-00001.indptr.npy")
     (output,) = succeed(survivor)
     assert re.search(r"process 0 of 2 is done; \d+ of \d+ shards, those of others, are missing", output)
     assert not (codes / "meta.json").exists()

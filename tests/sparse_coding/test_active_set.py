@@ -133,9 +133,9 @@ def test_small_working_sets_reach_the_same_codes(monkeypatch):
     hidden, atoms = problem(3, 60, 700, 24, 0.7)
     expected, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
     monkeypatch.setattr(active_set, "GRAM_ENTRIES", 0)  # and the Gram rows computed where they are needed
-    active_set._prepare.cache_clear()
+    active_set._prepared.cache_clear()
     without_gram, gap = solve_with_active_set(hidden, atoms, settings_for(0.02, threads=3))
-    active_set._prepare.cache_clear()
+    active_set._prepared.cache_clear()
     assert abs(expected - without_gram).max() < 1e-7
     monkeypatch.undo()
     assert abs(expected - solve_batched(hidden, atoms, settings_for(0.02))[0]).max() < 1e-6
