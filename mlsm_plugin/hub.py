@@ -38,7 +38,7 @@ class MlsmHubInterface(RobertaHubInterface):
     @property
     def num_atoms(self) -> int:
         """Atoms of the latent head; 0 where the model has none."""
-        projection = self.model.encoder.lm_head.atom_projection
+        projection = getattr(self.model.encoder.lm_head, "atom_projection", None)
         return 0 if projection is None else int(projection.out_features)
 
     @torch.no_grad()
@@ -54,6 +54,8 @@ class MlsmHubInterface(RobertaHubInterface):
         Raises:
             ValueError: the model has no latent head, or there are too many tokens.
         """
+        if self.num_atoms == 0:
+            raise ValueError("this model has no latent properties: it was not trained with masked_latent_semantic")
         tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
         if tokens.size(1) > self.model.max_positions():
             raise ValueError(f"the text has {tokens.size(1)} tokens, the model takes {self.model.max_positions()}")

@@ -101,7 +101,7 @@ def fairseq_train(
     user_dir: object = PLUGIN, cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run fairseq-train as a user does, on a tiny model; later flags override earlier ones."""
-    criterion = {"masked_latent_semantic": "latent_semantic_kl"}.get(task, task)
+    criterion = {"masked_latent_semantic": "latent_semantic_kl", "taco": "token_contrastive"}.get(task, task)
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", data, "--user-dir", user_dir, "--save-dir", save_dir),
         *("--task", task, "--criterion", criterion, *TINY_MODEL, *TINY_TRAINING, "--no-epoch-checkpoints", *flags),

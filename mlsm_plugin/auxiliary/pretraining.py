@@ -12,7 +12,7 @@ import torch
 
 from mlsm_plugin import compat
 from mlsm_plugin.atomic_files import atomic_open
-from mlsm_plugin.tasks.masked_latent_semantic import copy_portable_files
+from mlsm_plugin.tasks.portable_masked_lm import copy_portable_files
 
 PLUGIN_DIR = Path(__file__).resolve().parent.parent
 # a partially trained auxiliary model is a useful one (Berend, BabyLM 2023)

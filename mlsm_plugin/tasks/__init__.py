@@ -1,5 +1,5 @@
 """fairseq tasks: they compose datasets and own options; no maths here."""
 
-from mlsm_plugin.tasks import masked_latent_semantic
+from mlsm_plugin.tasks import masked_latent_semantic, taco
 
-__all__ = ["masked_latent_semantic"]
+__all__ = ["masked_latent_semantic", "taco"]

@@ -1,48 +1,39 @@
 """Masked latent semantic modeling (Berend, ACL Findings 2023) as a fairseq task."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
-import argparse
 import logging
 import os
-import shutil
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Optional
 
-import torch
 from fairseq import utils
 from fairseq.data import NumelDataset, RightPadDataset
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
-from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
-from omegaconf import II
 
 from mlsm_plugin import compat
-from mlsm_plugin.atomic_files import atomic_open
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes
 from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
 from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
 from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
 from mlsm_plugin.data.token_blocks import (
     combined_splits,
-    load_dictionary,
     load_split,
     split_fingerprint,
     training_samples,
 )
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 logger = logging.getLogger(__name__)
 
-# what hub loading finds beside a checkpoint
-PORTABLE_FILES = ("dict.txt", "sentencepiece.bpe.model")
 LATENT_SOURCE_CHOICES = ChoiceEnum(["store", "online"])
 
 
 @dataclass
-class MaskedLatentSemanticConfig(MaskedLMConfig):
-    """All options of ``masked_lm``, where the codes come from, and where the run is saved."""
+class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
+    """All options of ``masked_lm``, and where the codes come from."""
 
     latent_source: LATENT_SOURCE_CHOICES = field(  # type: ignore[valid-type]
         default="store",
@@ -65,19 +56,10 @@ class MaskedLatentSemanticConfig(MaskedLMConfig):
         default=None, metadata={"help": "online: weight of the L1 penalty (default: the dictionary's)"}
     )
     auxiliary_fp16: bool = field(default=False, metadata={"help": "online: run the auxiliary model in half precision"})
-    save_dir: str = II("checkpoint.save_dir")
-    no_save: bool = II("checkpoint.no_save")
-    reuse_dataloader: bool = field(
-        default=False,
-        metadata={
-            "help": "keep loader processes from epoch to epoch, as fairseq does otherwise: they know only the first "
-            "epoch's number, so that every epoch masks the same tokens"
-        },
-    )
 
 
 @register_task("masked_latent_semantic", dataclass=MaskedLatentSemanticConfig)
-class MaskedLatentSemanticTask(MaskedLMTask):
+class MaskedLatentSemanticTask(PortableMaskedLMTask):
     """Masked LM whose batches also carry the sparse codes of the masked tokens.
 
     A batch is that of ``masked_lm`` plus ``codes``: ``atoms`` (n_masked, m) and ``weights``
@@ -94,19 +76,6 @@ class MaskedLatentSemanticTask(MaskedLMTask):
         self._checked_codes: set[str] = set()
         self._codes_over: tuple[str, str] | None = None  # a split, and the dictionary of its codes
         self._online: OnlineCodes | None = None
-
-    @classmethod
-    def setup_task(cls, cfg: MaskedLatentSemanticConfig, **kwargs: Any) -> "MaskedLatentSemanticTask":
-        """Load the dictionary only, so that a checkpoint loads where there are no codes."""
-        dictionary = load_dictionary(utils.split_paths(cfg.data)[0])
-        logger.info("dictionary: %d types", len(dictionary))
-        return cls(cfg, dictionary)
-
-    @property
-    def args(self) -> argparse.Namespace:
-        """What fairseq's ``--mask-whole-words`` reads: the tokenizer of the data."""
-        model = os.path.join(utils.split_paths(self.cfg.data)[0], "sentencepiece.bpe.model")
-        return argparse.Namespace(bpe="sentencepiece", sentencepiece_model=model)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model, with an atom logit for each atom of the codes unless ``cfg`` says how many."""
@@ -227,24 +196,6 @@ class MaskedLatentSemanticTask(MaskedLMTask):
             if os.path.isdir(directory):
                 return CodeStore(directory).num_atoms
         raise FileNotFoundError(f"{self.cfg.data} has no codes; write them with `mlsm encode`")
-
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Put the dictionary and the tokenizer beside the checkpoints, which then load from anywhere."""
-        super().begin_epoch(epoch, model)
-        first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        if self.cfg.no_save or not first_rank:
-            return
-        copy_portable_files(utils.split_paths(self.cfg.data)[0], self.cfg.save_dir)
-
-
-def copy_portable_files(data_bin: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
-    """Copy what a checkpoint needs to be loaded without its dataset: dictionary and tokenizer."""
-    os.makedirs(directory, exist_ok=True)
-    for name in PORTABLE_FILES:
-        source = Path(data_bin) / name
-        if source.exists():
-            with open(source, "rb") as reader, atomic_open(Path(directory) / name) as writer:
-                shutil.copyfileobj(reader, writer)
 
 
 def check_codes_belong_to(split: str, store: CodeStore) -> None:

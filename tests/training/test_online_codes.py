@@ -21,7 +21,7 @@ from mlsm_plugin.latent_evaluation import evaluate_latent_kl
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from tests.conftest import Pipeline, fairseq_train, logged
 from tests.tiny_run import batches, seeded_model, training_config
-from tests.training.test_training_runs import train_on_two_ranks, updates_in
+from tests.training.training_runs import train_on_two_ranks, updates_in
 
 PAD = 1
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -20,11 +15,17 @@ import torch
 from fairseq import tasks
 
 from mlsm_plugin import hub
-from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAINING, Pipeline, fairseq_train, logged
+from tests.conftest import Pipeline, fairseq_train, logged
 from tests.tiny_run import batches, seeded_model, training_config
-
-NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
-Run = subprocess.CompletedProcess[str]
+from tests.training.training_runs import (
+    NO_DROPOUT,
+    Run,
+    command_of,
+    fine_tuned,
+    train_on_two_ranks,
+    train_until_killed,
+    updates_in,
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,30 +80,6 @@ def second_data_folder(pipeline: Pipeline, folder: Path) -> Path:
         shutil.copy(pipeline.data_bin / f"valid.{suffix}", folder / f"train.{suffix}")
     shutil.copytree(pipeline.data_bin / "valid.codes", folder / "train.codes")
     return folder
-
-
-def command_of(data: object, save_dir: object, *flags: object) -> list[str]:
-    """The command of :func:`fairseq_train`, for runs that a test stops or starts itself."""
-    words = [
-        *(sys.executable, "-u", "-m", "fairseq_cli.train", data, "--user-dir", PLUGIN, "--save-dir", save_dir),
-        *("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl", *TINY_MODEL, *TINY_TRAINING),
-        *("--no-epoch-checkpoints", *flags),
-    ]
-    return [str(word) for word in words]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-
-
-def updates_in(output: str) -> dict[int, dict[str, str]]:
-    """Loss, gradient norm and learning rate of each update, as printed."""
-    found = {}
-    for line in output.splitlines():
-        if "| train_inner |" in line:
-            values = dict(re.findall(r"\b(num_updates|loss|kl|mlm_loss|gnorm|lr)[= ]([-+.\de]+)", line))
-            found[int(values.pop("num_updates"))] = values
-    return found
 
 
 @pytest.mark.parametrize("variant", ["", ", accumulated"])
@@ -163,50 +140,6 @@ def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: P
         for update, values in part.items():
             assert found.setdefault(update, values) == values
     assert found == expected
-
-
-def train_until_killed(command: list[str], stop_after: int | None) -> dict[int, dict[str, str]]:
-    """Run; once update ``stop_after`` is printed, SIGKILL the run's process group. Returns the printed updates."""
-    run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True
-    )
-    assert run.stdout is not None
-    lines = []
-    try:
-        for line in run.stdout:
-            lines.append(line)
-            if stop_after is not None and stop_after in updates_in(line):
-                break
-    finally:
-        if stop_after is not None:
-            os.killpg(run.pid, signal.SIGKILL)
-        lines.append(run.stdout.read())  # what was in the pipe
-        run.wait()
-    assert run.returncode == (0 if stop_after is None else -signal.SIGKILL), "".join(lines)[-3000:]
-    return updates_in("".join(lines))
-
-
-def train_on_two_ranks(data: object, save_dir: Path, *flags: object) -> list[Run]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank in (0, 1):
-        command = command_of(data, save_dir, *flags)
-        command += ["--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-world-size", "2"]
-        command += ["--distributed-rank", str(rank), "--distributed-no-spawn", "--distributed-backend", "gloo"]
-        ranks.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
-        )
-    try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    return [
-        subprocess.CompletedProcess(process.args, process.returncode, output, "")
-        for process, output in zip(ranks, outputs, strict=True)
-    ]
 
 
 def test_two_ranks_compute_what_one_rank_computes_from_both_their_batches(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -315,59 +248,10 @@ def test_loading_a_trained_model_needs_nothing_but_its_folder(trained: Path, tmp
     assert [len(token.atoms) for token in model.latent_properties("a <mask> here", topk=3)].count(3) >= 3
 
 
-def classification_data(pipeline: Pipeline, root: Path) -> Path:
-    """``input0`` and ``label`` of a toy problem, binarized by fairseq-preprocess: is a sentence long or short?"""
-    import sentencepiece
-
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(pipeline.data_bin / "sentencepiece.bpe.model"))
-    sentences = [line for line in pipeline.train_text.read_text(encoding="utf-8").splitlines() if 20 < len(line) < 80]
-    raw, data = root / "raw", root / "classification"
-    raw.mkdir()
-    for split, chosen in (("train", sentences[:96]), ("valid", sentences[96:128])):
-        encoded = [" ".join(pieces.encode(sentence, out_type=str)) for sentence in chosen]
-        (raw / f"{split}.input0").write_text("\n".join(encoded) + "\n", encoding="utf-8")
-        labels = ["long" if len(sentence) > 50 else "short" for sentence in chosen]
-        (raw / f"{split}.label").write_text("\n".join(labels) + "\n", encoding="utf-8")
-    for name, extra in (("input0", ["--srcdict", str(pipeline.data_bin / "dict.txt")]), ("label", [])):
-        command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--workers", "1", *extra]
-        command += ["--trainpref", str(raw / f"train.{name}"), "--validpref", str(raw / f"valid.{name}")]
-        made = subprocess.run([*command, "--destdir", str(data / name)], capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr[-2000:]
-        for file in (data / name).glob(f"*.{name}*"):  # train.input0-None.input0.bin -> train.bin
-            file.rename(data / name / f"{file.name.split('.')[0]}.{file.name.split('.')[-1]}")
-    return data
-
-
 def test_trained_model_is_fine_tuned_by_stock_sentence_prediction_and_classifies_from_the_hub(
     trained: Path, pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    data = classification_data(pipeline, tmp_path)
-    command = [
-        *(sys.executable, "-m", "fairseq_cli.train", data, "--user-dir", PLUGIN, "--save-dir", tmp_path / "classifier"),
-        *("--task", "sentence_prediction", "--criterion", "sentence_prediction", *TINY_MODEL),
-        *("--restore-file", trained / "checkpoint_last.pt", "--reset-optimizer", "--reset-dataloader"),
-        *("--reset-meters", "--reset-lr-scheduler", "--num-classes", 2, "--init-token", 0, "--separator-token", 2),
-        *("--max-positions", 64, "--required-batch-size-multiple", 1, "--batch-size", 16, "--max-epoch", 1),
-        *("--optimizer", "adam", "--lr", "1e-3", "--lr-scheduler", "fixed", "--num-workers", 0, "--cpu"),
-        *("--log-format", "simple", "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"),
-        "--no-epoch-checkpoints",
-    ]
-    run = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, env=environment(), check=False
-    )
-    output = run.stdout + run.stderr
-    assert run.returncode == 0, output[-4000:]
+    output, classifier = fine_tuned(trained / "checkpoint_last.pt", pipeline, tmp_path)
     assert output.count("the checkpoint's latent head is not used by this task and is left out") == 1
     assert "lm_head.atom_projection" not in output
-    assert len(re.findall(r"\| valid \|.*accuracy", output)) == 1
-
-    classifier = hub.from_pretrained(
-        tmp_path / "classifier",
-        data_name_or_path=str(data),
-        sentencepiece_model=str(pipeline.data_bin / "sentencepiece.bpe.model"),
-    )
-    with torch.no_grad():
-        scores = classifier.predict("sentence_classification_head", classifier.encode("This is a test."))
-    assert scores.shape == (1, 2)
-    assert float(scores.exp().sum()) == pytest.approx(1, abs=1e-5)
     assert classifier.num_atoms == 0
