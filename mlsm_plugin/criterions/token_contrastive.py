@@ -51,24 +51,35 @@ def sample_pairs(
         ValueError: the window holds no other token, there are to be no negatives, or ``valid`` is no bool matrix.
 
     Reference:
-        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022, section 4.
+        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
     """
-    if valid.dim() != 2 or valid.dtype != torch.bool:
-        raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
-    if window < 2 or num_negatives < 1:
-        raise ValueError(f"expected window >= 2 and num_negatives >= 1, got {window} and {num_negatives}")
     flat = valid.flatten().nonzero().squeeze(1)  # (N,), with the valid tokens of a sequence in a row
-    positive = _draw_positives(valid, window, generator)
-    negative = _draw_negatives(valid, len(flat), 0, num_negatives, generator)
+    positive, negative = sample_pairs_in_pool(
+        valid, window=window, num_negatives=num_negatives, pool_size=len(flat), first=0, generator=generator
+    )
     if len(flat) == 0:
         return positive, negative
     return torch.where(positive == NONE, NONE, flat[positive]), torch.where(negative == NONE, NONE, flat[negative])
 
 
-def _starts(valid: Tensor) -> Tensor:
-    """How many valid tokens come before each sequence: (B,)."""
+def sample_pairs_in_pool(
+    valid: Tensor, *, window: int, num_negatives: int, pool_size: int, first: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """As :func:`sample_pairs`, with negatives from a pool of tokens, and indices into that pool.
+
+    Args:
+        pool_size: tokens of the pool; all are valid.
+        first: the valid tokens of this batch are those of the pool from here on, in their order.
+    """
+    if valid.dim() != 2 or valid.dtype != torch.bool:
+        raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
+    if window < 2 or num_negatives < 1:
+        raise ValueError(f"expected window >= 2 and num_negatives >= 1, got {window} and {num_negatives}")
     counts = valid.sum(dim=1)
-    return counts.cumsum(0) - counts
+    starts = counts.cumsum(0) - counts + first  # of the sequences, in the pool
+    nearby = _draw_nearby(valid, window, generator)
+    positive = torch.where(nearby == NONE, NONE, nearby + starts[:, None])
+    return positive, _draw_others(valid, starts, counts, pool_size, num_negatives, generator)
 
 
 def _draw(number: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -77,29 +88,31 @@ def _draw(number: Tensor, shape: torch.Size, generator: torch.Generator) -> Tens
     return (uniform * number).long()
 
 
-def _draw_positives(valid: Tensor, window: int, generator: torch.Generator) -> Tensor:
-    """Which of the valid tokens of the batch, counted from 0, is the positive of each token: (B, T), -1 for none."""
+def _draw_nearby(valid: Tensor, window: int, generator: torch.Generator) -> Tensor:
+    """Which of the valid tokens of its sequence, counted from 0, is the positive of each token: (B, T), -1 for none."""
     before = F.pad(valid.cumsum(dim=1), (1, 0))  # (B, T + 1): valid tokens of the sequence before each
     position = torch.arange(valid.size(1), device=valid.device)
-    first = before[:, (position - window + 1).clamp(min=0)]
-    number = before[:, (position + window).clamp(max=valid.size(1))] - first - 1  # without the token itself
+    lowest = before[:, (position - window + 1).clamp(min=0)]
+    number = before[:, (position + window).clamp(max=valid.size(1))] - lowest - 1  # without the token itself
     lonely = number < 1
-    first = first.masked_fill(lonely, 0)
+    lowest = lowest.masked_fill(lonely, 0)
     number = torch.where(lonely, before[:, -1:] - 1, number)
-    drawn = first + _draw(number, number.shape, generator)
+    drawn = lowest + _draw(number, number.shape, generator)
     drawn += drawn >= before[:, :-1]  # over the token itself
-    return (drawn + _starts(valid)[:, None]).masked_fill(~valid | (number < 1), NONE)
+    return drawn.masked_fill(~valid | (number < 1), NONE)
 
 
-def _draw_negatives(valid: Tensor, total: int, first: int, num_negatives: int, generator: torch.Generator) -> Tensor:
-    """Which of ``total`` tokens are the negatives of each token: (B, T, K), -1 for none.
+def _draw_others(
+    valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
+) -> Tensor:
+    """Which tokens of the pool are the negatives of each token: (B, T, K), -1 for none.
 
-    Among them are the valid tokens of this batch, in their order, from ``first`` on.
+    The tokens of sequence i in the pool are those from ``starts[i]`` to ``starts[i] + counts[i]`` (both (B,)).
     """
-    counts, starts = valid.sum(dim=1)[:, None, None], _starts(valid)[:, None, None] + first
-    drawn = _draw(total - counts, torch.Size((*valid.shape, num_negatives)), generator)
+    starts, counts = starts[:, None, None], counts[:, None, None]
+    drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
     drawn += counts * (drawn >= starts)  # over the token's own sequence
-    return drawn.masked_fill_(~valid[:, :, None] | (counts == total), NONE)
+    return drawn.masked_fill_(~valid[:, :, None] | (counts == pool_size), NONE)
 
 
 class ContrastiveTerms(NamedTuple):
@@ -140,7 +153,7 @@ def token_contrastive_loss(
         ValueError: the shapes do not belong together.
 
     Reference:
-        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022, section 4.
+        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
     """
     return contrastive_terms(semantics, anchors, positive, negative, temperature=temperature).loss
 
@@ -336,16 +349,13 @@ class TokenContrastiveCriterion(FairseqCriterion):
         """The terms of a batch, and the number of its anchors."""
         cfg, generator = self.cfg, self._generator(sample, semantics.device)
         anchors = self._anchors(valid, masked)
+        how = {"window": cfg.positive_window, "num_negatives": cfg.negatives, "generator": generator}
         keys = None
         if cfg.negatives_across_ranks:
             keys, first = gather_rows(unit_rows(semantics[valid]))
-            positive = _draw_positives(valid, cfg.positive_window, generator)
-            positive = torch.where(positive == NONE, NONE, positive + first)
-            negative = _draw_negatives(valid, len(keys), first, cfg.negatives, generator)
+            positive, negative = sample_pairs_in_pool(valid, pool_size=len(keys), first=first, **how)
         else:
-            positive, negative = sample_pairs(
-                valid, window=cfg.positive_window, num_negatives=cfg.negatives, generator=generator
-            )
+            positive, negative = sample_pairs(valid, **how)
         if not self._warned and bool(valid.any()) and bool((negative == NONE).all()):
             self._warned = True
             logger.warning(

@@ -27,16 +27,16 @@ EXAMPLES = sorted((REPOSITORY / "examples").rglob("*.yaml"))
 LEFT_BEHIND_BY_HYDRA = ("outputs", "multirun", ".hydra", "hydra_train.log")
 
 
-def hydra_train(*overrides: str) -> subprocess.CompletedProcess[str]:
+def hydra_train(*overrides: str, example: str = "mlsm") -> subprocess.CompletedProcess[str]:
     """The documented command, in the repository's root as documented."""
     command = [
         sys.executable,
         "-m",
         "fairseq_cli.hydra_train",
         "--config-dir",
-        "examples/mlsm",
+        f"examples/{example}",
         "--config-name",
-        "mlsm",
+        example,
     ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"}
     result = subprocess.run(
@@ -81,6 +81,29 @@ def test_yaml_trains_exactly_as_the_flags_do_and_the_model_loads(
     model = hub.from_pretrained(tmp_path / "yaml")
     assert model.num_atoms == 48
     assert len(model.latent_properties("This is a statement.", topk=2)) >= 4
+
+
+def test_taco_trains_from_its_yaml_in_bf16_too(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    tiny = (
+        *("+model.encoder_layers=2", "+model.encoder_embed_dim=32", "+model.encoder_ffn_embed_dim=64"),
+        *("+model.encoder_attention_heads=2", "common.cpu=true", "common.log_interval=1", "dataset.batch_size=8"),
+        *("optimization.update_freq=[2]", "optimization.max_update=3", "lr_scheduler.warmup_updates=1"),
+        *("task.tokens_per_sample=64", "dataset.num_workers=0", f"task.data={pipeline.data_bin}"),
+    )
+    with ThreadPoolExecutor(2) as pool:
+        exact = pool.submit(hydra_train, *tiny, f"checkpoint.save_dir={tmp_path / 'exact'}", example="taco")
+        rounded = pool.submit(
+            hydra_train, *tiny, f"checkpoint.save_dir={tmp_path / 'bf16'}", "common.bf16=true", example="taco"
+        )
+    for name in ("mlm_loss", "contrastive_loss", "loss"):
+        expected, found = ([float(value) for value in logged(run.result(), name)] for run in (exact, rounded))
+        assert len(expected) == 3
+        assert found == pytest.approx(expected, rel=0.02)
+    for folder in ("exact", "bf16"):
+        assert len(hub.from_pretrained(tmp_path / folder).fill_mask("This is a <mask>.", topk=2)) == 2
 
 
 def check_known(config: Any) -> None:
@@ -142,3 +165,12 @@ def test_example_configuration_is_the_published_recipe() -> None:
     assert (config.optimization.max_update, list(config.optimization.lr)) == (270_000, [1e-4])
     assert (config.lr_scheduler._name, config.lr_scheduler.total_num_update) == ("polynomial_decay", 300_000)
     assert (config.task.tokens_per_sample, config.criterion.latent_weight) == (128, 1.0)
+
+
+def test_taco_configuration_is_the_published_small_model() -> None:
+    config = OmegaConf.load(REPOSITORY / "examples" / "taco" / "taco.yaml")
+    assert config.model._name == "taco_small"
+    assert (config.dataset.batch_size, list(config.optimization.update_freq)) == (128, [4])
+    assert (config.optimization.max_update, list(config.optimization.lr)) == (1_000_000, [1e-4])
+    assert (config.lr_scheduler._name, config.lr_scheduler.warmup_updates) == ("polynomial_decay", 10_000)
+    assert (config.task.tokens_per_sample, config.task.negatives, config.task.temperature) == (256, 50, 0.07)
