@@ -22,9 +22,10 @@ from mlsm_plugin.rank_gather import gather_rows, sum_over_ranks
 
 logger = logging.getLogger(__name__)
 
-# Numbers of the keys that are gathered at once: on a CPU they stay in the cache, a GPU wants more work at a time.
+# Numbers of the keys that are gathered at once: on a CPU they stay in the cache, a GPU wants more work at a time, but no
+# more than this part of all.
 CHUNK_ENTRIES = 1 << 20
-CHUNK_ENTRIES_GPU = 1 << 25
+GPU_CHUNKS = 32
 NONE = -1
 
 
@@ -212,8 +213,9 @@ class _InfoNce(torch.autograd.Function):
         keys = own if keys is None else keys
         gradient = torch.zeros_like(own) if ctx.needs_input_grad[0] else None
         sums = own.new_zeros(4, dtype=torch.float64)
-        entries = CHUNK_ENTRIES if own.device.type == "cpu" else CHUNK_ENTRIES_GPU
-        rows = max(1, entries // max(1, candidates.size(1) * own.size(1)))
+        rows = max(1, CHUNK_ENTRIES // max(1, candidates.size(1) * own.size(1)))
+        if own.device.type != "cpu":
+            rows = max(rows, len(chosen) // GPU_CHUNKS)
         for part, others in zip(chosen.split(rows), candidates.split(rows), strict=True):
             anchor = own[part]  # (r, d)
             key = keys[others]  # (r, 1 + K, d)

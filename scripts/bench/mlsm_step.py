@@ -22,59 +22,44 @@ recipe's auxiliary model and dictionary are random, as neither changes the cost 
 from __future__ import annotations
 
 import argparse
-import logging
-import math
-import os
-import resource
 import sys
 import tempfile
-import time
-import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paired_steps  # beside this file
 import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
-from fairseq import options
 from fairseq.criterions import FairseqCriterion
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.tasks import setup_task
-from fairseq.trainer import Trainer
+from paired_steps import (
+    EOS,
+    SPECIAL_SYMBOLS,
+    STOCK_FLAGS,
+    Training,
+    add_general_options,
+    check_general_options,
+    configuration,
+    machine_state,
+    run_rounds,
+    set_up_process,
+    table,
+    versions,
+    write_text,
+)
 from torch import Tensor
 
-import mlsm_plugin  # noqa: F401  (registers tasks, criterions and models)
 from mlsm_plugin.atomic_files import sha256_of_files
 from mlsm_plugin.criterions.latent_semantic_kl import LatentSemanticKlCriterion
 from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
-from mlsm_plugin.tokenization.mmap_builder import StreamingMMapBuilder
 
 SIZES = ("tiny", "small", "medium", "base", "large")
-EOS = 2  # as in every fairseq dictionary
-SPECIAL_SYMBOLS = 4
 TOKENS_PER_SHARD = 1 << 17
 ATOM_SHIFTS = 8  # the codes of a piece differ between its occurrences
 LAMBDA = 0.05  # of the published recipe
 
 MLSM_FLAGS = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl")
-STOCK_FLAGS = ("--task", "masked_lm", "--criterion", "masked_lm")
-
-
-def write_text(prefix: Path, args: argparse.Namespace, rng: np.random.Generator) -> np.ndarray:
-    """Write ``dict.txt`` and a binarized split of sentences of Zipf-distributed pieces; returns its ids."""
-    pieces = "".join(f"piece{rank} 1\n" for rank in range(args.vocab))
-    (prefix.parent / "dict.txt").write_text(pieces, encoding="utf-8")
-    frequency = 1.0 / (np.arange(args.vocab) + 2.7)  # Zipf-Mandelbrot
-    ids = SPECIAL_SYMBOLS + rng.choice(args.vocab, size=args.tokens, p=frequency / frequency.sum())
-    ends = np.cumsum(rng.integers(5, 45, size=args.tokens // 5))
-    ends = np.append(ends[ends < args.tokens], args.tokens)
-    ids[ends - 1] = EOS
-    builder = StreamingMMapBuilder(f"{prefix}.bin", SPECIAL_SYMBOLS + args.vocab)
-    builder.add_sentences(ids, np.diff(ends, prepend=0))
-    builder.finalize(f"{prefix}.idx")
-    return ids
 
 
 def write_codes(prefix: Path, ids: np.ndarray, args: argparse.Namespace, rng: np.random.Generator) -> None:
@@ -182,74 +167,6 @@ class PublishedRecipeCriterion(FairseqCriterion):
         return True
 
 
-@dataclass
-class Training:
-    """One training and what was measured of it."""
-
-    name: str
-    trainer: Trainer
-    dataset: Any
-    target: float | None = None
-    """Highest ratio of its step to that of ``masked_lm``."""
-    every: int = 1
-    """It takes part in each so-manieth round."""
-    rounds: list[int] = field(default_factory=list)
-    """Numbers of the counted rounds that it took part in."""
-    losses: list[float] = field(default_factory=list)
-    """Of all steps, in bits."""
-    data: list[float] = field(default_factory=list)
-    """Seconds of the collation, look-up of codes included, in the counted steps."""
-    update: list[float] = field(default_factory=list)
-    """Seconds of the rest of the counted steps: forward, backward, Adam."""
-    cpu: list[float] = field(default_factory=list)
-    """Processor seconds of the counted steps, over all threads."""
-
-    def step(self, batch: np.ndarray, counted_round: int) -> None:
-        """Take one step on the samples ``batch``; a negative round is not counted."""
-        _synchronize()
-        cpu_begin, begin = time.process_time(), time.perf_counter()
-        sample = self.dataset.collater([self.dataset[index] for index in batch])
-        collated = time.perf_counter()
-        log = self.trainer.train_step([sample])
-        _synchronize()
-        end, cpu_end = time.perf_counter(), time.process_time()
-        self.losses.append(float(log["loss"]))
-        if not math.isfinite(self.losses[-1]):
-            raise ValueError(f"the loss of {self.name} is {self.losses[-1]} in step {len(self.losses)}")
-        if counted_round >= 0:
-            self.rounds.append(counted_round)
-            self.cpu.append(cpu_end - cpu_begin)
-            self.data.append(collated - begin)
-            self.update.append(end - collated)
-
-    @property
-    def seconds(self) -> np.ndarray:
-        """Of each counted step."""
-        return np.add(self.data, self.update)
-
-    def ratios(self, stock: Training) -> tuple[np.ndarray, np.ndarray]:
-        """Wall time and processor time of each counted step, relative to that of ``stock`` in the same round."""
-        return self.seconds / stock.seconds[self.rounds], np.array(self.cpu) / np.take(stock.cpu, self.rounds)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def configuration(data_bin: Path, args: argparse.Namespace, flags: tuple[str, ...], size: str) -> Any:
-    """What ``fairseq-train`` makes of a command line."""
-    command = [
-        *(str(data_bin), "--arch", f"mlsm_roberta_{size}", *flags),
-        *("--sample-break-mode", "none", "--tokens-per-sample", str(args.block), "--batch-size", str(args.batch_size)),
-        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"),
-        *("--lr", "5e-4", "--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1"),
-        *("--seed", str(args.seed), "--no-save", "--save-dir", str(data_bin)),
-        *(("--cpu",) if args.device == "cpu" else ()),
-    ]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-
-
 def build_training(
     name: str,
     data_bin: Path,
@@ -260,22 +177,21 @@ def build_training(
     every: int = 1,
     online: bool = False,
 ) -> Training:
-    """Task, data, model, criterion and trainer, as ``fairseq-train`` builds them."""
-    cfg = configuration(data_bin, args, flags, args.size)
-    task = setup_task(cfg.task)
-    task.load_dataset("train")
-    torch.manual_seed(args.seed)
-    model = task.build_model(cfg.model)
-    criterion = task.build_criterion(cfg.criterion)
-    if online:
-        auxiliary = task.build_model(configuration(data_bin, args, STOCK_FLAGS, args.auxiliary_size).model)
+    """A training of ``mlsm_roberta_SIZE``; ``online``: of the published recipe."""
+
+    def recipe(task: Any) -> PublishedRecipeCriterion:
+        arch = f"mlsm_roberta_{args.auxiliary_size}"
+        auxiliary = task.build_model(configuration(data_bin, args, arch, STOCK_FLAGS).model)
         dim = auxiliary.encoder.sentence_encoder.embed_tokens.embedding_dim
         dictionary = F.normalize(torch.randn(args.atoms, dim), dim=1)
         codes = OnlineCodes(auxiliary.to(args.device), dictionary.to(args.device), args.fista_steps)
-        criterion = PublishedRecipeCriterion(task, codes)
-    dataset = task.dataset("train")
-    dataset.set_epoch(1)
-    return Training(name, Trainer(cfg, task, model, criterion), dataset, target, every)
+        return PublishedRecipeCriterion(task, codes)
+
+    arch = f"mlsm_roberta_{args.size}"
+    make_criterion = recipe if online else None
+    return paired_steps.build_training(
+        name, data_bin, args, arch, flags, target=target, every=every, make_criterion=make_criterion
+    )
 
 
 def build_trainings(data_bin: Path, args: argparse.Namespace) -> list[Training]:
@@ -289,95 +205,35 @@ def build_trainings(data_bin: Path, args: argparse.Namespace) -> list[Training]:
     ]
 
 
-def run_rounds(trainings: list[Training], args: argparse.Namespace, rng: np.random.Generator) -> None:
-    """Let the trainings take one step a round, on the same batch."""
-    samples = rng.permutation(len(trainings[0].dataset))
-    for round_ in range(-args.warmup, args.rounds):
-        batch = np.take(samples, np.arange(args.batch_size) + round_ * args.batch_size, mode="wrap")
-        first = round_ % len(trainings)
-        for training in trainings[first:] + trainings[:first]:
-            if round_ % training.every == 0 or round_ == -1:
-                training.step(batch, counted_round=round_)
-
-
-def table(trainings: list[Training]) -> str:
-    """Medians in milliseconds, ratios to the first training with their quartiles, and losses."""
-    stock = trainings[0]
-    lines = [
-        f"{'':<12}{'step':>9}{'data':>8}{'update':>9}{'ratio to':>11}{'quartiles':>14}{'CPU':>8}"
-        f"  {'target':<15}loss (bits)",
-        f"{'':<12}{'ms':>9}{'ms':>8}{'ms':>9}{'masked_lm':>11}{'':>14}{'ratio':>8}  {'':<15}first -> last",
-    ]
-    for training in trainings:
-        ratios, cpu_ratios = training.ratios(stock)
-        low, ratio, high = np.percentile(ratios, [25, 50, 75])
-        step, data, update = (1e3 * np.median(x) for x in (training.seconds, training.data, training.update))
-        verdict = ""
-        if training.target is not None:
-            verdict = f"<= {training.target:.2f} {'met' if ratio <= training.target else 'missed'}"
-        lines.append(
-            f"{training.name:<12}{step:>9.1f}{data:>8.1f}{update:>9.1f}{ratio:>11.3f}{f'{low:.3f}-{high:.3f}':>14}"
-            f"{np.median(cpu_ratios):>8.3f}  {verdict:<15}{training.losses[0]:.3f} -> {training.losses[-1]:.3f}"
-        )
-    return "\n".join(lines)
-
-
-def peak_memory() -> str:
-    """Of the whole process, all trainings together."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    text = f"peak resident memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.2f} GB"
-    if torch.cuda.is_initialized():
-        text += f", CUDA memory reserved {torch.cuda.memory_reserved() / 1e9:.2f} GB"
-    return f"{text} (all trainings together)"
-
-
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small", help="mlsm_roberta_SIZE is trained (default: small)")
     parser.add_argument("--auxiliary-size", choices=SIZES, help="size of the recipe's auxiliary model (default: SIZE)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (default: cpu)")
-    parser.add_argument("--rounds", type=int, default=12, help="counted steps of each training (default: 12)")
     parser.add_argument("--recipe-every", type=int, default=4, help="the recipe steps each N-th round (default: 4)")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default: 2)")
-    parser.add_argument("--batch-size", type=int, default=16, help="blocks a batch (default: 16)")
-    parser.add_argument("--block", type=int, default=128, help="tokens a block (default: 128)")
-    parser.add_argument("--vocab", type=int, default=30000, help="pieces of the vocabulary (default: 30000)")
     parser.add_argument("--atoms", type=int, default=3000, help="atoms of the dictionary (default: 3000)")
     parser.add_argument("--nonzeros", type=float, default=42.0, help="mean non-zeros of a code (default: 42)")
-    parser.add_argument("--tokens", type=int, default=500_000, help="tokens of the data set (default: 500000)")
     parser.add_argument("--fista-steps", type=int, default=100, help="of the recipe, per update (default: 100)")
-    parser.add_argument("--threads", type=int, help="CPU threads of torch (default: all cores)")
-    parser.add_argument("--seed", type=int, default=1, help="of data, masks and parameters (default: 1)")
+    add_general_options(parser, block=128)
     args = parser.parse_args()
     args.auxiliary_size = args.auxiliary_size or args.size
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device")
-    for name in ("rounds", "recipe_every", "batch_size", "vocab", "atoms", "nonzeros", "fista_steps"):
-        if getattr(args, name) <= 0:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}")
-    if args.block < 2 or args.tokens < args.block or args.warmup < 0:
-        parser.error("--block must be at least 2, --tokens at least --block, and --warmup not negative")
+    check_general_options(parser, args, "recipe_every", "atoms", "nonzeros", "fista_steps")
     return args
 
 
 def main() -> int:
     args = parse_args()
-    logging.disable(logging.INFO)
-    warnings.simplefilter("ignore")  # of fairseq's and hydra's use of their own libraries
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_up_process(args)
     rng = np.random.default_rng(args.seed)
     with tempfile.TemporaryDirectory(prefix="mlsm_step.") as folder:
         prefix = Path(folder) / "train"
         write_codes(prefix, write_text(prefix, args, rng), args, rng)
         trainings = build_trainings(prefix.parent, args)
         run_rounds(trainings, args, rng)
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"mlsm_roberta_{args.size}, {args.batch_size} x {args.block} tokens a step, {args.vocab} pieces, ", end="")
-    print(f"{args.atoms} atoms, {args.rounds} rounds after {args.warmup}; torch {torch.__version__}, {device}")
+    print(f"{args.atoms} atoms, {args.rounds} rounds after {args.warmup}; {versions(args)}")
     print(f"recipe: auxiliary model mlsm_roberta_{args.auxiliary_size}, {args.fista_steps} FISTA steps an update")
     print(table(trainings))
-    print(f"{peak_memory()}; load {os.getloadavg()[0]:.1f}")
+    print(machine_state())
     return 0
 
 
