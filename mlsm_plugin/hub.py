@@ -82,6 +82,29 @@ class MlsmHubInterface(RobertaHubInterface):
             if token not in special
         ]
 
+    def fill_phrase(self, text: str, datastore: Any, k: int = 5, **settings: Any) -> list[Any]:
+        """Phrases of a datastore for the masks of ``text``, best first.
+
+        Args:
+            text: with one or several ``<mask>``.
+            datastore: a :class:`mlsm_plugin.retrieval.PhraseDatastore` made with this model, or its folder.
+            k: phrases of a mask.
+            settings: of :class:`mlsm_plugin.retrieval.phrase_filling.FillingSettings`.
+
+        Returns:
+            the :class:`PhraseCandidate` of the mask; a list of such lists where there are several masks.
+
+        Raises:
+            ValueError: ``text`` has no mask.
+        """
+        from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+        from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
+
+        store = datastore if isinstance(datastore, PhraseDatastore) else PhraseDatastore(datastore)
+        settings = {"k": min(FillingSettings.k, len(store)), **settings}
+        found = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=k)
+        return found[0] if len(found) == 1 else found
+
     def _encode_with_masks(self, text: str) -> Tensor:
         """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol."""
         pieces = " <mask> ".join(self.bpe.encode(part.strip()) for part in text.split("<mask>"))
@@ -114,10 +137,8 @@ def from_pretrained(
     Raises:
         FileNotFoundError: the folder, a checkpoint, the dictionary or the tokenizer is missing.
     """
-    directory = Path(model_name_or_path)
-    if directory.is_file():
-        directory, checkpoint_file = directory.parent, directory.name
-    checkpoint = _find_checkpoint(directory, checkpoint_file)
+    checkpoint = checkpoint_of(model_name_or_path, checkpoint_file)
+    directory = checkpoint.parent
     data = directory / data_name_or_path
     if not (data / "input0" / "dict.txt").is_file():  # where a fine-tuned classifier's dataset has it
         load_dictionary(data)  # says what to do where it is missing
@@ -126,6 +147,15 @@ def from_pretrained(
     overrides = {"data": str(data), "bpe": bpe, "load_checkpoint_heads": True, **overrides}
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return MlsmHubInterface(cfg, task, models[0]).eval()
+
+
+def checkpoint_of(path: str | os.PathLike[str], checkpoint_file: str | None = None) -> Path:
+    """The checkpoint that ``path`` is, or the one to load from the folder that it is.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return Path(path) if Path(path).is_file() else _find_checkpoint(Path(path), checkpoint_file)
 
 
 def _find_checkpoint(directory: Path, name: str | None) -> Path:

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from fairseq.distributed import utils as distributed
 from torch import Tensor
 
 
-def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
+@functools.cache
+def _consecutive_ranks(size: int) -> Any:
+    """This rank's group of ``size`` consecutive ones; every rank has to make all groups."""
+    own = None
+    for first in range(0, torch.distributed.get_world_size(), size):
+        ranks = list(range(first, first + size))
+        group = torch.distributed.new_group(ranks)
+        if torch.distributed.get_rank() in ranks:
+            own = group
+    return own
+
+
+def rank_group(size: int | None = None) -> Any:
+    """The process group of ``size`` consecutive ranks to which this one belongs; None: of all data-parallel ranks.
+
+    Raises:
+        ValueError: the number of ranks is no multiple of ``size``.
+    """
+    everyone = distributed.get_data_parallel_group()
+    world = distributed.get_world_size(everyone)
+    if size is None or size >= world:
+        return everyone
+    if size < 1 or world % size:
+        raise ValueError(f"{world} ranks cannot be divided into groups of {size}")
+    return _consecutive_ranks(size)
+
+
+def gather_rows(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
     """The rows of all ranks, without gradient. Every rank has to call it, also one without rows.
 
     Args:
         rows: ``(n, ...)``; n may differ from rank to rank, the rest may not.
+        group: process group; None: all data-parallel ranks.
 
     Returns:
         ``(sum of all n, ...)`` in the order of the ranks, and where those of this rank begin.
     """
-    group = distributed.get_data_parallel_group()
+    group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:
         return rows.detach(), 0
     count = torch.tensor([len(rows)], device=rows.device)
@@ -28,10 +59,41 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     return gathered, sum(counts[: distributed.get_rank(group)])
 
 
+def gather_rows_with_gradient(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
+    """:func:`gather_rows`, where the gradients that all ranks have for this rank's rows are summed."""
+    group = rank_group() if group is None else group
+    if distributed.get_world_size(group) == 1:
+        return rows, 0
+    gathered, first = _GatherRows.apply(rows, group)
+    return gathered, first
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Any) -> tuple[Tensor, int]:
+        gathered, first = gather_rows(rows, group)
+        ctx.group, ctx.own = group, slice(first, first + len(rows))
+        return gathered, first
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *unused: Any) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous()
+        distributed.all_reduce(gradient, ctx.group)
+        return gradient[ctx.own], None
+
+
 def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of ``values``, of one shape on all ranks, over them."""
-    group = distributed.get_data_parallel_group()
+    return _reduced(values, "sum", rank_group())
+
+
+def largest_over_ranks(values: Tensor, group: Any = None) -> Tensor:
+    """The elementwise maximum of ``values``, of one shape on all ranks, over them."""
+    return _reduced(values, "max", rank_group() if group is None else group)
+
+
+def _reduced(values: Tensor, operation: str, group: Any) -> Tensor:
     if distributed.get_world_size(group) > 1:
         values = values.clone()
-        distributed.all_reduce(values, group)
+        distributed.all_reduce(values, group, op=operation)
     return values

@@ -57,6 +57,8 @@ class BlockReader:
     def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
         dataset = load_split(os.path.join(data_bin, split), self.dictionary)
+        self._sentences = dataset
+        self._sentence_starts = np.cumsum(dataset.sizes, dtype=np.int64) - dataset.sizes
         self.settings = settings
         self.num_tokens = int(dataset.sizes.sum(dtype=np.int64))
         self.tokens = self._cut(dataset, self.dictionary.bos())
@@ -86,6 +88,18 @@ class BlockReader:
         bos, nowhere = tokens[:1], positions[:1]
         pieces = [slice(start, start + limit - 1) for start in range(1, len(tokens), limit - 1)]
         return [Block(torch.cat([bos, tokens[piece]]), torch.cat([nowhere, positions[piece]])) for piece in pieces]
+
+    def flat_tokens(self, first: int, last: int) -> np.ndarray:
+        """Ids of the tokens at flat positions ``first`` to ``last`` (without it), ``(last - first,)``."""
+        sentence = int(np.searchsorted(self._sentence_starts, first, side="right")) - 1
+        offset = first - int(self._sentence_starts[sentence])
+        parts: list[np.ndarray] = []
+        size = -offset
+        while size < last - first:
+            parts.append(self._sentences[sentence].numpy())
+            size += len(parts[-1])
+            sentence += 1
+        return np.concatenate(parts)[offset : offset + last - first] if parts else np.zeros(0, np.int64)
 
     def content_mask(self, tokens: Tensor) -> Tensor:
         """Which of ``tokens`` (any shape) are neither special symbols nor padding; only those are coded."""

@@ -12,6 +12,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.atomic_files import sha256_of_files
+from mlsm_plugin.data.span_masks import added_symbols
 from mlsm_plugin.data.token_blocks import load_dictionary
 
 EMBEDDINGS = "encoder.sentence_encoder.embed_tokens.weight"
@@ -115,10 +116,11 @@ def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, A
 def _load_model(checkpoint: Path, data_bin: Path, dictionary: Dictionary) -> Any:
     overrides = {"data": str(data_bin)}
     state = _read_checkpoint(checkpoint, overrides)
+    num_symbols = len(dictionary) + len(added_symbols(state["cfg"].task))
     embeddings = state["model"][EMBEDDINGS]
-    if len(embeddings) != len(dictionary):
+    if len(embeddings) != num_symbols:
         raise ValueError(
-            f"{checkpoint} was trained with {len(embeddings)} symbols, {data_bin}/dict.txt has {len(dictionary)} "
+            f"{checkpoint} was trained with {len(embeddings)} symbols, {data_bin}/dict.txt has {num_symbols} "
             "(with <mask>); binarize the text with the tokenizer of the auxiliary model"
         )
     beside = checkpoint.parent / "dict.txt"

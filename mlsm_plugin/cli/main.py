@@ -20,6 +20,9 @@ COMMANDS = {
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "all of the above: raw text to everything that training reads",
     "inspect": "an HTML report of what the latent properties mean",
+    "datastore": "the keys of a corpus' tokens, for retrieval with an NPM model",
+    "fill": "fill masks with phrases of a datastore",
+    "classify": "zero-shot classification by retrieval, or by the masked-LM head",
     "doctor": "check the installed versions",
 }
 

@@ -22,8 +22,8 @@ from mlsm_plugin.rank_gather import gather_rows, sum_over_ranks
 
 logger = logging.getLogger(__name__)
 
-# Numbers of the keys that are gathered at once: on a CPU they stay in the cache, a GPU wants more work at a time, but no
-# more than this part of all.
+# Numbers of the keys that are gathered at once: on a CPU they stay in the cache; a GPU wants more work at a time, and
+# gets the keys in about this many parts.
 CHUNK_ENTRIES = 1 << 20
 GPU_CHUNKS = 32
 NONE = -1
@@ -220,11 +220,11 @@ class _InfoNce(torch.autograd.Function):
             anchor = own[part]  # (r, d)
             key = keys[others]  # (r, 1 + K, d)
             cosine = torch.bmm(key, anchor[:, :, None]).squeeze(2)  # (r, 1 + K)
-            logits = cosine / temperature
-            normalizer = logits.logsumexp(dim=1)
+            logits = (cosine - cosine[:, :1]) / temperature
+            normalizer = logits.logsumexp(dim=1)  # the loss, as the positive's logit is 0
             sums += torch.stack(
                 [
-                    (normalizer - logits[:, 0]).sum(),
+                    normalizer.sum(),
                     (cosine[:, 0] > cosine[:, 1:].amax(dim=1)).sum(),
                     cosine[:, 0].sum(),
                     cosine[:, 1:].mean(dim=1).sum(),

@@ -1,0 +1,75 @@
+"""``mlsm classify``: zero-shot classification with a template and the words of each label."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.fill import add_retrieval_options, open_model_and_datastore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_retrieval_options(parser)
+    parser.add_argument("--template", required=True, metavar="TEXT", help="with {} for the text and a <mask>")
+    parser.add_argument("--verbalizer", required=True, metavar="FILE", help="a line is: label TAB word, word, ...")
+    parser.add_argument("--input", required=True, metavar="TSV", help="lines are: label TAB text, or text alone")
+    parser.add_argument("--output", metavar="TSV", help="predicted label, its probability and the text of each line")
+    parser.add_argument(
+        "--parametric", action="store_true", help="the softmax of the masked-LM head instead of retrieval"
+    )
+    parser.add_argument(
+        "--max-occurrences", type=int, default=10_000, metavar="N", help="occurrences of a word to compare with"
+    )
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Predict; print the accuracy where there are labels."""
+    from collections import Counter
+
+    import numpy as np
+    from tqdm import tqdm
+
+    from mlsm_plugin.atomic_files import atomic_open
+    from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+    from mlsm_plugin.retrieval.zero_shot import (
+        ParametricClassifier,
+        RetrievalClassifier,
+        read_texts,
+        read_verbalizer,
+    )
+
+    check_positive(args, "max_occurrences")
+    if args.template.count("{}") != 1 or args.template.count("<mask>") != 1:
+        raise ValueError(f"--template needs {{}} and <mask>, once each; got {args.template!r}")
+    if args.datastore is None and not args.parametric:
+        raise ValueError("--datastore is needed, or --parametric")
+    verbalizer = read_verbalizer(args.verbalizer)
+    items = read_texts(args.input, list(verbalizer))
+    interface, store = open_model_and_datastore(args)
+    classifier: ParametricClassifier | RetrievalClassifier
+    if args.parametric:
+        classifier = ParametricClassifier(interface, verbalizer)
+    else:
+        classifier = RetrievalClassifier(
+            PhraseFiller(interface, store), verbalizer, max_occurrences=args.max_occurrences
+        )
+    texts = [item.text.replace("<mask>", " ") for item in items]
+    shares = np.stack(
+        [classifier.probabilities(args.template.replace("{}", text)) for text in tqdm(texts, unit="text")]
+    )
+    predicted = [classifier.labels[index] for index in shares.argmax(axis=1)]
+    counts = Counter(predicted)
+    print("predicted: " + ", ".join(f"{label} {counts[label]}" for label in classifier.labels))
+    if items[0].label is not None:
+        correct = sum(label == item.label for label, item in zip(predicted, items, strict=True))
+        majority = max(Counter(item.label for item in items).values())
+        print(
+            f"accuracy {correct / len(items):.4f} ({correct} of {len(items)}; always the most frequent label: "
+            f"{majority / len(items):.4f})"
+        )
+    if args.output:
+        with atomic_open(args.output, "w") as file:
+            for label, share, item in zip(predicted, shares.max(axis=1), items, strict=True):
+                file.write(f"{label}\t{share:.4f}\t{item.text}\n")
+    return 0

@@ -1,0 +1,85 @@
+"""``mlsm datastore build``: the hidden states of a corpus' tokens, for retrieval."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from mlsm_plugin.cli.coding_options import add_model_options, add_share_options, check_positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "action", choices=["build"], help="write the keys; a killed build goes on with the same command"
+    )
+    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset of the corpus")
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="the model whose hidden states are the keys")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the datastore")
+    parser.add_argument("--splits", nargs="+", default=["train"], metavar="SPLIT", help="of the binarized dataset")
+    parser.add_argument("--word-boundaries-only", action="store_true", help="keep only tokens that begin or end a word")
+    parser.add_argument("--drop-stopwords", metavar="FILE", help="leave out the tokens of these words, one a line")
+    parser.add_argument("--dtype", default="float16", choices=["float16", "float32"], help="of the keys")
+    parser.add_argument("--tokens-per-sample", type=int, default=256, metavar="N", help="longest block, BOS included")
+    parser.add_argument(
+        "--sample-break-mode",
+        default="complete",
+        choices=["none", "complete", "complete_doc", "eos"],
+        help="where blocks may end, as in fairseq-train",
+    )
+    parser.add_argument(
+        "--shard-tokens", type=int, default=1 << 16, metavar="N", help="tokens of a shard; bounds the memory"
+    )
+    add_model_options(parser)
+    add_share_options(parser)
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Estimate, then build what is missing."""
+    import torch
+
+    from mlsm_plugin.auxiliary.block_reader import BlockSettings
+    from mlsm_plugin.auxiliary.work_share import work_share
+    from mlsm_plugin.retrieval.phrase_datastore import DatastoreBuilder, DatastoreSettings, read_stopwords
+
+    check_positive(args, "threads", "batch_tokens", "shard_tokens")
+    share = work_share(args.shard_index, args.num_shards, os.environ)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    settings = DatastoreSettings(
+        splits=tuple(args.splits),
+        blocks=BlockSettings(args.tokens_per_sample, args.sample_break_mode),
+        word_boundaries_only=args.word_boundaries_only,
+        stopwords=read_stopwords(args.drop_stopwords),
+        dtype=args.dtype,
+        shard_tokens=args.shard_tokens,
+    )
+    builder = DatastoreBuilder(
+        args.data_bin,
+        args.checkpoint,
+        args.output,
+        settings,
+        device=args.device or share.device(torch.cuda.device_count()),
+        fp16=args.fp16,
+        batch_tokens=args.batch_tokens,
+    )
+    if builder.is_complete:
+        print(f"nothing to do, {args.output} is complete")
+        return 0
+    print(builder.estimate(), flush=True)
+    start = time.perf_counter()
+    store = builder.build(share)
+    if store is None:
+        print(
+            f"process {share.index} of {share.count} is done; shards of others are missing (if one failed, run the "
+            "same command again)"
+        )
+        return 0
+    seconds = time.perf_counter() - start
+    size = sum(file.stat().st_size for file in store.directory.iterdir())
+    print(
+        f"{args.output}: {len(store):,} keys of {store.meta['num_tokens']:,} tokens, {store.dim} wide, "
+        f"{size / 1e6:.1f} MB, {seconds:.1f} s"
+    )
+    return 0

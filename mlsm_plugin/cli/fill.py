@@ -1,0 +1,91 @@
+"""``mlsm fill``: phrases of a corpus in the place of masks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from mlsm_plugin.cli.coding_options import check_positive
+
+
+def add_retrieval_options(parser: argparse.ArgumentParser) -> None:
+    """Model and datastore."""
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="the model, or the folder of its run")
+    parser.add_argument("--datastore", metavar="DIR", help="made by `mlsm datastore build` with this checkpoint")
+    parser.add_argument("--device", help="torch device (default: the GPU where there is one)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="texts with <mask>, each in quotes")
+    add_retrieval_options(parser)
+    parser.add_argument("--topk", type=int, default=5, metavar="N", help="phrases to print for a mask")
+    parser.add_argument("--k", type=int, default=256, metavar="N", help="starts and ends to retrieve")
+    parser.add_argument("--max-length", type=int, default=10, metavar="N", help="tokens of a phrase at most")
+    parser.add_argument(
+        "--length-alpha", type=float, default=0.0, metavar="A", help="scores are multiplied by length to this power"
+    )
+    parser.add_argument("--any-pieces", action="store_true", help="phrases need not begin and end with whole words")
+    parser.add_argument("--context-tokens", type=int, default=15, metavar="N", help="of a source to print on each side")
+    parser.add_argument("--contexts", type=int, default=2, metavar="N", help="sources to print for a phrase")
+    parser.add_argument(
+        "--continue",
+        dest="steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="append N phrases to each text, one after the other, instead of filling its masks",
+    )
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Print the phrases of each mask with their sources."""
+    from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
+
+    check_positive(args, "topk", "k", "max_length")
+    if args.datastore is None:
+        raise ValueError("--datastore is needed; make one with `mlsm datastore build`")
+    interface, store = open_model_and_datastore(args)
+    if args.k > len(store):
+        raise ValueError(f"--k {args.k} is more than the {len(store)} keys of {args.datastore}")
+    settings = FillingSettings(
+        k=args.k,
+        max_length=args.max_length,
+        length_alpha=args.length_alpha,
+        whole_words=not args.any_pieces,
+        context_tokens=args.context_tokens,
+        max_contexts=args.contexts,
+    )
+    filler = PhraseFiller(interface, store, settings)
+    for text in args.texts:
+        if args.steps:
+            print(filler.continue_text(text, steps=args.steps))
+            continue
+        if filler.was_cut(text):
+            print("mlsm: warning: the text is longer than the model's positions; cut around the masks", file=sys.stderr)
+        print(text)
+        for number, found in enumerate(filler.fill(text, topk=args.topk), start=1):
+            print(f"  mask {number}" + ("" if found else ": no phrase was found; try a larger --k, or --any-pieces"))
+            for candidate in found:
+                print(f"    {candidate.score:.4f}  {candidate.phrase}")
+                for context in candidate.contexts:
+                    print(f"            {context}")
+    return 0
+
+
+def open_model_and_datastore(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The loaded model, on its device, and the datastore (None where none is named), which has to be of it."""
+    import torch
+
+    from mlsm_plugin.hub import checkpoint_of, from_pretrained
+    from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+
+    checkpoint = checkpoint_of(args.checkpoint)
+    store = None
+    if args.datastore is not None:
+        store = PhraseDatastore(args.datastore)
+        store.check_belongs_to(checkpoint)
+    interface = from_pretrained(checkpoint)
+    interface.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return interface, store

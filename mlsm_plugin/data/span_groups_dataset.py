@@ -1,0 +1,199 @@
+"""Groups of sequences whose common spans are masked: the batches of NPM (Min et al., 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset, data_utils
+from torch import Tensor
+
+from mlsm_plugin.data.cooccurring_spans import PieceClasses, SpanRules, sample_spans
+
+
+@dataclass(frozen=True)
+class SpanMasking:
+    """How spans are drawn and written.
+
+    Attributes:
+        pieces: the classes of all ids.
+        rules: which spans are drawn.
+        start_mask, end_mask: the two ids that a span becomes.
+        pad: the padding id.
+        seed: with the epoch and the number of a group, decides its spans.
+        single: mask and retrieve each token of a span by itself; it becomes one ``start_mask``.
+        max_length: of a masked sequence; spans of one token, which become two, are given up where it is longer.
+        context_masking_ratio: probability that the keys of a batch come from the masked sequences.
+    """
+
+    pieces: PieceClasses
+    rules: SpanRules
+    start_mask: int
+    end_mask: int
+    pad: int
+    seed: int
+    single: bool = False
+    max_length: int | None = None
+    context_masking_ratio: float = 0.0
+
+
+class SpanGroupsDataset(FairseqDataset):
+    """Groups of blocks; an item is a group with its masked spans, drawn anew in every epoch.
+
+    Args:
+        blocks: ids of each block; ``blocks.sizes`` has their lengths.
+        groups: numbers of the blocks of each group.
+        masking: how spans are drawn and written.
+        shuffle: order the groups at random in every epoch.
+    """
+
+    def __init__(self, blocks: Any, groups: list[np.ndarray], masking: SpanMasking, *, shuffle: bool) -> None:
+        self.blocks = blocks
+        self.groups = groups
+        self.masking = masking
+        self.shuffle = shuffle
+        self.epoch = 1
+        sizes = np.asarray(blocks.sizes)
+        self.sizes = np.array([int(sizes[group].sum()) for group in groups])
+        self._longest = np.array([int(sizes[group].max()) for group in groups])
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        masking = self.masking
+        rng = np.random.default_rng([masking.seed, self.epoch, index])
+        sequences = [self.blocks[int(block)].numpy() for block in self.groups[index]]
+        spans = sample_spans(sequences, pieces=masking.pieces, rules=masking.rules, rng=rng)
+        if masking.single:
+            spans = [(sequence, start + i, 1) for sequence, start, length in spans for i in range(length)]
+        return {
+            "id": index,
+            "sequences": sequences,
+            "spans": _fitting(spans, sequences, masking),
+            "mask_context": bool(rng.random() < masking.context_masking_ratio),
+        }
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch of groups.
+
+        Returns:
+            ``net_input`` with the masked ``src_tokens`` (S, T') and ``src_lengths`` (S,) of the S sequences of all
+            groups; ``context`` with the unmasked ``src_tokens`` (S, T); ``spans``, a dict of (n,) tensors: the
+            ``sequence`` of each span, ``query_start`` and ``query_end``, the positions of its masks in the masked
+            sequence, ``start`` and ``length``, its place in the unmasked one; ``mask_context``, whether the keys are
+            to come from the masked sequences; ``id``, ``nsentences``, ``ntokens``, ``num_groups``,
+            ``num_groups_without_spans``.
+        """
+        if not samples:
+            return {}
+        masked: list[np.ndarray] = []
+        context: list[np.ndarray] = []
+        rows: list[tuple[int, int, int, int, int]] = []
+        for sample in samples:
+            of_sequence: list[list[tuple[int, int]]] = [[] for _ in sample["sequences"]]
+            for sequence, start, length in sample["spans"]:
+                of_sequence[sequence].append((start, length))
+            for tokens, spans in zip(sample["sequences"], of_sequence, strict=True):
+                written, places = self._write_masks(tokens, spans)
+                rows.extend((len(context), *place, *span) for place, span in zip(places, spans, strict=True))
+                masked.append(written)
+                context.append(tokens)
+        columns = torch.tensor(rows, dtype=torch.long).reshape(-1, 5).unbind(dim=1)
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(context),
+            "ntokens": sum(len(tokens) for tokens in context),
+            "num_groups": len(samples),
+            "num_groups_without_spans": sum(not sample["spans"] for sample in samples),
+            "net_input": {
+                "src_tokens": self._padded(masked),
+                "src_lengths": torch.tensor([len(tokens) for tokens in masked]),
+            },
+            "context": {"src_tokens": self._padded(context)},
+            "spans": dict(zip(("sequence", "query_start", "query_end", "start", "length"), columns, strict=True)),
+            "mask_context": samples[0]["mask_context"],
+        }
+
+    def _write_masks(
+        self, tokens: np.ndarray, spans: list[tuple[int, int]]
+    ) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """``tokens`` with masks in the place of ``spans``, and where the first and the last mask of each span are."""
+        masks = [self.masking.start_mask] if self.masking.single else [self.masking.start_mask, self.masking.end_mask]
+        parts: list[Any] = []
+        places = []
+        done = written = 0
+        for start, length in spans:
+            parts += [tokens[done:start], masks]
+            written += start - done + len(masks)
+            places.append((written - len(masks), written - 1))
+            done = start + length
+        return np.concatenate([*parts, tokens[done:]]).astype(np.int64), places
+
+    def _padded(self, sequences: list[np.ndarray]) -> Tensor:
+        tensors = [torch.from_numpy(np.asarray(tokens, dtype=np.int64)) for tokens in sequences]
+        return data_utils.collate_tokens(tensors, self.masking.pad)
+
+    def num_tokens(self, index: int) -> int:
+        """Tokens of a group."""
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens of groups."""
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        """Tokens of the longest sequence of a group, which a model's positions limit."""
+        return int(self._longest[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        """At random (fairseq has seeded numpy) or in order."""
+        return np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+
+    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
+        """Groups all of whose sequences have at most ``max_sizes`` tokens, and the others."""
+        limit = max_sizes if isinstance(max_sizes, (int, float)) else min(max_sizes)
+        fits = self._longest[indices] <= limit
+        return indices[fits], indices[~fits].tolist()
+
+    @property
+    def supports_prefetch(self) -> bool:
+        return False
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return True  # batches stay, and the spans are drawn anew
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch decides the spans."""
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+
+def _fitting(
+    spans: list[tuple[int, int, int]], sequences: list[np.ndarray], masking: SpanMasking
+) -> list[tuple[int, int, int]]:
+    """``spans`` without the last ones of one token that would make a masked sequence too long."""
+    if masking.max_length is None or masking.single:
+        return spans
+    length = [len(tokens) for tokens in sequences]
+    for sequence, _, span_length in spans:
+        length[sequence] += 2 - span_length
+    kept = []
+    for span in reversed(spans):
+        if span[2] == 1 and length[span[0]] > masking.max_length:
+            length[span[0]] -= 1
+        else:
+            kept.append(span)
+    return kept[::-1]
+
+
+def consecutive_groups(num_blocks: int, group_size: int, *, order: np.ndarray | None = None) -> list[np.ndarray]:
+    """Numbers of blocks, ``group_size`` at a time in their order (or in ``order``); no group is of one block only."""
+    numbers = np.arange(num_blocks) if order is None else order
+    groups = [numbers[start : start + group_size] for start in range(0, num_blocks, group_size)]
+    if len(groups) > 1 and len(groups[-1]) == 1:
+        groups[-2:] = [np.concatenate(groups[-2:])]
+    return groups

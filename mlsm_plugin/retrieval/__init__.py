@@ -1,0 +1,5 @@
+"""NPM inference: datastore, search, phrase filling, zero-shot classification."""
+
+from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+
+__all__ = ["PhraseDatastore"]

@@ -1,0 +1,254 @@
+"""Phrases of a corpus in the place of masks (Min et al., 2022, section 3.3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.data.cooccurring_spans import PieceClasses, word_boundaries
+from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore, similarities
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A phrase in the corpus.
+
+    Attributes:
+        position: of its first token in the datastore's text.
+        length: tokens.
+        score: p(start) + p(end).
+    """
+
+    position: int
+    length: int
+    score: float
+
+
+@dataclass(frozen=True)
+class PhraseCandidate:
+    """What may stand in the place of a mask.
+
+    Attributes:
+        phrase: text.
+        score: sum over its occurrences of p(start) + p(end), times length^alpha.
+        occurrences: the best ones, best first.
+        contexts: their sources, with the phrase between ``[[`` and ``]]``.
+    """
+
+    phrase: str
+    score: float
+    occurrences: tuple[Occurrence, ...]
+    contexts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FillingSettings:
+    """How phrases are found.
+
+    Attributes:
+        k: starts and ends that are retrieved.
+        max_length: tokens of a phrase.
+        length_alpha: scores are multiplied by length^alpha.
+        whole_words: phrases begin and end with whole words.
+        context_tokens: of a source, on either side of the phrase.
+        max_contexts: sources of a phrase.
+    """
+
+    k: int = 256
+    max_length: int = 10
+    length_alpha: float = 0.0
+    whole_words: bool = True
+    context_tokens: int = 15
+    max_contexts: int = 3
+
+
+class PhraseFiller:
+    """Fills masks with phrases of a datastore.
+
+    Args:
+        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
+        datastore: made with this model.
+        settings: how phrases are found.
+    """
+
+    def __init__(self, interface: Any, datastore: PhraseDatastore, settings: FillingSettings | None = None) -> None:
+        self.interface, self.datastore = interface, datastore
+        self.settings = settings or FillingSettings()
+        task = interface.task
+        self.dictionary = task.source_dictionary
+        self.span_masks = tuple(getattr(task, "span_masks", (task.mask_idx, task.mask_idx)))
+        cfg = task.cfg
+        self.single = str(getattr(cfg, "span_mode", "phrase")) == "single"
+        self.similarity = str(getattr(cfg, "similarity", "inner"))
+        self.temperature = getattr(cfg, "similarity_temperature", None) or math.sqrt(datastore.dim)
+        special = {*range(self.dictionary.nspecial), task.mask_idx, *self.span_masks}
+        self._special = np.array(sorted(special))
+        self._pieces = PieceClasses.of_sentencepiece(self.dictionary.symbols, special)
+
+    def fill(self, text: str, *, topk: int = 5) -> list[list[PhraseCandidate]]:
+        """The best phrases for each ``<mask>`` of ``text``, best first; other masks stay masked.
+
+        Raises:
+            ValueError: there is no mask, or more of them than the model has positions for.
+        """
+        starts, ends = self.queries(text)
+        return [self.candidates(start, end)[:topk] for start, end in zip(starts, ends, strict=True)]
+
+    def continue_text(self, text: str, *, steps: int) -> str:
+        """``text`` with the best phrase for a mask behind it appended, ``steps`` times."""
+        for _ in range(steps):
+            found = self.fill(f"{text} <mask>", topk=1)[-1]
+            if not found:
+                break
+            text = f"{text} {found[0].phrase}"
+        return text
+
+    @torch.no_grad()
+    def queries(self, text: str) -> tuple[Tensor, Tensor]:
+        """Hidden states at the masks of the starts and of the ends of the spans: ``(num_masks, dim)`` each."""
+        tokens, places = self.encode(text)
+        hidden = self.interface.model(tokens[None].to(self.interface.device), features_only=True)[0][0].float()
+        starts = torch.tensor(places)
+        return hidden[starts], hidden[starts + (0 if self.single else 1)]
+
+    def encode(self, text: str) -> tuple[Tensor, list[int]]:
+        """Ids ``(T,)`` with the masks of spans, and where those begin; cut around the masks where it is too long.
+
+        Raises:
+            ValueError: there is no mask, or the masks are too far apart for the model's positions.
+        """
+        parts = text.split("<mask>")
+        if len(parts) < 2:
+            raise ValueError(f"the text has no <mask>: {text!r}")
+        masks = list(self.span_masks[:1] if self.single else self.span_masks)
+        ids = [self.dictionary.bos()]
+        places = []
+        for number, part in enumerate(parts):
+            if number:
+                places.append(len(ids))
+                ids += masks
+            pieces = self.interface.bpe.encode(part.strip())
+            line = self.dictionary.encode_line(pieces, append_eos=False, add_if_not_exist=False)
+            ids += line.tolist()
+        ids.append(self.dictionary.eos())
+        limit = int(self.interface.model.max_positions())
+        if len(ids) > limit:
+            first, last = places[0], places[-1] + len(masks)
+            room = limit - 2 - (last - first)
+            if room < 0:
+                raise ValueError(
+                    f"the masks are {last - first} tokens apart, the model has {limit} positions: fill fewer at once"
+                )
+            begin = max(1, min(first - room // 2, len(ids) - 1 - (limit - 2)))
+            ids = [ids[0], *ids[begin : begin + limit - 2], ids[-1]]
+            places = [place - begin + 1 for place in places]
+        return torch.tensor(ids), places
+
+    def was_cut(self, text: str) -> bool:
+        """Whether :meth:`encode` leaves out a part of ``text``, since it is longer than the model's positions."""
+        pieces = sum(len(self.interface.bpe.encode(part.strip()).split()) for part in text.split("<mask>"))
+        width = 1 if self.single else 2
+        return pieces + width * text.count("<mask>") + 2 > int(self.interface.model.max_positions())
+
+    def candidates(self, start: Tensor, end: Tensor) -> list[PhraseCandidate]:
+        """Phrases for one mask, best first; ``start`` and ``end`` are its queries ``(dim,)``.
+
+        Probabilities are softmaxes over the retrieved keys. A phrase begins at a retrieved start or ends at a
+        retrieved end; its other end is scored with its own key.
+        """
+        store, settings = self.datastore, self.settings
+        k = min(settings.k, len(store))
+        queries = torch.stack([start, end])
+        scores, rows = store.search(queries, k, similarity=self.similarity)
+        log_totals = (scores / self.temperature).logsumexp(dim=1).tolist()
+        positions = store.positions_of(rows.cpu().numpy())
+        if self.single:
+            spans = np.stack([positions[0], np.ones(k, np.int64)], axis=1)
+        else:
+            spans = self._spans_around(positions[0], positions[1])
+        spans = self._allowed(spans)
+        if len(spans) == 0:
+            return []
+        begins, ends = spans[:, 0], spans[:, 0] + spans[:, 1] - 1
+        probability = self._probabilities(begins, start, log_totals[0])
+        if not self.single:
+            probability = probability + self._probabilities(ends, end, log_totals[1])
+        return self._merged(spans, probability)
+
+    def _spans_around(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """(position, length) of the spans with a retrieved start or a retrieved end, each once: ``(n, 2)``."""
+        lengths = np.arange(1, self.settings.max_length + 1)
+        forward = np.stack(np.broadcast_arrays(starts[:, None], lengths), axis=-1).reshape(-1, 2)
+        backward = np.stack(np.broadcast_arrays(ends[:, None] - lengths + 1, lengths), axis=-1).reshape(-1, 2)
+        return np.unique(np.concatenate([forward, backward]), axis=0)
+
+    def _allowed(self, spans: np.ndarray) -> np.ndarray:
+        """Those spans that lie in one block, hold no special symbol and, if asked for, are whole words."""
+        store = self.datastore
+        begins, ends = spans[:, 0], spans[:, 0] + spans[:, 1] - 1
+        inside = (begins >= 0) & (ends < len(store.tokens))
+        spans, begins, ends = spans[inside], begins[inside], ends[inside]
+        same = store.block_of(begins) == store.block_of(ends)
+        spans = spans[same]
+        kept = np.ones(len(spans), bool)
+        for i, (position, length) in enumerate(spans):
+            ids = np.asarray(store.tokens[position : position + length + 1], dtype=np.int64)
+            if np.isin(ids[:length], self._special).any():
+                kept[i] = False
+            elif self.settings.whole_words:
+                first, last = word_boundaries(ids, np.zeros(len(ids), np.int64), self._pieces)
+                kept[i] = first[0] and last[length - 1]
+        return spans[kept]
+
+    def _probabilities(self, positions: np.ndarray, query: Tensor, log_total: float) -> np.ndarray:
+        """exp(score - log_total) of the keys at ``positions``, 0 where there is none."""
+        unique, inverse = np.unique(positions, return_inverse=True)
+        rows = self.datastore.rows_of(unique)
+        probability = np.zeros(len(unique))
+        if (rows >= 0).any():
+            keys = torch.from_numpy(self.datastore.keys_of(rows[rows >= 0])).to(query.device)
+            scores = similarities(query[None].float(), keys, self.similarity)[0] / self.temperature
+            probability[rows >= 0] = (scores - log_total).exp().cpu().numpy()
+        return probability[inverse]
+
+    def _merged(self, spans: np.ndarray, probability: np.ndarray) -> list[PhraseCandidate]:
+        """One candidate for all occurrences of the same tokens."""
+        by_phrase: dict[tuple[int, ...], list[Occurrence]] = {}
+        for (position, length), score in zip(spans.tolist(), probability.tolist(), strict=True):
+            ids = tuple(int(token) for token in self.datastore.tokens[position : position + length])
+            by_phrase.setdefault(ids, []).append(Occurrence(position, length, score))
+        found = []
+        for ids, occurrences in by_phrase.items():
+            best = sorted(occurrences, key=lambda occurrence: -occurrence.score)[: self.settings.max_contexts]
+            score = sum(occurrence.score for occurrence in occurrences) * len(ids) ** self.settings.length_alpha
+            found.append((score, ids, tuple(best)))
+        found.sort(key=lambda item: (-item[0], item[1]))
+        return [
+            PhraseCandidate(self._text(ids), score, best, tuple(self.context(occurrence) for occurrence in best))
+            for score, ids, best in found[: max(50, self.settings.k)]
+        ]
+
+    def context(self, occurrence: Occurrence) -> str:
+        """The text around an occurrence, within its block, with the phrase between ``[[`` and ``]]``."""
+        store, width = self.datastore, self.settings.context_tokens
+        block = int(store.block_of(np.array([occurrence.position]))[0])
+        starts = store.block_starts
+        block_end = int(starts[block + 1]) if block + 1 < len(starts) else len(store.tokens)
+        begin = max(int(starts[block]), occurrence.position - width)
+        stop = occurrence.position + occurrence.length
+        parts = (
+            self._text(store.tokens[begin : occurrence.position]),
+            f"[[{self._text(store.tokens[occurrence.position : stop])}]]",
+            self._text(store.tokens[stop : min(block_end, stop + width)]),
+        )
+        return " ".join(part for part in parts if part)
+
+    def _text(self, ids: Any) -> str:
+        """Ids as text; sentence ends are left out."""
+        symbols = [self.dictionary[int(token)] for token in ids if int(token) != self.dictionary.eos()]
+        return "".join(symbols).replace("\u2581", " ").strip()

@@ -1,0 +1,189 @@
+"""Zero-shot classification: which label's words fit in the place of a mask?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore, similarities
+from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+
+# Tokens of the text that are compared with a word at once.
+CHUNK_TOKENS = 1 << 22
+MASK = "<mask>"
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """A line of the input: the text, and its label where it has one."""
+
+    text: str
+    label: str | None
+
+
+def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Words of each label: a line is ``label TAB word, word, ...``.
+
+    Raises:
+        ValueError: a line is something else (its number is named), or there are fewer than two labels.
+    """
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        label, tab, words = line.partition("\t")
+        found[label.strip()] = [word.strip() for word in words.split(",") if word.strip()]
+        if not tab or not found[label.strip()]:
+            raise ValueError(f"{path}, line {number}: expected a label, a tab, and words with commas between them")
+    if len(found) < 2:
+        raise ValueError(f"{path} has {len(found)} labels, needs at least 2")
+    return found
+
+
+def read_texts(path: str | os.PathLike[str], labels: list[str]) -> list[LabelledText]:
+    """Lines ``label TAB text``, or ``text`` alone.
+
+    Raises:
+        ValueError: there is no text, a label is not one of ``labels``, or some lines have one and others have none.
+    """
+    found = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        label, tab, text = line.partition("\t")
+        text, own = (text, label.strip()) if tab else (line, None)
+        if not text.strip():
+            raise ValueError(f"{path}, line {number}: no text")
+        if own is not None and own not in labels:
+            raise ValueError(f"{path}, line {number}: label {own!r} is none of the verbalizer's ({', '.join(labels)})")
+        found.append(LabelledText(text.strip(), own))
+    if not found:
+        raise ValueError(f"{path} holds no text")
+    if len({item.label is None for item in found}) > 1:
+        raise ValueError(f"{path}: some lines have a label and others have none")
+    return found
+
+
+class RetrievalClassifier:
+    """Scores labels by the probability that their words, anywhere in the corpus, are retrieved for a mask.
+
+    The score of a word is the sum over its occurrences of exp(start score) and exp(end score), each divided by the sum
+    over the occurrences of all words of all labels: a closed set.
+
+    Args:
+        filler: model and datastore.
+        verbalizer: words of each label.
+        max_occurrences: of a word, evenly spread over the corpus.
+
+    Raises:
+        ValueError: no word of a label is in the corpus.
+    """
+
+    def __init__(
+        self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
+    ) -> None:
+        self.filler, self.labels = filler, list(verbalizer)
+        store = filler.datastore
+        rows: dict[str, list[np.ndarray]] = {"start": [], "end": []}
+        owners: list[np.ndarray] = []
+        for number, (label, words) in enumerate(verbalizer.items()):
+            places = [self._occurrences(word, max_occurrences) for word in words]
+            if sum(len(place) for place in places) == 0:
+                raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(words)}")
+            for place in places:
+                rows["start"].append(place[:, 0])
+                rows["end"].append(place[:, 1])
+                owners.append(np.full(len(place), number))
+        self.owners = torch.from_numpy(np.concatenate(owners))
+        self.keys = {
+            name: torch.from_numpy(store.keys_of(np.concatenate(parts))).to(filler.interface.device)
+            for name, parts in rows.items()
+        }
+
+    def _occurrences(self, word: str, limit: int) -> np.ndarray:
+        """Rows of the keys of the first and the last token of a word: ``(n, 2)``."""
+        store = self.filler.datastore
+        ids = word_ids(self.filler.interface, word)
+        places = np.concatenate([np.zeros(0, np.int64), *_places(store, ids)])
+        rows = np.stack([store.rows_of(places), store.rows_of(places + len(ids) - 1)], axis=1)
+        rows = rows[(rows >= 0).all(axis=1)]
+        return rows[np.unique(np.linspace(0, len(rows) - 1, min(limit, len(rows))).astype(np.int64))]
+
+    def probabilities(self, text: str) -> np.ndarray:
+        """Of each label ``(num_labels,)`` for a text with one mask."""
+        filler = self.filler
+        starts, ends = filler.queries(text)
+        total = torch.zeros(len(self.labels), dtype=torch.float64)
+        for name, query in (("start", starts[0]), ("end", ends[0])):
+            scores = similarities(query[None], self.keys[name], filler.similarity)[0] / filler.temperature
+            total.index_add_(0, self.owners, scores.double().softmax(dim=0).cpu())
+        return (total / total.sum()).numpy()
+
+
+class ParametricClassifier:
+    """Scores labels by the masked-LM head: the sum over their words of the (geometric mean) probability of the pieces.
+
+    Args:
+        interface: a loaded model.
+        verbalizer: words of each label.
+    """
+
+    def __init__(self, interface: Any, verbalizer: dict[str, list[str]]) -> None:
+        self.interface, self.labels = interface, list(verbalizer)
+        self.words = [[word_ids(interface, word) for word in words] for words in verbalizer.values()]
+
+    @torch.no_grad()
+    def probabilities(self, text: str) -> np.ndarray:
+        """Of each label ``(num_labels,)`` for a text with one mask."""
+        by_length = {len(ids): self._log_probabilities(text, len(ids)) for words in self.words for ids in words}
+        scores = []
+        for words in self.words:
+            of_words = [float(by_length[len(ids)][torch.arange(len(ids)), torch.tensor(ids)].mean()) for ids in words]
+            scores.append(np.logaddexp.reduce(of_words))
+        shares = np.exp(np.array(scores) - np.logaddexp.reduce(scores))
+        return shares / shares.sum()
+
+    def _log_probabilities(self, text: str, num_masks: int) -> Tensor:
+        """``(num_masks, V)`` at the masks."""
+        dictionary, mask = self.interface.task.source_dictionary, self.interface.task.mask_idx
+        before, after = text.split(MASK)
+        limit = int(self.interface.model.max_positions()) - num_masks - 2
+        head, tail = (
+            dictionary.encode_line(
+                self.interface.bpe.encode(part.strip()), append_eos=False, add_if_not_exist=False
+            ).tolist()
+            for part in (before, after)
+        )
+        tail = tail[:limit]
+        head = head[len(head) - min(len(head), limit - len(tail)) :]
+        ids = [dictionary.bos(), *head, *[mask] * num_masks, *tail, dictionary.eos()]
+        logits = self.interface.model(torch.tensor([ids], device=self.interface.device), features_only=False)[0][0]
+        return logits[1 + len(head) : 1 + len(head) + num_masks].float().log_softmax(dim=-1).cpu()
+
+
+def word_ids(interface: Any, word: str) -> list[int]:
+    """Ids of a word of a verbalizer; ValueError where the vocabulary lacks it."""
+    dictionary = interface.task.source_dictionary
+    ids = dictionary.encode_line(interface.bpe.encode(word), append_eos=False, add_if_not_exist=False).tolist()
+    if not ids or dictionary.unk() in ids:
+        raise ValueError(f"the model's vocabulary cannot write the word {word!r} of the verbalizer")
+    return ids
+
+
+def _places(store: PhraseDatastore, ids: list[int]) -> Iterator[np.ndarray]:
+    """Positions of an n-gram in the text, within blocks, a part of the text at a time."""
+    for start in range(0, len(store.tokens), CHUNK_TOKENS):
+        part = np.asarray(store.tokens[start : start + CHUNK_TOKENS + len(ids) - 1])
+        size = max(0, min(CHUNK_TOKENS, len(part) - len(ids) + 1))
+        match = np.ones(size, bool)
+        for offset, token in enumerate(ids):
+            match &= part[offset : offset + size] == token
+        places = np.flatnonzero(match) + start
+        yield places[store.block_of(places) == store.block_of(places + len(ids) - 1)]

@@ -1,0 +1,211 @@
+"""NPM: nonparametric masked language modeling (Min et al., 2022) as a fairseq task."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+import functools
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from mlsm_plugin import compat
+from mlsm_plugin.data.cooccurring_spans import WORD_BEGIN, PieceClasses, SpanRules
+from mlsm_plugin.data.span_groups_dataset import SpanGroupsDataset, SpanMasking, consecutive_groups
+from mlsm_plugin.data.span_masks import added_symbols
+from mlsm_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split
+from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
+
+logger = logging.getLogger(__name__)
+
+# groups that are looked at before training: do their sequences have anything in common?
+GROUPS_TO_LOOK_AT = 64
+
+
+@dataclass
+class NonparametricMaskedLMConfig(FairseqDataclass):
+    """Options of data, masking and loss."""
+
+    data: str = field(default=MISSING, metadata={"help": "binarized dataset; several, joined by colons, in turn"})
+    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc", "eos"]) = field(  # type: ignore[valid-type]
+        default="complete",
+        metadata={"help": "how blocks end: anywhere, at a sentence, at a sentence or document, after each sentence"},
+    )
+    tokens_per_sample: int = field(default=256, metadata={"help": "tokens of a block at most, with BOS"})
+    group_size: int = field(default=16, metadata={"help": "blocks of a group, the unit of --batch-size"})
+    group_by: ChoiceEnum(["document", "random"]) = field(  # type: ignore[valid-type]
+        default="document", metadata={"help": "document: blocks that follow each other; random: any blocks"}
+    )
+    mask_prob: float = field(default=0.15, metadata={"help": "share of a group's tokens that is masked at most"})
+    span_length_p: float = field(default=0.5, metadata={"help": "of the geometric distribution of span lengths"})
+    max_span_length: int = field(default=10, metadata={"help": "tokens of a span at most"})
+    punctuation_prob: float = field(
+        default=0.1, metadata={"help": "with which a single punctuation token may be masked"}
+    )
+    max_ngram_masks: int = field(default=10, metadata={"help": "times that one n-gram is masked in a group at most"})
+    max_spans_per_sequence: int = field(default=64, metadata={"help": "spans of a block at most"})
+    span_mode: ChoiceEnum(["phrase", "single"]) = field(  # type: ignore[valid-type]
+        default="phrase", metadata={"help": "single: each token of a span is masked and retrieved by itself"}
+    )
+    span_mask_symbols: ChoiceEnum(["distinct", "shared"]) = field(  # type: ignore[valid-type]
+        default="distinct",
+        metadata={"help": "distinct: a span becomes <mask_s> <mask_e>; shared: <mask> <mask>, which older models know"},
+    )
+    similarity: ChoiceEnum(["inner", "l2"]) = field(  # type: ignore[valid-type]
+        default="inner", metadata={"help": "score of a query and a key: inner product, or minus the squared distance"}
+    )
+    # fairseq understands typing.Optional, but not `float | None`
+    similarity_temperature: Optional[float] = field(  # noqa: UP045
+        default=None, metadata={"help": "divides the scores (default: square root of the width)"}
+    )
+    context_masking_ratio: float = field(
+        default=0.0, metadata={"help": "probability that the keys of a batch come from the masked text"}
+    )
+    negatives_across_ranks: bool = field(
+        default=False, metadata={"help": "retrieve among the sequences of all ranks' batches"}
+    )
+    negative_group_size: Optional[int] = field(  # noqa: UP045
+        default=None, metadata={"help": "ranks that share their sequences (default: all)"}
+    )
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+    reuse_dataloader: bool = field(
+        default=False, metadata={"help": "keep loader processes; every epoch then masks the same spans"}
+    )
+
+
+@register_task("nonparametric_masked_lm", dataclass=NonparametricMaskedLMConfig)
+class NonparametricMaskedLMTask(PortableMaskedLMTask):
+    """Groups of blocks whose common spans are masked; the batches are those of :class:`SpanGroupsDataset`."""
+
+    cfg: NonparametricMaskedLMConfig
+
+    def __init__(self, cfg: NonparametricMaskedLMConfig, dictionary: Any) -> None:
+        super().__init__(cfg, dictionary)
+        self.rules = _rules(cfg)
+        if cfg.group_size < 2:
+            raise ValueError(f"--group-size must be at least 2, got {cfg.group_size}: spans are found in other blocks")
+        if cfg.similarity_temperature is not None and not cfg.similarity_temperature > 0:
+            raise ValueError(f"--similarity-temperature must be positive, got {cfg.similarity_temperature}")
+        if not 0 <= cfg.context_masking_ratio <= 1:
+            raise ValueError(f"--context-masking-ratio must be in [0, 1], got {cfg.context_masking_ratio}")
+        self.span_masks = [dictionary.add_symbol(symbol, n=0) for symbol in added_symbols(cfg)]
+        self.span_masks = self.span_masks or [self.mask_idx, self.mask_idx]
+        self.special_ids = sorted({*range(dictionary.nspecial), self.mask_idx, *self.span_masks})
+
+    @classmethod
+    def setup_task(cls, cfg: NonparametricMaskedLMConfig, **kwargs: Any) -> "NonparametricMaskedLMTask":
+        """Load the dictionary only, so that a checkpoint loads where there is no data."""
+        return cls(cfg, load_dictionary(utils.split_paths(cfg.data)[0]))
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model, with positions for the masks that are longer than what they replace.
+
+        A checkpoint without the symbols of the masks can be loaded into it: they start as its ``<mask>``.
+        """
+        if getattr(cfg, "max_positions", None) is None:
+            with compat.open_config(cfg):
+                cfg.max_positions = self.cfg.tokens_per_sample + self.cfg.max_spans_per_sequence
+        self.model_positions = int(cfg.max_positions)
+        model = super().build_model(cfg, from_checkpoint)
+        size, mask = len(self.source_dictionary), self.mask_idx
+        for module, names in ((model.encoder.sentence_encoder.embed_tokens, ("weight",)),
+                              (model.encoder.lm_head, ("weight", "bias"))):  # fmt: skip
+            module._register_load_state_dict_pre_hook(functools.partial(_add_rows, names, size, mask))
+        return model
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Blocks in groups, with spans drawn anew in every epoch."""
+        paths = utils.split_paths(self.cfg.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        dictionary = self.source_dictionary
+        blocks = cut_into_blocks(
+            load_split(path, dictionary, combine=combine),
+            dictionary=dictionary,
+            tokens_per_sample=self.cfg.tokens_per_sample,
+            sample_break_mode=str(self.cfg.sample_break_mode),
+            bos=dictionary.bos(),
+        )
+        fitting = np.flatnonzero(np.asarray(blocks.sizes) <= self.cfg.tokens_per_sample)
+        if len(fitting) < len(blocks):
+            logger.warning(
+                "%s: %d of %d blocks are sentences of more than --tokens-per-sample %d tokens, and left out",
+                *(split, len(blocks) - len(fitting), len(blocks), self.cfg.tokens_per_sample),
+            )
+        if str(self.cfg.group_by) == "random":
+            fitting = np.random.default_rng(self.cfg.seed).permutation(fitting)
+        groups = consecutive_groups(len(fitting), self.cfg.group_size, order=fitting)
+        dataset = SpanGroupsDataset(blocks, groups, self._masking(), shuffle=True)
+        _check_shared_spans(split, dataset)
+        self.datasets[split] = dataset
+
+    def _masking(self) -> SpanMasking:
+        symbols = self.source_dictionary.symbols
+        if not any(symbol.startswith(WORD_BEGIN) for symbol in symbols):
+            raise ValueError(
+                f"{self.cfg.data}/dict.txt has no piece that begins with {WORD_BEGIN}: spans of whole words need a "
+                "SentencePiece vocabulary; make one with `mlsm tokenizer` and `mlsm binarize`"
+            )
+        return SpanMasking(
+            pieces=PieceClasses.of_sentencepiece(symbols, self.special_ids),
+            rules=self.rules,
+            start_mask=self.span_masks[0],
+            end_mask=self.span_masks[1],
+            pad=self.source_dictionary.pad(),
+            seed=self.cfg.seed,
+            single=str(self.cfg.span_mode) == "single",
+            max_length=getattr(self, "model_positions", None),
+            context_masking_ratio=self.cfg.context_masking_ratio,
+        )
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """As of every task; a batch that only stands in for a missing one is marked."""
+        if ignore_grad:
+            sample = {**sample, "is_dummy": True}
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+
+def _rules(cfg: NonparametricMaskedLMConfig) -> SpanRules:
+    try:
+        return SpanRules(
+            mask_prob=cfg.mask_prob,
+            length_p=cfg.span_length_p,
+            max_length=cfg.max_span_length,
+            punctuation_prob=cfg.punctuation_prob,
+            max_ngram_masks=cfg.max_ngram_masks,
+            max_spans_per_sequence=cfg.max_spans_per_sequence,
+        )
+    except ValueError as error:
+        raise ValueError(f"options of the span masking: {error}") from error
+
+
+def _add_rows(
+    names: tuple[str, ...], size: int, mask: int, state_dict: dict[str, Any], prefix: str, *unused: Any
+) -> None:
+    """Give parameters of a checkpoint that knows fewer symbols further rows, which begin as that of ``<mask>``."""
+    for name in names:
+        saved = state_dict.get(prefix + name)
+        if saved is not None and mask < len(saved) < size:
+            state_dict[prefix + name] = torch.cat(
+                [saved, saved[mask : mask + 1].expand(size - len(saved), *saved.shape[1:])]
+            )
+            logger.info("%s%s: %d symbols are new, and begin as <mask>", prefix, name, size - len(saved))
+
+
+def _check_shared_spans(split: str, dataset: SpanGroupsDataset) -> None:
+    """Say how many groups have nothing to mask; raise ValueError where none has."""
+    looked_at = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), GROUPS_TO_LOOK_AT)).astype(int))
+    empty = sum(not dataset[int(index)]["spans"] for index in looked_at)
+    share = f"{empty} of {len(looked_at)} groups of {split} have no span that occurs in two of their blocks"
+    if empty == len(looked_at):
+        raise ValueError(f"{share}: there is nothing to learn; use a larger --group-size, or --group-by document")
+    if empty:
+        logger.warning("%s; they are skipped", share)
