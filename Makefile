@@ -15,6 +15,9 @@ else
 endif
 STAMP := $(VENV)/.installed
 DEMO_DIR ?= demo
+# files at a time, each with one thread: tiny models are no faster with more
+JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: setup demo test test-all lint format clean
 
@@ -39,10 +42,10 @@ lint: setup
 	$(VENV)/bin/mypy
 
 test: lint
-	$(VENV)/bin/python -m pytest -m 'not slow and not gpu'
+	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: lint
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 VERSION: dict[str, str] = {}
 exec((HERE / "mlsm_plugin" / "version.py").read_text(), VERSION)
 
-TEST = ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
+TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
 
 setup(
     name="mlsm_plugin",

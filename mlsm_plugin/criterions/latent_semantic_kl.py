@@ -1,7 +1,6 @@
 """The MLSM loss: KL divergence from the sparse code of a masked token (Berend, ACL Findings 2023)."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,8 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
+
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 
 LATENT_TARGET_CHOICES = ChoiceEnum(["distribution", "argmax"])
 
@@ -140,25 +141,17 @@ class LatentSemanticKlCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log means over the updates' tokens, in bits (base 2) as fairseq does."""
-
-        def total(key: str) -> Any:
-            return sum(log.get(key, 0) for log in logging_outputs)
-
-        def log_mean(name: str, key: str, count: Any, unit: float = 1.0) -> None:
-            # also where nothing was counted, with no weight: the perplexities are derived from it
-            metrics.log_scalar(name, total(key) / count / unit if count > 0 else 0.0, count, round=3)
-
-        bit = math.log(2)  # in nats
-        masked, coded, size = total("num_masked"), total("num_coded"), total("sample_size")
-        log_mean("loss", "loss", size, bit)
-        if any("latent_loss" in log for log in logging_outputs):
-            log_mean("kl", "latent_loss", coded, bit)
+        means = LoggedMeans(logging_outputs)
+        masked, coded = means.total("num_masked"), means.total("num_coded")
+        means.log("loss", "loss", means.total("sample_size"), unit=BIT)
+        if means.has("latent_loss"):
+            means.log("kl", "latent_loss", coded, unit=BIT)
             # 2^KL: how many times over the model hedges beyond the target's own spread
             metrics.log_derived("latent_ppl", lambda meters: utils.get_perplexity(meters["kl"].avg))
-            log_mean("nonzeros", "num_nonzeros", coded)
-            log_mean("coded", "num_coded", masked)
-        if any("mlm_loss" in log for log in logging_outputs):
-            log_mean("mlm_loss", "mlm_loss", masked, bit)
+            means.log("nonzeros", "num_nonzeros", coded)
+            means.log("coded", "num_coded", masked)
+        if means.has("mlm_loss"):
+            means.log("mlm_loss", "mlm_loss", masked, unit=BIT)
             metrics.log_derived("mlm_ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
 
     @staticmethod

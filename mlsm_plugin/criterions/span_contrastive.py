@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
-from fairseq.logging import metrics
 from torch import Tensor
 
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
 
@@ -284,25 +284,18 @@ class SpanContrastiveCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log means over the spans of all workers; losses in bits (base 2) as fairseq does."""
-
-        def total(key: str) -> Any:
-            return sum(log.get(key, 0) for log in logging_outputs)
-
-        def log_mean(name: str, key: str, count: Any, unit: float = 1.0) -> None:
-            metrics.log_scalar(name, total(key) / count / unit if count > 0 else 0.0, count, round=3)
-
-        bit = math.log(2)  # in nats
-        counted, spans = total("sample_size"), total("num_spans")
-        log_mean("loss", "loss", counted, bit)
+        means = LoggedMeans(logging_outputs)
+        counted, groups = means.total("sample_size"), means.total("num_groups")
+        means.log("loss", "loss", counted, unit=BIT)
         for end in ("start", "end"):
-            if any(f"{end}_loss" in log for log in logging_outputs):
-                log_mean(f"{end}_loss", f"{end}_loss", counted, bit)
-                log_mean(f"{end}_accuracy", f"num_{end}s_found", counted)
-        log_mean("accuracy", "num_found", counted)
-        log_mean("spans_per_group", "num_spans", total("num_groups"))
-        log_mean("span_length", "num_masked", spans)
-        log_mean("masked_share", "num_masked", total("num_content"))
-        log_mean("groups_without_spans", "num_groups_without_spans", total("num_groups"))
+            if means.has(f"{end}_loss"):
+                means.log(f"{end}_loss", f"{end}_loss", counted, unit=BIT)
+                means.log(f"{end}_accuracy", f"num_{end}s_found", counted)
+        means.log("accuracy", "num_found", counted)
+        means.log("spans_per_group", "num_spans", groups)
+        means.log("span_length", "num_masked", means.total("num_spans"))
+        means.log("masked_share", "num_masked", means.total("num_content"))
+        means.log("groups_without_spans", "num_groups_without_spans", groups)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

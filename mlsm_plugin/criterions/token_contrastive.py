@@ -2,7 +2,6 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.rank_gather import gather_rows, sum_over_ranks
 
@@ -378,22 +378,14 @@ class TokenContrastiveCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log means over the updates' tokens; losses in bits (base 2) as fairseq does."""
-
-        def total(key: str) -> Any:
-            return sum(log.get(key, 0) for log in logging_outputs)
-
-        def log_mean(name: str, key: str, count: Any, unit: float = 1.0, digits: int = 3) -> None:
-            # also where nothing was counted, with no weight: other metrics are derived from it
-            metrics.log_scalar(name, total(key) / count / unit if count > 0 else 0.0, count, round=digits)
-
-        bit = math.log(2)  # in nats
-        masked, anchors = total("sample_size"), total("num_anchors")
-        log_mean("mlm_loss", "mlm_loss", masked, bit)
-        log_mean("contrastive_loss", "contrastive_loss", anchors, bit)
-        log_mean("contrastive_accuracy", "num_correct", anchors)
-        log_mean("alignment", "positive_cosine", anchors, digits=4)
-        log_mean("negative_cosine", "negative_cosine", anchors, digits=4)
-        log_mean("_weighted_contrastive_loss", "weighted_contrastive_loss", anchors, bit)
+        means = LoggedMeans(logging_outputs)
+        anchors = means.total("num_anchors")
+        means.log("mlm_loss", "mlm_loss", means.total("sample_size"), unit=BIT)
+        means.log("contrastive_loss", "contrastive_loss", anchors, unit=BIT)
+        means.log("contrastive_accuracy", "num_correct", anchors)
+        means.log("alignment", "positive_cosine", anchors, digits=4)
+        means.log("negative_cosine", "negative_cosine", anchors, digits=4)
+        means.log("_weighted_contrastive_loss", "weighted_contrastive_loss", anchors, unit=BIT)
         metrics.log_derived(
             "loss", lambda meters: round(float(meters["mlm_loss"].avg + meters["_weighted_contrastive_loss"].avg), 3)
         )

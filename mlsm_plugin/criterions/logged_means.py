@@ -1,0 +1,37 @@
+"""Means over the logging outputs of several batches and workers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fairseq.logging import metrics
+
+BIT = math.log(2)  # in nats
+
+
+class LoggedMeans:
+    """Logs sums over workers, divided by counts over workers.
+
+    Args:
+        logging_outputs: of all batches and workers of an update; one may lack what its batch did not have.
+    """
+
+    def __init__(self, logging_outputs: list[dict[str, Any]]) -> None:
+        self.logging_outputs = logging_outputs
+
+    def has(self, key: str) -> bool:
+        """Whether any of them has ``key``."""
+        return any(key in log for log in self.logging_outputs)
+
+    def total(self, key: str) -> Any:
+        """The sum of ``key``."""
+        return sum(log.get(key, 0) for log in self.logging_outputs)
+
+    def log(self, name: str, key: str, count: Any, *, unit: float = 1.0, digits: int = 3) -> None:
+        """Log the sum of ``key``, divided by ``count`` and ``unit``, as ``name``.
+
+        Where nothing was counted it is 0, with no weight: other metrics may be derived from it.
+        """
+        mean = self.total(key) / count / unit if count > 0 else 0.0
+        metrics.log_scalar(name, mean, count, round=digits)
