@@ -91,7 +91,8 @@ def span_contrastive_terms(
     temperature = math.sqrt(queries.size(1)) if temperature is None else temperature
     if not temperature > 0:
         raise ValueError(f"the temperature must be positive, got {temperature}")
-    return SpanTerms(*_SpanLoss.apply(queries, keys, positives, candidates, similarity, temperature))
+    with torch.autocast(queries.device.type, enabled=False):  # --amp would round the scores
+        return SpanTerms(*_SpanLoss.apply(queries, keys, positives, candidates, similarity, temperature))
 
 
 class _SpanLoss(torch.autograd.Function):

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 CHUNK_ENTRIES = 1 << 20
 GPU_CHUNKS = 32
 NONE = -1
+# Vectors shorter than this count as zero: their gradient would not be finite.
+SHORTEST = 1e-8
 
 
 def sample_pairs(
@@ -141,7 +143,8 @@ def token_contrastive_loss(
     ``-log(exp(a p / temperature) / (exp(a p / temperature) + sum_k exp(a n_k / temperature)))``. Only a has a gradient.
 
     Args:
-        semantics: ``(B, T, d)``, any floating dtype; a vector of zeros has cosine 0 with all, and no gradient.
+        semantics: ``(B, T, d)``, any floating dtype; a vector of zeros has cosine 0 with all, and no
+            gradient.
         anchors: ``(B, T)`` bool.
         positive, negative: ``(B, T)`` and ``(B, T, K)``, as :func:`sample_pairs` makes them. A token without
             positive or negatives is no anchor.
@@ -182,18 +185,19 @@ def contrastive_terms(
         )
     chosen = (anchors & (positive != NONE) & (negative[:, :, 0] != NONE)).flatten().nonzero().squeeze(1)
     candidates = torch.cat([positive.flatten()[chosen, None], negative.flatten(0, 1)[chosen]], dim=1)
-    return ContrastiveTerms(*_InfoNce.apply(semantics.flatten(0, 1), chosen, candidates, keys, temperature))
+    with torch.autocast(semantics.device.type, enabled=False):  # --amp would round the products
+        return ContrastiveTerms(*_InfoNce.apply(semantics.flatten(0, 1), chosen, candidates, keys, temperature))
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """``vectors`` (n, d) divided by their L2 norms, at least in float32; zeros stay zeros."""
+    """``vectors`` (n, d) divided by their L2 norms, at least in float32; what is shorter than 1e-8 becomes zero."""
     vectors = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
     return vectors / _norms(vectors)
 
 
 def _norms(vectors: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return norms.masked_fill(norms == 0, 1.0)
+    return norms.masked_fill(norms < SHORTEST, torch.inf)
 
 
 class _InfoNce(torch.autograd.Function):
@@ -237,8 +241,7 @@ class _InfoNce(torch.autograd.Function):
                 pull -= (pull * anchor).sum(dim=1, keepdim=True) * anchor
                 gradient[part] = pull
         if gradient is not None:
-            gradient /= _norms(semantics.detach().to(gradient.dtype))
-            gradient.masked_fill_(~own.any(dim=1, keepdim=True), 0.0)
+            gradient /= _norms(semantics.detach().to(gradient.dtype))  # that of a vector that counts as zero is zero
             ctx.save_for_backward(gradient)
         ctx.dtype = semantics.dtype
         terms = sums.to(own.dtype).unbind()

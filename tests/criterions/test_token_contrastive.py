@@ -237,6 +237,20 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype, scale: float)
     assert scale < 1 or bool(semantics.grad.isfinite().all())
 
 
+def test_vectors_of_any_length_give_finite_gradients_and_autocast_rounds_nothing() -> None:
+    valid = torch.ones(3, 6, dtype=torch.bool)
+    positive, negative = sample_pairs(valid, window=3, num_negatives=5, generator=generator())
+    for scale in (0.0, 1e-40, 1e-20, 1e-9, 1e-7, 1e15):
+        semantics = (torch.randn(3, 6, 8, generator=generator()) * scale).requires_grad_()
+        loss = token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07)
+        loss.backward()
+        assert bool(loss.isfinite())
+        assert bool(semantics.grad.isfinite().all())
+        assert bool((semantics.grad == 0).all()) == (scale < 1e-8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(loss, token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07))
+
+
 def test_no_tensor_of_all_keys_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_contrastive, "CHUNK_ENTRIES", 1 << 12)
     sizes: list[int] = []
