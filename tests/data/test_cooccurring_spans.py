@@ -1,0 +1,206 @@
+"""The spans that NPM masks, each rule against a slow check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from mlsm_plugin.data.cooccurring_spans import PieceClasses, SpanRules, sample_spans, word_boundaries
+
+Span = tuple[int, int, int]
+
+
+def slow_boundaries(tokens: np.ndarray, pieces: PieceClasses) -> tuple[list[bool], list[bool]]:
+    """Of one sequence, from the right: punctuation before a beginning, a special token or the end is a word."""
+    begins = [False] * len(tokens)
+    following_starts = True
+    for place in reversed(range(len(tokens))):
+        token = tokens[place]
+        if pieces.special[token]:
+            following_starts = True
+            continue
+        begins[place] = bool(pieces.begins_word[token] or (pieces.punctuation[token] and following_starts))
+        following_starts = begins[place]
+    ends = [
+        not pieces.special[tokens[place]]
+        and (place + 1 == len(tokens) or begins[place + 1] or bool(pieces.special[tokens[place + 1]]))
+        for place in range(len(tokens))
+    ]
+    return begins, ends
+
+
+def slow_candidates(sequences: list[np.ndarray], pieces: PieceClasses, rules: SpanRules) -> dict[Span, tuple[int, ...]]:
+    """All spans that may be masked, whatever else is, with their tokens."""
+    where: dict[tuple[int, ...], set[int]] = {}
+    found: dict[Span, tuple[int, ...]] = {}
+    for number, tokens in enumerate(sequences):
+        begins, ends = slow_boundaries(tokens, pieces)
+        for start in range(len(tokens)):
+            for length in range(1, rules.max_length + 1):
+                part = tuple(int(token) for token in tokens[start : start + length])
+                if len(part) < length or pieces.special[list(part)].any() or not begins[start]:
+                    break
+                where.setdefault(part, set()).add(number)
+                allowed = length == 1 or not pieces.sentence_punctuation[part[0]]
+                if ends[start + length - 1] and allowed:
+                    found[number, start, length] = part
+    return {span: part for span, part in found.items() if len(where[part]) > 1}
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[list[np.ndarray], PieceClasses, SpanRules]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    vocabulary = draw(st.integers(3, 14))
+    pieces = PieceClasses(
+        special=rng.random(vocabulary) < 0.15,
+        begins_word=rng.random(vocabulary) < draw(st.sampled_from([0.4, 0.9, 1.0])),
+        punctuation=(punctuation := rng.random(vocabulary) < 0.3),
+        sentence_punctuation=punctuation & (rng.random(vocabulary) < 0.6),
+    )
+    number = draw(st.integers(0, 5))
+    sequences = [rng.integers(vocabulary, size=draw(st.integers(0, 30))) for _ in range(number)]
+    rules = SpanRules(
+        mask_prob=draw(st.sampled_from([0.1, 0.3, 1.0])),
+        length_p=draw(st.sampled_from([0.2, 0.5, 1.0])),
+        max_length=draw(st.integers(1, 6)),
+        punctuation_prob=draw(st.sampled_from([0.0, 1.0])),
+        max_ngram_masks=draw(st.integers(1, 4)),
+        max_spans_per_sequence=draw(st.integers(1, 8)),
+    )
+    return sequences, pieces, rules
+
+
+def takeable(
+    span: Span, part: tuple[int, ...], taken: list[Span], candidates: dict[Span, Any], rules: SpanRules
+) -> bool:
+    """Whether a further span keeps to all rules but the budget."""
+    sequence, start, length = span
+    own = [other for other in taken if other[0] == sequence]
+    overlaps = any(start < other[1] + other[2] and other[1] < start + length for other in own)
+    masks = sum(candidates[other] == part for other in taken)
+    return not overlaps and len(own) < rules.max_spans_per_sequence and masks < rules.max_ngram_masks
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups(), st.integers(0, 10**6))
+def test_spans_keep_to_every_rule_and_none_is_left_that_could_be_taken(group: Any, seed: int) -> None:
+    sequences, pieces, rules = group
+    spans = sample_spans(sequences, pieces=pieces, rules=rules, rng=np.random.default_rng(seed))
+    assert spans == sorted(spans)
+    candidates = slow_candidates(sequences, pieces, rules)
+    if rules.punctuation_prob == 0:
+        candidates = {
+            span: part for span, part in candidates.items() if len(part) > 1 or not pieces.punctuation[part[0]]
+        }
+    for number, span in enumerate(spans):
+        assert span in candidates
+        assert takeable(span, candidates[span], spans[:number], candidates, rules)
+    content = sum(int((~pieces.special[tokens]).sum()) for tokens in sequences)
+    left = round(rules.mask_prob * content) - sum(length for _, _, length in spans)
+    assert left >= 0
+    assert not any(
+        span[2] <= left and takeable(span, part, spans, candidates, rules) for span, part in candidates.items()
+    )
+
+
+def of_words(num: int, *, punctuation: tuple[int, ...] = ()) -> PieceClasses:
+    """Ids that are words, 0 to 2 special."""
+    mark = np.isin(np.arange(num), punctuation)
+    return PieceClasses(np.arange(num) < 3, np.ones(num, bool), mark, mark)
+
+
+def test_lengths_are_geometric_where_all_are_to_be_had() -> None:
+    text = np.random.default_rng(0).integers(3, 5000, size=3000)
+    rules = SpanRules(mask_prob=0.05, max_length=4, max_spans_per_sequence=1000)
+    lengths: Counter[int] = Counter()
+    for seed in range(20):
+        spans = sample_spans([text, text], pieces=of_words(5000), rules=rules, rng=np.random.default_rng(seed))
+        lengths.update(length for _, _, length in spans[:-1])
+    expected = np.array([0.5, 0.25, 0.125, 0.125]) * lengths.total()
+    assert stats.chisquare([lengths[i] for i in (1, 2, 3, 4)], expected).pvalue > 1e-3
+
+
+def test_spans_of_one_length_are_drawn_uniformly() -> None:
+    text = np.arange(3, 43)
+    rules = SpanRules(mask_prob=0.05, max_length=1)
+    starts: Counter[Span] = Counter()
+    for seed in range(1500):
+        starts.update(sample_spans([text, text], pieces=of_words(43), rules=rules, rng=np.random.default_rng(seed)))
+    assert len(starts) == 80
+    assert stats.chisquare(list(starts.values())).pvalue > 1e-3
+
+
+def test_single_punctuation_is_masked_with_its_probability_and_begins_no_longer_span() -> None:
+    text = np.array([3, 4] * 400)  # 4 is punctuation
+    rules = SpanRules(
+        mask_prob=1, punctuation_prob=0.1, max_length=1, max_ngram_masks=10**6, max_spans_per_sequence=10**6
+    )
+    spans = sample_spans([text, text], pieces=of_words(5, punctuation=(4,)), rules=rules, rng=np.random.default_rng(1))
+    masked = Counter(int(text[start]) for _, start, _ in spans)
+    assert masked[3] == 800
+    assert stats.binomtest(masked[4], 800, 0.1).pvalue > 1e-3
+
+
+def test_the_generator_decides() -> None:
+    text = np.random.default_rng(0).integers(3, 50, size=200)
+    draws = [
+        sample_spans([text, text], pieces=of_words(50), rules=SpanRules(), rng=np.random.default_rng(seed))
+        for seed in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize("sequences", [[], [[]], [[], []], [[3, 4, 5, 3, 4, 5]], [[0, 1], [0, 1]], [[3], [4]]])
+def test_where_nothing_is_shared_nothing_is_masked(sequences: list[list[int]]) -> None:
+    arrays = [np.array(tokens, np.int64) for tokens in sequences]
+    assert sample_spans(arrays, pieces=of_words(6), rules=SpanRules(mask_prob=1), rng=np.random.default_rng()) == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "begins", "ends"),
+    [
+        ("▁the ▁end . </s>", "1 1 1 0", "1 1 1 0"),
+        ("▁don ' t . ▁No", "1 0 0 1 1", "0 0 1 1 1"),
+        ("▁wait . . . ▁( a )", "1 1 1 1 1 0 1", "1 1 1 1 0 1 1"),
+        ("ing ▁U . S . </s> ▁it", "0 1 0 0 1 0 1", "1 0 0 1 1 0 1"),
+    ],
+)
+def test_punctuation_at_the_end_of_a_word_is_a_word(pieces: str, begins: str, ends: str) -> None:
+    symbols = pieces.split()
+    vocabulary = sorted(set(symbols))
+    classes = PieceClasses.of_sentencepiece(vocabulary, [i for i, piece in enumerate(vocabulary) if piece == "</s>"])
+    tokens = np.array([vocabulary.index(piece) for piece in symbols])
+    found = word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
+    assert [" ".join(str(int(flag)) for flag in flags) for flags in found] == [begins, ends]
+    assert [list(map(bool, flags)) for flags in found] == [list(flags) for flags in slow_boundaries(tokens, classes)]
+
+
+def test_classes_of_pieces() -> None:
+    pieces = ["<s>", "▁the", "s", "▁.", ",", '."', "'", "▁", "▁a,"]
+    classes = PieceClasses.of_sentencepiece(pieces, [0])
+    assert classes.special.tolist() == [True] + [False] * 8
+    assert [piece for piece, flag in zip(pieces, classes.begins_word, strict=True) if flag] == [
+        "▁the",
+        "▁.",
+        "▁",
+        "▁a,",
+    ]
+    assert [piece for piece, flag in zip(pieces, classes.punctuation, strict=True) if flag] == ["▁.", ",", '."', "'"]
+    marks = [piece for piece, flag in zip(pieces, classes.sentence_punctuation, strict=True) if flag]
+    assert marks == ["▁.", ",", '."']
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mask_prob", 0), ("mask_prob", 1.1), ("length_p", 0), ("max_length", 0), ("punctuation_prob", -0.1),
+     ("max_ngram_masks", 0), ("max_spans_per_sequence", 0)],
+)  # fmt: skip
+def test_rules_without_meaning_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
+        SpanRules(**{name: value})
