@@ -214,6 +214,11 @@ class PhraseDatastore:
         """Numbers of the blocks of tokens."""
         return np.searchsorted(self.block_starts, positions, side="right") - 1
 
+    def positions_of_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        """Places in :attr:`tokens` of all tokens of some blocks, in the blocks' order."""
+        limits = np.append(self.block_starts, len(self.tokens))
+        return np.concatenate([np.arange(limits[block], limits[block + 1]) for block in blocks])
+
 
 def similarities(queries: Tensor, keys: Tensor, similarity: str) -> Tensor:
     """``(n, m)`` scores of queries ``(n, d)`` and keys ``(m, d)``: ``inner`` product or minus the squared ``l2``."""
@@ -405,7 +410,9 @@ class DatastoreBuilder:
         return kept
 
     def _seal(self) -> None:
-        """Write the text and, last, ``meta.json``."""
+        """Write the text and, last, ``meta.json``; what a killed process left half-written goes."""
+        for leftover in self.directory.glob(".shard-*.tmp"):
+            leftover.unlink(missing_ok=True)
         self._write_tokens(self.directory / "tokens.npy")
         offsets = np.cumsum([0, *(reader.num_tokens for reader in self.readers)])
         starts = [reader.starts + offset for reader, offset in zip(self.readers, offsets, strict=False)]

@@ -35,7 +35,7 @@ class PhraseCandidate:
 
     Attributes:
         phrase: text.
-        score: sum over its occurrences of p(start) + p(end), times length^alpha.
+        score: sum over its occurrences of p(start) + p(end), each times length^alpha.
         occurrences: the best ones, best first.
         contexts: their sources, with the phrase between ``[[`` and ``]]``.
     """
@@ -194,15 +194,17 @@ class PhraseFiller:
         inside = (begins >= 0) & (ends < len(store.tokens))
         spans, begins, ends = spans[inside], begins[inside], ends[inside]
         same = store.block_of(begins) == store.block_of(ends)
-        spans = spans[same]
-        kept = np.ones(len(spans), bool)
-        for i, (position, length) in enumerate(spans):
-            ids = np.asarray(store.tokens[position : position + length + 1], dtype=np.int64)
-            if np.isin(ids[:length], self._special).any():
-                kept[i] = False
-            elif self.settings.whole_words:
-                first, last = word_boundaries(ids, np.zeros(len(ids), np.int64), self._pieces)
-                kept[i] = first[0] and last[length - 1]
+        spans, begins, ends = spans[same], begins[same], ends[same]
+        if len(spans) == 0:
+            return spans
+        positions = store.positions_of_blocks(np.unique(store.block_of(begins)))
+        ids = np.asarray(store.tokens[positions], dtype=np.int64)
+        specials = np.cumsum(np.isin(ids, self._special))
+        start, stop = np.searchsorted(positions, begins), np.searchsorted(positions, ends)
+        kept = (specials[stop] == specials[start]) & ~np.isin(ids[start], self._special)
+        if self.settings.whole_words:
+            first, last = word_boundaries(ids, store.block_of(positions), self._pieces)
+            kept &= first[start] & last[stop]
         return spans[kept]
 
     def _probabilities(self, positions: np.ndarray, query: Tensor, log_total: float) -> np.ndarray:
@@ -217,34 +219,33 @@ class PhraseFiller:
         return probability[inverse]
 
     def _merged(self, spans: np.ndarray, probability: np.ndarray) -> list[PhraseCandidate]:
-        """One candidate for all occurrences of the same tokens."""
-        by_phrase: dict[tuple[int, ...], list[Occurrence]] = {}
+        """One candidate for all occurrences of the same text, however it was cut into tokens."""
+        by_phrase: dict[str, list[Occurrence]] = {}
         for (position, length), score in zip(spans.tolist(), probability.tolist(), strict=True):
-            ids = tuple(int(token) for token in self.datastore.tokens[position : position + length])
-            by_phrase.setdefault(ids, []).append(Occurrence(position, length, score))
-        found = []
-        for ids, occurrences in by_phrase.items():
-            best = sorted(occurrences, key=lambda occurrence: -occurrence.score)[: self.settings.max_contexts]
-            score = sum(occurrence.score for occurrence in occurrences) * len(ids) ** self.settings.length_alpha
-            found.append((score, ids, tuple(best)))
+            text = self._text(self.datastore.tokens[position : position + length])
+            by_phrase.setdefault(text, []).append(Occurrence(position, length, score))
+        alpha, found = self.settings.length_alpha, []
+        for text, occurrences in by_phrase.items():
+            score = sum(occurrence.score * occurrence.length**alpha for occurrence in occurrences)
+            found.append((score, text))
         found.sort(key=lambda item: (-item[0], item[1]))
-        return [
-            PhraseCandidate(self._text(ids), score, best, tuple(self.context(occurrence) for occurrence in best))
-            for score, ids, best in found[: max(50, self.settings.k)]
-        ]
+        candidates = []
+        for score, text in found[: max(50, self.settings.k)]:
+            best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.max_contexts]
+            contexts = tuple(self.context(occurrence) for occurrence in best)
+            candidates.append(PhraseCandidate(text, score, tuple(best), contexts))
+        return candidates
 
     def context(self, occurrence: Occurrence) -> str:
         """The text around an occurrence, within its block, with the phrase between ``[[`` and ``]]``."""
         store, width = self.datastore, self.settings.context_tokens
-        block = int(store.block_of(np.array([occurrence.position]))[0])
-        starts = store.block_starts
-        block_end = int(starts[block + 1]) if block + 1 < len(starts) else len(store.tokens)
-        begin = max(int(starts[block]), occurrence.position - width)
+        block = store.positions_of_blocks(store.block_of(np.array([occurrence.position])))
+        begin = max(int(block[0]), occurrence.position - width)
         stop = occurrence.position + occurrence.length
         parts = (
             self._text(store.tokens[begin : occurrence.position]),
             f"[[{self._text(store.tokens[occurrence.position : stop])}]]",
-            self._text(store.tokens[stop : min(block_end, stop + width)]),
+            self._text(store.tokens[stop : min(int(block[-1]) + 1, stop + width)]),
         )
         return " ".join(part for part in parts if part)
 

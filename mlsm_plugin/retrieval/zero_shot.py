@@ -164,8 +164,11 @@ class ParametricClassifier:
         tail = tail[:limit]
         head = head[len(head) - min(len(head), limit - len(tail)) :]
         ids = [dictionary.bos(), *head, *[mask] * num_masks, *tail, dictionary.eos()]
-        logits = self.interface.model(torch.tensor([ids], device=self.interface.device), features_only=False)[0][0]
-        return logits[1 + len(head) : 1 + len(head) + num_masks].float().log_softmax(dim=-1).cpu()
+        tokens = torch.tensor([ids], device=self.interface.device)
+        places = torch.zeros_like(tokens, dtype=torch.bool)
+        places[0, 1 + len(head) : 1 + len(head) + num_masks] = True
+        logits = self.interface.model(tokens, masked_tokens=places)[0]  # (num_masks, V)
+        return logits.float().log_softmax(dim=-1).cpu()
 
 
 def word_ids(interface: Any, word: str) -> list[int]:

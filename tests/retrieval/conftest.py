@@ -1,0 +1,41 @@
+"""A small NPM model and datastores of its text, made by the commands that users type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Pipeline, fairseq_train, mlsm
+
+BLOCKS = ("--tokens-per-sample", 48)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Paths; read only."""
+
+    data_bin: Path
+    checkpoint: Path
+    store: Path
+
+
+@pytest.fixture(scope="session")
+def retrieval(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
+    root = tmp_path_factory.mktemp("retrieval")
+    fairseq_train(
+        *(pipeline.data_bin, root / "model", "--task", "nonparametric_masked_lm", "--criterion", "span_contrastive"),
+        *("--tokens-per-sample", 48, "--max-positions", 64, "--group-size", 4, "--batch-size", 2, "--max-update", 4),
+        *("--required-batch-size-multiple", 1, "--finetune-from-model", pipeline.auxiliary),
+    )
+    made = Retrieval(pipeline.data_bin, root / "model" / "checkpoint_last.pt", root / "store")
+    mlsm(*build_words(made, made.store, "--shard-tokens", 500))
+    return made
+
+
+def build_words(retrieval: Retrieval, output: Path, *options: object) -> Sequence[object]:
+    """``mlsm datastore build`` of the validation text."""
+    words = ("datastore", "build", retrieval.data_bin, "--checkpoint", retrieval.checkpoint, "--output", output)
+    return (*words, "--splits", "valid", *BLOCKS, "--batch-tokens", 400, *options)

@@ -1,0 +1,151 @@
+"""Phrases in the place of masks, against a slow enumeration of the whole text."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlsm_plugin import hub
+from mlsm_plugin.data.cooccurring_spans import PieceClasses, word_boundaries
+from mlsm_plugin.retrieval import PhraseDatastore
+from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
+from tests.conftest import Pipeline, failing_mlsm, mlsm
+from tests.retrieval.conftest import Retrieval
+
+Capture = pytest.CaptureFixture[str]
+TEXT = "The <mask> is called with one argument."
+
+
+@pytest.fixture(scope="module")
+def model(retrieval: Retrieval) -> Any:
+    return hub.from_pretrained(retrieval.checkpoint)
+
+
+@pytest.fixture(scope="module")
+def store(retrieval: Retrieval) -> PhraseDatastore:
+    return PhraseDatastore(retrieval.store)
+
+
+def all_phrases(model: Any, store: PhraseDatastore, alpha: float, max_length: int) -> dict[str, float]:
+    """Every span of whole words of every block: p(start) + p(end) over all keys, summed by phrase."""
+    dictionary = model.task.source_dictionary
+    starts, ends = PhraseFiller(model, store).queries(TEXT)
+    keys = torch.from_numpy(store.keys_of(np.arange(len(store)))).double()
+    probability = [(keys @ query.double() / math.sqrt(32)).softmax(dim=0).numpy() for query in (starts[0], ends[0])]
+    pieces = PieceClasses.of_sentencepiece(dictionary.symbols, [0, 1, 2, 3, dictionary.index("<mask>")])
+    scores: dict[str, float] = {}
+    limits = [*store.block_starts.tolist(), len(store.tokens)]
+    for first, last in itertools.pairwise(limits):
+        ids = np.asarray(store.tokens[first:last], dtype=np.int64)
+        begins, stops = word_boundaries(ids, np.zeros(len(ids), np.int64), pieces)
+        for start in np.flatnonzero(begins):
+            for length in range(1, max_length + 1):
+                part = ids[start : start + length]
+                if len(part) < length or (part < 4).any():
+                    break
+                if not stops[start + length - 1]:
+                    continue
+                rows = store.rows_of(np.array([first + start, first + start + length - 1]))
+                text = "".join(dictionary[int(token)] for token in part).replace("\u2581", " ").strip()
+                score = probability[0][rows[0]] + probability[1][rows[1]]
+                scores[text] = scores.get(text, 0.0) + score * length**alpha
+    return scores
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+def test_candidates_are_those_of_the_whole_text(model: Any, store: PhraseDatastore, alpha: float) -> None:
+    settings = FillingSettings(k=len(store), length_alpha=alpha, max_length=4)
+    filler = PhraseFiller(model, store, settings)
+    starts, ends = filler.queries(TEXT)
+    found = filler.candidates(starts[0], ends[0])
+    expected = sorted(all_phrases(model, store, alpha, 4).items(), key=lambda item: -item[1])
+    assert len(found) > 50
+    for candidate, (_, score) in zip(found, expected, strict=False):
+        assert candidate.score == pytest.approx(score, rel=1e-3)
+    by_text = dict(expected)
+    assert all(candidate.score == pytest.approx(by_text[candidate.phrase], rel=1e-3) for candidate in found[:200])
+
+
+def test_sources_show_the_phrase_in_its_sentence(model: Any, store: PhraseDatastore) -> None:
+    for candidate in PhraseFiller(model, store, FillingSettings(k=50)).fill(TEXT, topk=10)[0]:
+        assert 1 <= len(candidate.occurrences) == len(candidate.contexts) <= 3
+        scores = [occurrence.score for occurrence in candidate.occurrences]
+        assert scores == sorted(scores, reverse=True)
+        assert candidate.score >= sum(scores) - 1e-6
+        for context in candidate.contexts:
+            assert f"[[{candidate.phrase}]]" in context
+            assert "</s>" not in context
+
+
+def test_fewer_retrieved_keys_give_a_subset(model: Any, store: PhraseDatastore) -> None:
+    few, many = (PhraseFiller(model, store, FillingSettings(k=k)).fill(TEXT, topk=10**6)[0] for k in (3, 400))
+    assert 0 < len(few) < len(many)
+    assert {candidate.phrase for candidate in few} <= {candidate.phrase for candidate in many}
+    pieces = PhraseFiller(model, store, FillingSettings(k=3, whole_words=False)).fill(TEXT, topk=10**6)[0]
+    assert len(pieces) > len(few)
+
+
+def test_several_masks_are_filled_each(model: Any, store: PhraseDatastore) -> None:
+    found = model.fill_phrase("The <mask> returns a <mask> of names.", store, k=4)
+    assert [len(candidates) for candidates in found] == [4, 4]
+    single = model.fill_phrase(TEXT, str(store.directory), k=4)
+    assert single == PhraseFiller(model, store).fill(TEXT, topk=4)[0]
+    assert len(single) == 4
+
+
+def test_long_text_is_cut_around_its_masks(model: Any, store: PhraseDatastore) -> None:
+    filler = PhraseFiller(model, store)
+    masks = list(filler.span_masks)
+    words = "the statement is executed and the value returned " * 30
+    for text in (f"{words} <mask>", f"<mask> {words}", f"{words} <mask> {words}", f"{words} a <mask> b <mask> {words}"):
+        tokens, places = filler.encode(text)
+        assert len(tokens) == 64
+        assert (int(tokens[0]), int(tokens[-1])) == (0, 2)
+        assert [tokens[place : place + 2].tolist() for place in places] == [masks] * text.count("<mask>")
+        assert filler.was_cut(text)
+        assert filler.queries(text)[0].shape == (text.count("<mask>"), 32)
+    assert not filler.was_cut(TEXT)
+    tokens, places = filler.encode(TEXT)
+    assert tokens[places[0] : places[0] + 2].tolist() == masks
+    with pytest.raises(ValueError, match="tokens apart, the model has 64 positions: fill fewer at once"):
+        filler.encode(f"<mask> {words} <mask>")
+    with pytest.raises(ValueError, match="the text has no <mask>"):
+        filler.encode("no mask")
+
+
+def test_text_is_continued(model: Any, store: PhraseDatastore) -> None:
+    filler = PhraseFiller(model, store)
+    once, twice = (filler.continue_text("The value", steps=steps) for steps in (1, 2))
+    assert once == f"The value {filler.fill('The value <mask>', topk=1)[0][0].phrase}"
+    assert twice.startswith(once)
+    assert len(twice) > len(once)
+
+
+def test_command_prints_phrases_and_sources(retrieval: Retrieval, capsys: Capture, pipeline: Pipeline) -> None:
+    where = ("--checkpoint", retrieval.checkpoint.parent, "--datastore", retrieval.store)
+    mlsm("fill", TEXT, "No <mask> and no <mask>.", *where, "--topk", 2, "--contexts", 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "mask " in line] == ["  mask 1", "  mask 1", "  mask 2"]
+    assert sum("[[" in line for line in lines) == 6
+    mlsm("fill", "The value", *where, "--continue", 2)
+    assert capsys.readouterr().out.startswith("The value ")
+    long_text = "the value of it " * 60 + "<mask>"
+    mlsm("fill", long_text, *where, "--topk", 1)
+    assert "longer than the model's positions" in capsys.readouterr().err
+    assert "the text has no <mask>" in failing_mlsm(capsys, "fill", "nothing", *where)
+    assert "--k 1000000 is more than the" in failing_mlsm(capsys, "fill", TEXT, *where, "--k", 10**6)
+    assert "--datastore is needed" in failing_mlsm(capsys, "fill", TEXT, *where[:2])
+
+
+def test_checkpoint_moves_with_its_folder(retrieval: Retrieval, tmp_path: Path, store: PhraseDatastore) -> None:
+    import shutil
+
+    moved = shutil.copytree(retrieval.checkpoint.parent, tmp_path / "moved")
+    store.check_belongs_to(moved / "checkpoint_last.pt")
+    assert len(hub.from_pretrained(moved).fill_phrase(TEXT, store, k=2)) == 2
