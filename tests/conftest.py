@@ -27,6 +27,14 @@ TINY_TRAINING = (
 )
 
 
+# the criterion of a task, where it is not of the same name
+CRITERIONS = {
+    "masked_latent_semantic": "latent_semantic_kl",
+    "taco": "token_contrastive",
+    "nonparametric_masked_lm": "span_contrastive",
+}
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """Paths of the shared run; read only: copy what a test changes."""
@@ -101,7 +109,7 @@ def fairseq_train(
     user_dir: object = PLUGIN, cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run fairseq-train as a user does, on a tiny model; later flags override earlier ones."""
-    criterion = {"masked_latent_semantic": "latent_semantic_kl", "taco": "token_contrastive"}.get(task, task)
+    criterion = CRITERIONS.get(task, task)
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", data, "--user-dir", user_dir, "--save-dir", save_dir),
         *("--task", task, "--criterion", criterion, *TINY_MODEL, *TINY_TRAINING, "--no-epoch-checkpoints", *flags),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from mlsm_plugin.criterions.span_contrastive import span_contrastive_loss
 from mlsm_plugin.criterions.token_contrastive import token_contrastive_loss
 from mlsm_plugin.rank_gather import gather_rows, sum_over_ranks
 from tests.conftest import REPOSITORY
@@ -37,12 +39,35 @@ torch.distributed.destroy_process_group()
 """
 
 
-def run_ranks(folder: Path, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+RANK_OF_SPANS = """
+import sys
+import torch
+from mlsm_plugin.criterions.span_contrastive import span_contrastive_loss
+from mlsm_plugin.rank_gather import gather_rows, gather_rows_with_gradient
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+queries, keys, phrases, ids = torch.load(f"{folder}/batch{rank}.pt")
+queries.requires_grad_()
+keys.requires_grad_()
+all_keys, _ = gather_rows_with_gradient(keys)
+all_ids, _ = gather_rows(ids)
+positives = phrases[:, None] == all_ids
+loss = span_contrastive_loss(queries, all_keys, positives, torch.ones_like(positives))
+loss.backward()
+torch.save({"loss": loss.detach(), "queries": queries.grad, "keys": keys.grad}, f"{folder}/result{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+def run_ranks(
+    folder: Path, batches: Sequence[tuple[torch.Tensor, ...]], program: str = RANK
+) -> list[dict[str, torch.Tensor]]:
     for rank, batch in enumerate(batches):
         torch.save(batch, folder / f"batch{rank}.pt")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder)], env=environment) for rank in (0, 1)
+        subprocess.Popen([sys.executable, "-c", program, str(rank), str(folder)], env=environment) for rank in (0, 1)
     ]
     try:
         assert [process.wait(timeout=120) for process in processes] == [0, 0]
@@ -93,6 +118,29 @@ def test_negatives_of_all_ranks_give_the_loss_and_gradient_of_one_rank_with_all_
     rows = semantics.grad.split([shape[0] for shape in shapes])
     for result, row, shape in zip(results, rows, shapes, strict=True):
         torch.testing.assert_close(result["gradient"], row[:, : shape[1]], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [((4, 6), (3, 9)), ((5, 7), (0, 0)), ((0, 3), (2, 1))])
+def test_gradients_of_all_ranks_reach_the_keys(tmp_path: Path, sizes: tuple[tuple[int, int], ...]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    batches = [
+        (
+            *(torch.randn(size, 8, generator=generator, dtype=torch.double) for size in (n, m)),
+            *(torch.randint(3, (size,), generator=generator) for size in (n, m)),
+        )
+        for n, m in sizes
+    ]
+    results = run_ranks(tmp_path, batches, RANK_OF_SPANS)
+    queries, keys, phrases, ids = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    queries.requires_grad_()
+    keys.requires_grad_()
+    positives = phrases[:, None] == ids
+    loss = span_contrastive_loss(queries, keys, positives, torch.ones_like(positives))
+    loss.backward()
+    assert float(loss) > 0
+    torch.testing.assert_close(sum(result["loss"] for result in results), loss.detach())
+    for name, gradient in (("queries", queries.grad), ("keys", keys.grad)):
+        torch.testing.assert_close(torch.cat([result[name] for result in results]), gradient)
 
 
 def test_one_process_keeps_its_rows_without_gradient() -> None:

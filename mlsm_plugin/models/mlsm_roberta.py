@@ -14,10 +14,13 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from mlsm_plugin import compat
+from mlsm_plugin.data.span_masks import SPAN_MASKS
 
 logger = logging.getLogger(__name__)
 
 ATOM_PROJECTION = "encoder.lm_head.atom_projection."
+# what has a row for each symbol of the dictionary
+VOCABULARY_WEIGHTS = ("encoder.sentence_encoder.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias")
 
 
 class LatentSemanticHead(RobertaLMHead):
@@ -132,9 +135,27 @@ class MlsmRobertaModel(RobertaModel):
             return cls(args, MlsmRobertaEncoder(args, task.source_dictionary))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Fit the latent head of a checkpoint to this model: drop it, keep it, or start it anew."""
+        """Fit the latent head of a checkpoint to this model: drop it, keep it, or start it anew.
+
+        The symbols that NPM adds for masked spans are dropped where the task does not have them.
+        """
         super().upgrade_state_dict_named(state_dict, name)
-        prefix = (f"{name}." if name else "") + ATOM_PROJECTION
+        prefix = f"{name}." if name else ""
+        self._drop_span_masks(state_dict, prefix)
+        self._fit_latent_head(state_dict, prefix + ATOM_PROJECTION)
+
+    def _drop_span_masks(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        num_symbols = len(self.encoder.sentence_encoder.embed_tokens.weight)
+        dropped = False
+        for key in VOCABULARY_WEIGHTS:
+            saved = state_dict.get(prefix + key)
+            if saved is not None and len(saved) == num_symbols + len(SPAN_MASKS):
+                state_dict[prefix + key] = saved[:num_symbols]
+                dropped = True
+        if dropped:
+            logger.info("the checkpoint's %s are not used by this task and are left out", " and ".join(SPAN_MASKS))
+
+    def _fit_latent_head(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         saved = {key: state_dict[key] for key in state_dict if key.startswith(prefix)}
         projection = self.encoder.lm_head.atom_projection
         own = {} if projection is None else {prefix + key: value for key, value in projection.state_dict().items()}
