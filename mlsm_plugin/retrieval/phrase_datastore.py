@@ -269,7 +269,7 @@ class DatastoreBuilder:
         self.num_tokens = sum(reader.num_tokens for reader in self.readers)
         dictionary = self.encoder.dictionary
         special = [*range(dictionary.nspecial), dictionary.index("<mask>")]
-        self._pieces = PieceClasses.of_sentencepiece(dictionary.symbols, special)
+        self._pieces = PieceClasses.of_vocabulary(dictionary.symbols, special)
         self._plan = self._planned(fp16)
         self._check_directory()
 

@@ -88,7 +88,7 @@ class PhraseFiller:
         self.temperature = getattr(cfg, "similarity_temperature", None) or math.sqrt(datastore.dim)
         special = {*range(self.dictionary.nspecial), task.mask_idx, *self.span_masks}
         self._special = np.array(sorted(special))
-        self._pieces = PieceClasses.of_sentencepiece(self.dictionary.symbols, special)
+        self._pieces = PieceClasses.of_vocabulary(self.dictionary.symbols, special)
 
     def fill(self, text: str, *, topk: int = 5) -> list[list[PhraseCandidate]]:
         """The best phrases for each ``<mask>`` of ``text``, best first; other masks stay masked.
@@ -252,4 +252,4 @@ class PhraseFiller:
     def _text(self, ids: Any) -> str:
         """Ids as text; sentence ends are left out."""
         symbols = [self.dictionary[int(token)] for token in ids if int(token) != self.dictionary.eos()]
-        return "".join(symbols).replace("\u2581", " ").strip()
+        return str(self.interface.bpe.decode(" ".join(symbols))).strip()

@@ -15,7 +15,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from mlsm_plugin import compat
-from mlsm_plugin.data.cooccurring_spans import WORD_BEGIN, PieceClasses, SpanRules
+from mlsm_plugin.data.cooccurring_spans import PieceClasses, SpanRules
 from mlsm_plugin.data.span_groups_dataset import SpanGroupsDataset, SpanMasking, consecutive_groups
 from mlsm_plugin.data.span_masks import added_symbols
 from mlsm_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split
@@ -146,14 +146,14 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         self.datasets[split] = dataset
 
     def _masking(self) -> SpanMasking:
-        symbols = self.source_dictionary.symbols
-        if not any(symbol.startswith(WORD_BEGIN) for symbol in symbols):
+        try:
+            pieces = PieceClasses.of_vocabulary(self.source_dictionary.symbols, self.special_ids)
+        except ValueError as error:
             raise ValueError(
-                f"{self.cfg.data}/dict.txt has no piece that begins with {WORD_BEGIN}: spans of whole words need a "
-                "SentencePiece vocabulary; make one with `mlsm tokenizer` and `mlsm binarize`"
-            )
+                f"{self.cfg.data}/dict.txt: {error}; `mlsm tokenizer` and `mlsm binarize` make such a vocabulary"
+            ) from error
         return SpanMasking(
-            pieces=PieceClasses.of_sentencepiece(symbols, self.special_ids),
+            pieces=pieces,
             rules=self.rules,
             start_mask=self.span_masks[0],
             end_mask=self.span_masks[1],

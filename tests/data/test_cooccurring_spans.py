@@ -25,7 +25,8 @@ def slow_boundaries(tokens: np.ndarray, pieces: PieceClasses) -> tuple[list[bool
         if pieces.special[token]:
             following_starts = True
             continue
-        begins[place] = bool(pieces.begins_word[token] or (pieces.punctuation[token] and following_starts))
+        behind_an_end = pieces.ends_word.any() and (place == 0 or pieces.ends_word[tokens[place - 1]])
+        begins[place] = bool(pieces.begins_word[token] or behind_an_end or (pieces.punctuation[token] and following_starts))
         following_starts = begins[place]
     ends = [
         not pieces.special[tokens[place]]
@@ -60,6 +61,7 @@ def groups(draw: st.DrawFn) -> tuple[list[np.ndarray], PieceClasses, SpanRules]:
     pieces = PieceClasses(
         special=rng.random(vocabulary) < 0.15,
         begins_word=rng.random(vocabulary) < draw(st.sampled_from([0.4, 0.9, 1.0])),
+        ends_word=rng.random(vocabulary) < draw(st.sampled_from([0.0, 0.0, 0.5])),
         punctuation=(punctuation := rng.random(vocabulary) < 0.3),
         sentence_punctuation=punctuation & (rng.random(vocabulary) < 0.6),
     )
@@ -112,7 +114,7 @@ def test_spans_keep_to_every_rule_and_none_is_left_that_could_be_taken(group: An
 def of_words(num: int, *, punctuation: tuple[int, ...] = ()) -> PieceClasses:
     """Ids that are words, 0 to 2 special."""
     mark = np.isin(np.arange(num), punctuation)
-    return PieceClasses(np.arange(num) < 3, np.ones(num, bool), mark, mark)
+    return PieceClasses(np.arange(num) < 3, np.ones(num, bool), np.zeros(num, bool), mark, mark)
 
 
 def test_lengths_are_geometric_where_all_are_to_be_had() -> None:
@@ -174,7 +176,7 @@ def test_where_nothing_is_shared_nothing_is_masked(sequences: list[list[int]]) -
 def test_punctuation_at_the_end_of_a_word_is_a_word(pieces: str, begins: str, ends: str) -> None:
     symbols = pieces.split()
     vocabulary = sorted(set(symbols))
-    classes = PieceClasses.of_sentencepiece(vocabulary, [i for i, piece in enumerate(vocabulary) if piece == "</s>"])
+    classes = PieceClasses.of_vocabulary(vocabulary, [i for i, piece in enumerate(vocabulary) if piece == "</s>"])
     tokens = np.array([vocabulary.index(piece) for piece in symbols])
     found = word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
     assert [" ".join(str(int(flag)) for flag in flags) for flags in found] == [begins, ends]
@@ -183,7 +185,7 @@ def test_punctuation_at_the_end_of_a_word_is_a_word(pieces: str, begins: str, en
 
 def test_classes_of_pieces() -> None:
     pieces = ["<s>", "▁the", "s", "▁.", ",", '."', "'", "▁", "▁a,"]
-    classes = PieceClasses.of_sentencepiece(pieces, [0])
+    classes = PieceClasses.of_vocabulary(pieces, [0])
     assert classes.special.tolist() == [True] + [False] * 8
     assert [piece for piece, flag in zip(pieces, classes.begins_word, strict=True) if flag] == [
         "▁the",
@@ -194,6 +196,31 @@ def test_classes_of_pieces() -> None:
     assert [piece for piece, flag in zip(pieces, classes.punctuation, strict=True) if flag] == ["▁.", ",", '."', "'"]
     marks = [piece for piece, flag in zip(pieces, classes.sentence_punctuation, strict=True) if flag]
     assert marks == ["▁.", ",", '."']
+
+
+@pytest.mark.parametrize(
+    ("pieces", "begins", "ends"),
+    [
+        ("<s> The Ġlong est Ġword , Ġor . </s>", "0 1 1 0 1 1 1 1 0", "0 1 0 1 1 1 1 1 0"),
+        ("<s> the long ##est word , or . </s>", "0 1 1 0 1 1 1 1 0", "0 1 0 1 1 1 1 1 0"),
+        ("<s> the lon@@ gest word , or . </s>", "0 1 1 0 1 1 1 1 0", "0 1 0 1 1 1 1 1 0"),
+        ("<s> Ġ( a ) ) </s>", "0 1 0 1 1 0", "0 0 1 1 1 0"),
+    ],
+)
+def test_words_of_other_tokenizers_are_found(pieces: str, begins: str, ends: str) -> None:
+    symbols = pieces.split()
+    vocabulary = ["<s>", "</s>", *sorted(set(symbols) - {"<s>", "</s>"})]
+    classes = PieceClasses.of_vocabulary(vocabulary, [0, 1])
+    tokens = np.array([vocabulary.index(piece) for piece in symbols])
+    found = word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
+    assert [" ".join(str(int(flag)) for flag in flags) for flags in found] == [begins, ends]
+    marks = {piece for piece, flag in zip(vocabulary, classes.punctuation, strict=True) if flag}
+    assert marks == set(symbols) & {",", ".", "Ġ(", ")"}
+
+
+def test_vocabularies_without_marks_of_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="nothing in the vocabulary marks where words begin or end"):
+        PieceClasses.of_vocabulary(["<s>", "464", "262", "##", "@@"], [0])
 
 
 @pytest.mark.parametrize(

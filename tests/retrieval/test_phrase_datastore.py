@@ -102,7 +102,7 @@ def test_options_choose_the_keys(retrieval: Retrieval, store: PhraseDatastore, t
     mlsm(*build_words(retrieval, tmp_path / "some", *options))
     some = PhraseDatastore(tmp_path / "some")
     dictionary = hub.from_pretrained(retrieval.checkpoint).task.source_dictionary
-    pieces = PieceClasses.of_sentencepiece(dictionary.symbols, [0, 1, 2, 3])
+    pieces = PieceClasses.of_vocabulary(dictionary.symbols, [0, 1, 2, 3])
     text = np.asarray(store.tokens, dtype=np.int64)
     begins, ends = word_boundaries(text, np.zeros(len(text), np.int64), pieces)
     dropped = np.isin(text, [dictionary.index(piece) for piece in ("▁the", "▁of", "▁The", "▁Of", "the", "of")])

@@ -38,7 +38,7 @@ def all_phrases(model: Any, store: PhraseDatastore, alpha: float, max_length: in
     starts, ends = PhraseFiller(model, store).queries(TEXT)
     keys = torch.from_numpy(store.keys_of(np.arange(len(store)))).double()
     probability = [(keys @ query.double() / math.sqrt(32)).softmax(dim=0).numpy() for query in (starts[0], ends[0])]
-    pieces = PieceClasses.of_sentencepiece(dictionary.symbols, [0, 1, 2, 3, dictionary.index("<mask>")])
+    pieces = PieceClasses.of_vocabulary(dictionary.symbols, [0, 1, 2, 3, dictionary.index("<mask>")])
     scores: dict[str, float] = {}
     limits = [*store.block_starts.tolist(), len(store.tokens)]
     for first, last in itertools.pairwise(limits):
