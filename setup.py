@@ -8,7 +8,8 @@ HERE = Path(__file__).parent
 VERSION: dict[str, str] = {}
 exec((HERE / "mlsm_plugin" / "version.py").read_text(), VERSION)
 
-TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
+RETRIEVAL = ["faiss-cpu>=1.8"]
+TEST = [*RETRIEVAL, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
 
 setup(
     name="mlsm_plugin",
@@ -31,6 +32,6 @@ setup(
         "spams-bin",  # imports as spams; GPL-3.0, a separate package
         "tqdm",
     ],
-    extras_require={"test": TEST, "dev": [*TEST, "build"]},
+    extras_require={"retrieval": RETRIEVAL, "test": TEST, "dev": [*TEST, "build"]},
     entry_points={"console_scripts": ["mlsm = mlsm_plugin.cli.main:main"]},
 )

@@ -47,7 +47,7 @@ class AuxiliaryEncoder:
         fp16: bool = False,
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
-        model = _load_model(Path(checkpoint), Path(data_bin), self.dictionary)
+        model, self.task_cfg = _load_model(Path(checkpoint), Path(data_bin), self.dictionary)
         self.layer = layer
         self.num_layers = len(model.encoder.sentence_encoder.layers)
         if not 0 <= layer <= self.num_layers:
@@ -113,7 +113,8 @@ def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, A
     return state
 
 
-def _load_model(checkpoint: Path, data_bin: Path, dictionary: Dictionary) -> Any:
+def _load_model(checkpoint: Path, data_bin: Path, dictionary: Dictionary) -> tuple[Any, Any]:
+    """The model, and the configuration of the task that it was trained for."""
     overrides = {"data": str(data_bin)}
     state = _read_checkpoint(checkpoint, overrides)
     num_symbols = len(dictionary) + len(added_symbols(state["cfg"].task))
@@ -130,4 +131,4 @@ def _load_model(checkpoint: Path, data_bin: Path, dictionary: Dictionary) -> Any
             "binarize the text with the tokenizer of the auxiliary model"
         )
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides, state=state)
-    return models[0]
+    return models[0], state["cfg"].task

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import add_model_options, add_share_options, check_positive
+from mlsm_plugin.retrieval.key_index import KINDS, check_installed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-tokens", type=int, default=1 << 16, metavar="N", help="tokens of a shard; bounds the memory"
     )
+    parser.add_argument(
+        "--index",
+        default="none",
+        choices=KINDS,
+        help="flat: exact; ivfpq: approximate, small and fast; both need faiss (pip install 'mlsm_plugin[retrieval]'). "
+        "none: all keys are read for each search, exactly. Of a complete datastore only the index is made",
+    )
     add_model_options(parser)
     add_share_options(parser)
 
@@ -44,6 +53,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.retrieval.phrase_datastore import DatastoreBuilder, DatastoreSettings, read_stopwords
 
     check_positive(args, "threads", "batch_tokens", "shard_tokens")
+    if args.index != "none":
+        check_installed()
     share = work_share(args.shard_index, args.num_shards, os.environ)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -64,10 +75,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         fp16=args.fp16,
         batch_tokens=args.batch_tokens,
     )
-    if builder.is_complete:
+    if builder.is_complete and args.index in ("none", _kind_of_index(args.output)):
         print(f"nothing to do, {args.output} is complete")
         return 0
-    print(builder.estimate(), flush=True)
+    print(builder.estimate(args.index), flush=True)
     start = time.perf_counter()
     store = builder.build(share)
     if store is None:
@@ -76,10 +87,19 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             "same command again)"
         )
         return 0
+    if args.index != "none":
+        store.build_index(args.index)
     seconds = time.perf_counter() - start
     size = sum(file.stat().st_size for file in store.directory.iterdir())
     print(
         f"{args.output}: {len(store):,} keys of {store.meta['num_tokens']:,} tokens, {store.dim} wide, "
-        f"{size / 1e6:.1f} MB, {seconds:.1f} s"
+        f"{size / 1e6:.1f} MB ({size / store.meta['num_tokens']:.0f} bytes a token), {seconds:.1f} s"
     )
     return 0
+
+
+def _kind_of_index(directory: str) -> str:
+    from mlsm_plugin.retrieval.key_index import KeyIndex
+
+    index = KeyIndex.open(Path(directory))
+    return "none" if index is None else index.kind

@@ -3,6 +3,7 @@
 ``<directory>/`` holds ``meta.json``, ``dict.txt``, ``tokens.npy`` (int32, the text), ``block_starts.npy`` (int64) and
 shards, each of a contiguous range of tokens: ``shard-<i>.keys.npy`` (n, dim) and ``shard-<i>.positions.npy`` (n,)
 int64, the places of the keys' tokens in ``tokens.npy``, ascending. ``meta.json`` is written last; ``plan.json`` first.
+An index, if there is one, is in ``index.faiss`` and ``index.json``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder, number_of_la
 from mlsm_plugin.auxiliary.work_share import WorkShare
 from mlsm_plugin.data.cooccurring_spans import PieceClasses, word_boundaries
 from mlsm_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.retrieval.key_index import KeyIndex, bytes_per_key, training_size
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class PhraseDatastore:
         meta: ``meta.json``.
         tokens: ids of the text ``(num_tokens,)``, memory-mapped.
         block_starts: where the blocks begin in it, ascending.
+        index: of the keys, or None: all keys are compared.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -97,6 +100,39 @@ class PhraseDatastore:
         self.block_starts = np.load(self.directory / "block_starts.npy")
         self._first_rows = np.cumsum([0, *self.meta["shard_keys"]])
         self._first_positions = self._read_first_positions()
+        self.index = KeyIndex.open(self.directory)
+
+    @classmethod
+    def build(
+        cls,
+        data_bin: str | os.PathLike[str],
+        checkpoint: str | os.PathLike[str],
+        directory: str | os.PathLike[str],
+        settings: DatastoreSettings | None = None,
+        **options: Any,
+    ) -> PhraseDatastore:
+        """Build a datastore in this process, or what is missing of one, and open it.
+
+        Arguments, and what they raise, are those of :class:`DatastoreBuilder`.
+        """
+        builder = DatastoreBuilder(data_bin, checkpoint, directory, settings or DatastoreSettings(), **options)
+        store = builder.build()
+        if store is None:
+            raise ValueError(f"{directory}: shards are missing, another process may be deleting them")
+        return store
+
+    def build_index(self, kind: str) -> None:
+        """Make an index of the keys, unless there is one of this ``kind`` (``flat`` or ``ivfpq``), and search by it.
+
+        Raises:
+            ValueError: faiss is not installed, or there are too few keys.
+        """
+        if self.index is None or self.index.kind != kind:
+            rows = np.random.default_rng(0).choice(len(self), training_size(len(self)), replace=False)
+            sample = self.keys_of(np.sort(rows))
+            chunks = (chunk for _, chunk in self._chunks())
+            KeyIndex.write(self.directory, kind, self.meta["similarity"], sample, chunks, len(self))
+            self.index = KeyIndex.open(self.directory)
 
     def _read_first_positions(self) -> np.ndarray:
         """The position of each shard's first key; that of the next one where a shard is empty."""
@@ -140,7 +176,7 @@ class PhraseDatastore:
                 yield int(first) + start, np.asarray(keys[start : start + size], dtype=np.float32)
 
     def search(self, queries: Tensor, k: int, *, similarity: str = "inner") -> tuple[Tensor, Tensor]:
-        """The nearest keys, exactly.
+        """The nearest keys; exactly, unless there is an index that approximates.
 
         Args:
             queries: ``(n, dim)``.
@@ -158,6 +194,8 @@ class PhraseDatastore:
         if queries.size(-1) != self.dim:
             raise ValueError(f"queries are {queries.size(-1)} wide, the keys of {self.directory} {self.dim}")
         queries = queries.float()
+        if self.index is not None and self.index.similarity == similarity:
+            return self._search_index(self.index, queries, k)
         scores = queries.new_full((len(queries), 0), 0.0)
         rows = torch.zeros(len(queries), 0, dtype=torch.long, device=queries.device)
         for first, chunk in self._chunks():
@@ -168,6 +206,15 @@ class PhraseDatastore:
             scores, order = scores.topk(min(k, scores.size(1)), dim=1)
             rows = rows.gather(1, order)
         return scores, rows
+
+    def _search_index(self, index: KeyIndex, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        candidates = index.candidates(queries.cpu().numpy(), k)
+        keys = torch.from_numpy(self.keys_of(candidates.ravel())).to(queries.device).view(*candidates.shape, self.dim)
+        found = torch.cat(
+            [similarities(query[None], own, index.similarity) for query, own in zip(queries, keys, strict=True)]
+        )
+        scores, order = found.topk(k, dim=1)
+        return scores, torch.from_numpy(candidates).to(queries.device).gather(1, order)
 
     def log_normalizers(self, queries: Tensor, *, similarity: str = "inner", temperature: float = 1.0) -> Tensor:
         """``log sum over all keys of exp(score / temperature)`` of each query: ``(n,)`` float32."""
@@ -291,6 +338,7 @@ class DatastoreBuilder:
             "num_tokens": self.num_tokens,
             "num_shards": len(self.shards),
             "dim": self.encoder.dim,
+            "similarity": str(getattr(self.encoder.task_cfg, "similarity", "inner")),
             "dtype": settings.dtype,
             "splits": list(settings.splits),
             "blocks": {
@@ -324,14 +372,16 @@ class DatastoreBuilder:
         """Whether there is nothing left to do."""
         return (self.directory / "meta.json").is_file()
 
-    def estimate(self) -> str:
-        """What the datastore will need at most."""
+    def estimate(self, index: str = "none") -> str:
+        """What the datastore will need at most, with an index of this kind."""
         per_token = self.encoder.dim * np.dtype(self.settings.dtype).itemsize + 8 + 4
-        disk = per_token * self.num_tokens
-        memory = self.settings.shard_tokens * (per_token + 4 * self.encoder.dim)
+        of_index = bytes_per_key(index, self.encoder.dim)
+        disk = (per_token + of_index) * self.num_tokens
+        memory = max(self.settings.shard_tokens * (per_token + 4 * self.encoder.dim), of_index * self.num_tokens)
         return (
-            f"{self.num_tokens:,} tokens: at most {disk / 1e9:.3g} GB on disk ({per_token} bytes a token); building "
-            f"needs about {memory / 1e9:.2g} GB of memory beside the model, searching {4 * CHUNK_ENTRIES / 1e9:.2g} GB"
+            f"{self.num_tokens:,} tokens: at most {disk / 1e9:.3g} GB on disk ({per_token + of_index} bytes a token); "
+            f"building needs about {memory / 1e9:.2g} GB of memory beside the model, searching "
+            f"{4 * CHUNK_ENTRIES / 1e9:.2g} GB"
         )
 
     def build(self, share: WorkShare | None = None) -> PhraseDatastore | None:

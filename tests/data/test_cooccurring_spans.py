@@ -26,7 +26,9 @@ def slow_boundaries(tokens: np.ndarray, pieces: PieceClasses) -> tuple[list[bool
             following_starts = True
             continue
         behind_an_end = pieces.ends_word.any() and (place == 0 or pieces.ends_word[tokens[place - 1]])
-        begins[place] = bool(pieces.begins_word[token] or behind_an_end or (pieces.punctuation[token] and following_starts))
+        begins[place] = bool(
+            pieces.begins_word[token] or behind_an_end or (pieces.punctuation[token] and following_starts)
+        )
         following_starts = begins[place]
     ends = [
         not pieces.special[tokens[place]]

@@ -84,7 +84,8 @@ def test_batches_do_not_depend_on_the_number_of_loader_processes(pipeline: Pipel
     by_id = [{int(batch["id"][0]): batch["net_input"]["src_tokens"] for batch in epoch} for epoch in alone]
     common = set(by_id[0]) & set(by_id[1])
     assert len(common) > 2
-    assert not any(torch.equal(by_id[0][key], by_id[1][key]) for key in common)
+    same = sum(torch.equal(by_id[0][key], by_id[1][key]) for key in common)
+    assert same < len(common) / 10  # where little is repeated, all of it is masked
 
 
 def test_masked_sequences_fit_the_positions_of_the_model(pipeline: Pipeline) -> None:

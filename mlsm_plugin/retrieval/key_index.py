@@ -1,0 +1,152 @@
+"""Indexes of a datastore's keys, by faiss (Johnson et al., 2017): for searching without reading all of them.
+
+Beside the shards, ``index.faiss`` holds the index and ``index.json``, written last, what it is of.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlsm_plugin.atomic_files import atomic_open, read_json, sha256_of_files, write_json
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("none", "flat", "ivfpq")
+# faiss asks for at least so many keys for each of the 256 centroids of a part of a vector
+KEYS_PER_CENTROID = 39
+CENTROIDS = 256
+# of a product quantizer's parts, at least
+PART_WIDTH = 4
+# of the keys that an approximate index is asked for are compared exactly: this many times as many as are wanted
+RESCORED = 8
+
+
+def faiss_or_none() -> Any:
+    """The package, or None where it is not installed."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss
+
+
+def check_installed() -> None:
+    """Raise ValueError unless faiss is installed."""
+    if faiss_or_none() is None:
+        raise ValueError("--index needs faiss: pip install 'mlsm_plugin[retrieval]', or use --index none")
+
+
+def bytes_per_key(kind: str, dim: int) -> int:
+    """On disk; searching a ``flat`` index reads all of it."""
+    return {"none": 0, "flat": 4 * dim, "ivfpq": _parts(dim) + 8}[kind]
+
+
+def least_keys(kind: str) -> int:
+    """With fewer an index of this kind cannot be trained."""
+    return KEYS_PER_CENTROID * CENTROIDS if kind == "ivfpq" else 1
+
+
+def _parts(dim: int) -> int:
+    """Into how many a product quantizer cuts a vector: as many as can be of :data:`PART_WIDTH` or more dimensions."""
+    return max(parts for parts in range(1, max(1, dim // PART_WIDTH) + 1) if dim % parts == 0)
+
+
+class KeyIndex:
+    """An index of all keys of a datastore.
+
+    Attributes:
+        kind: ``flat`` (exact) or ``ivfpq`` (inverted lists of product-quantized keys: approximate).
+        similarity: ``inner`` or ``l2``, the only one that it can search by.
+    """
+
+    def __init__(self, index: Any, kind: str, similarity: str) -> None:
+        self._index, self.kind, self.similarity = index, kind, similarity
+
+    @classmethod
+    def open(cls, directory: Path) -> KeyIndex | None:
+        """The index in the folder of a datastore; None where there is none, or none that can be used (said)."""
+        if not (directory / "index.json").is_file():
+            return None
+        meta = read_json(directory / "index.json")
+        faiss = faiss_or_none()
+        if faiss is None:
+            logger.warning("%s has an index, but faiss is not installed: all keys are compared", directory)
+            return None
+        if meta["of"] != sha256_of_files(directory / "meta.json"):
+            logger.warning("the index in %s is of other keys: all keys are compared", directory)
+            return None
+        flag = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
+        return cls(faiss.read_index(str(directory / "index.faiss"), flag), meta["kind"], meta["similarity"])
+
+    @classmethod
+    def write(
+        cls, directory: Path, kind: str, similarity: str, sample: np.ndarray, chunks: Iterator[np.ndarray], size: int
+    ) -> None:
+        """Make the index of a datastore.
+
+        Args:
+            directory: of the datastore.
+            kind, similarity: see the attributes.
+            sample: keys ``(n, dim)`` float32 to train on, :func:`training_size` of them.
+            chunks: all keys, ``(c, dim)`` float32 at a time, in order.
+            size: how many keys there are.
+
+        Raises:
+            ValueError: there are too few keys to train on, or faiss is not installed.
+        """
+        check_installed()
+        faiss = faiss_or_none()
+        metric = faiss.METRIC_INNER_PRODUCT if similarity == "inner" else faiss.METRIC_L2
+        if size < least_keys(kind):
+            raise ValueError(
+                f"--index {kind} needs at least {least_keys(kind):,} keys to be trained on, there are {size:,}; use "
+                "--index flat or none"
+            )
+        dim = sample.shape[1]
+        description = "Flat" if kind == "flat" else f"IVF{clusters_of(size)},PQ{_parts(dim)}"
+        index = faiss.index_factory(dim, description, metric)
+        if not index.is_trained:
+            index.train(sample)
+        for chunk in chunks:
+            index.add(chunk)
+        with atomic_open(directory / "index.faiss") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        write_json(
+            directory / "index.json",
+            {"kind": kind, "similarity": similarity, "of": sha256_of_files(directory / "meta.json")},
+        )
+
+    def candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
+        """Rows ``(n, c)`` int64 of keys among which the nearest ``k`` probably are; c >= k.
+
+        Args:
+            queries: ``(n, dim)`` float32.
+            k: how many are wanted, at most as many as there are keys.
+        """
+        if self.kind == "flat":
+            rows: np.ndarray = self._index.search(queries, k)[1]
+            return rows
+        wanted = min(RESCORED * k, self._index.ntotal)
+        probes = min(self._index.nlist, max(32, self._index.nlist // 16))
+        while True:
+            self._index.nprobe = probes
+            rows = self._index.search(queries, wanted)[1]
+            if probes == self._index.nlist or (rows >= 0).all():
+                return rows
+            probes = min(self._index.nlist, 4 * probes)  # the lists that were looked at held fewer
+
+
+def clusters_of(num_keys: int) -> int:
+    """Inverted lists for so many keys: four times the square root, as faiss advises, while that can be trained."""
+    return max(1, min(round(4 * math.sqrt(num_keys)), num_keys // KEYS_PER_CENTROID))
+
+
+def training_size(num_keys: int) -> int:
+    """Keys to train an index on: 64 for each list, so that it is a small part of a large corpus."""
+    return min(num_keys, max(64 * clusters_of(num_keys), least_keys("ivfpq")))
