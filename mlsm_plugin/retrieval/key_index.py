@@ -22,7 +22,7 @@ KINDS = ("none", "flat", "ivfpq")
 KEYS_PER_CENTROID = 39
 CENTROIDS = 256
 # of a product quantizer's parts, at least
-PART_WIDTH = 4
+PART_WIDTH = 2
 # of the keys that an approximate index is asked for are compared exactly: this many times as many as are wanted
 RESCORED = 8
 

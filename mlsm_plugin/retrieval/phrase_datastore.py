@@ -33,8 +33,11 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 DTYPES = ("float16", "float32")
-# Numbers of the keys that are compared at once.
-CHUNK_ENTRIES = 1 << 24
+# Numbers of the keys that are read at once: on the CPU, what its cache holds in float32.
+CHUNK_ENTRIES = 1 << 19
+CHUNK_ENTRIES_GPU = 1 << 24
+# Scores of a query among which the best are looked for at once.
+SCORES_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class PhraseDatastore:
         if self.index is None or self.index.kind != kind:
             rows = np.random.default_rng(0).choice(len(self), training_size(len(self)), replace=False)
             sample = self.keys_of(np.sort(rows))
-            chunks = (chunk for _, chunk in self._chunks())
+            chunks = (keys.numpy() for keys in self._chunks(torch.device("cpu")))
             KeyIndex.write(self.directory, kind, self.meta["similarity"], sample, chunks, len(self))
             self.index = KeyIndex.open(self.directory)
 
@@ -165,15 +168,15 @@ class PhraseDatastore:
 
     def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         keys, positions = _shard_files(self.directory, shard)
-        return np.load(keys, mmap_mode="r"), np.load(positions, mmap_mode="r")
+        return np.load(keys, mmap_mode="c"), np.load(positions, mmap_mode="r")  # "c": torch warns of read-only ones
 
-    def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """First row and keys (c, dim) float32, a bounded number at a time."""
-        size = max(1, CHUNK_ENTRIES // self.dim)
-        for shard, first in enumerate(self._first_rows[:-1]):
-            keys, _ = self._shard(shard)
+    def _chunks(self, device: torch.device) -> Iterator[Tensor]:
+        """All keys in order, ``(c, dim)`` float32 on ``device``, a bounded number at a time."""
+        size = max(1, (CHUNK_ENTRIES if device.type == "cpu" else CHUNK_ENTRIES_GPU) // self.dim)
+        for shard in range(len(self.meta["shard_keys"])):
+            keys = torch.from_numpy(self._shard(shard)[0])
             for start in range(0, len(keys), size):
-                yield int(first) + start, np.asarray(keys[start : start + size], dtype=np.float32)
+                yield keys[start : start + size].to(device).float()
 
     def search(self, queries: Tensor, k: int, *, similarity: str = "inner") -> tuple[Tensor, Tensor]:
         """The nearest keys; exactly, unless there is an index that approximates.
@@ -196,16 +199,18 @@ class PhraseDatastore:
         queries = queries.float()
         if self.index is not None and self.index.similarity == similarity:
             return self._search_index(self.index, queries, k)
-        scores = queries.new_full((len(queries), 0), 0.0)
+        best = queries.new_zeros(len(queries), 0)
         rows = torch.zeros(len(queries), 0, dtype=torch.long, device=queries.device)
-        for first, chunk in self._chunks():
-            keys = torch.from_numpy(chunk).to(queries.device)
-            found = similarities(queries, keys, similarity)
-            here = torch.arange(first, first + len(keys), device=queries.device).expand(len(queries), -1)
-            scores, rows = torch.cat([scores, found], dim=1), torch.cat([rows, here], dim=1)
-            scores, order = scores.topk(min(k, scores.size(1)), dim=1)
-            rows = rows.gather(1, order)
-        return scores, rows
+        waiting: list[Tensor] = []
+        first = 0
+        for keys in self._chunks(queries.device):
+            waiting.append(similarities(queries, keys, similarity))
+            number = sum(scores.size(1) for scores in waiting)
+            if number >= SCORES_AT_ONCE:
+                best, rows = _merged(best, rows, waiting, first, k)
+                first += number
+                waiting = []
+        return _merged(best, rows, waiting, first, k)
 
     def _search_index(self, index: KeyIndex, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         candidates = index.candidates(queries.cpu().numpy(), k)
@@ -219,8 +224,8 @@ class PhraseDatastore:
     def log_normalizers(self, queries: Tensor, *, similarity: str = "inner", temperature: float = 1.0) -> Tensor:
         """``log sum over all keys of exp(score / temperature)`` of each query: ``(n,)`` float32."""
         total = queries.new_full((len(queries),), -torch.inf, dtype=torch.float32)
-        for _, chunk in self._chunks():
-            scores = similarities(queries.float(), torch.from_numpy(chunk).to(queries.device), similarity)
+        for keys in self._chunks(queries.device):
+            scores = similarities(queries.float(), keys, similarity)
             total = torch.logaddexp(total, (scores / temperature).logsumexp(dim=1))
         return total
 
@@ -265,6 +270,16 @@ class PhraseDatastore:
         """Places in :attr:`tokens` of all tokens of some blocks, in the blocks' order."""
         limits = np.append(self.block_starts, len(self.tokens))
         return np.concatenate([np.arange(limits[block], limits[block + 1]) for block in blocks])
+
+
+def _merged(best: Tensor, rows: Tensor, found: list[Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of ``best`` (n, b), with their ``rows``, and of ``found``, whose rows begin with ``first``."""
+    if not found:
+        return best, rows
+    new, places = torch.cat(found, dim=1).topk(min(k, sum(scores.size(1) for scores in found)), dim=1)
+    scores, rows = torch.cat([best, new], dim=1), torch.cat([rows, places + first], dim=1)
+    best, order = scores.topk(min(k, scores.size(1)), dim=1)
+    return best, rows.gather(1, order)
 
 
 def similarities(queries: Tensor, keys: Tensor, similarity: str) -> Tensor:

@@ -73,6 +73,7 @@ def test_search_is_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(phrase_datastore, "CHUNK_ENTRIES", chunk_entries)
+    monkeypatch.setattr(phrase_datastore, "SCORES_AT_ONCE", chunk_entries // 10)
     queries = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)) * 3
     keys = torch.from_numpy(all_keys).double()
     exact = queries.double() @ keys.T if similarity == "inner" else -torch.cdist(queries.double(), keys).square()
