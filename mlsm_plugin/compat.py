@@ -93,11 +93,11 @@ def _report_user_errors_in_one_line() -> None:
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
-        if issubclass(kind, (ValueError, OSError)) and _raised_here(traceback):
-            message = " ".join(str(error).split())
-            print(f"{program}: error: {message}", file=sys.stderr)
-        else:
+        own = _own_error(error.with_traceback(traceback))
+        if own is None:
             previous(kind, error, traceback)
+        else:
+            print(f"{program}: error: {' '.join(str(own).split())}", file=sys.stderr)
 
     sys.excepthook = excepthook
 
@@ -142,6 +142,16 @@ def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
         if stop.is_set():
             return
         yield item
+
+
+def _own_error(error: BaseException | None) -> BaseException | None:
+    """This error, or the one that it came of (fairseq has a general one for a checkpoint that cannot be loaded), if
+    this package raised it for the user."""
+    while error is not None:
+        if isinstance(error, (ValueError, OSError)) and _raised_here(error.__traceback__):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _raised_here(traceback: types.TracebackType | None) -> bool:

@@ -14,6 +14,8 @@ from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from torch import Tensor
 
 from mlsm_plugin.data.token_blocks import load_dictionary
+from mlsm_plugin.infilling import DenoisingHubInterface
+from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
 
 TOKENIZER_FILE = "sentencepiece.bpe.model"
 PREFERRED_CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
@@ -119,7 +121,7 @@ def from_pretrained(
     *,
     bpe: str = "sentencepiece",
     **overrides: Any,
-) -> MlsmHubInterface:
+) -> Any:
     """Load a model from the folder of its training run; nothing else is needed.
 
     Args:
@@ -132,7 +134,8 @@ def from_pretrained(
         overrides: further model or task options.
 
     Returns:
-        the model in eval mode, on the CPU.
+        the model in eval mode, on the CPU: a :class:`MlsmHubInterface`, or a
+        :class:`mlsm_plugin.infilling.DenoisingHubInterface` for a model of ``span_denoising``.
 
     Raises:
         FileNotFoundError: the folder, a checkpoint, the dictionary or the tokenizer is missing.
@@ -146,7 +149,8 @@ def from_pretrained(
         overrides["sentencepiece_model"] = str(_find_tokenizer(directory, data))
     overrides = {"data": str(data), "bpe": bpe, "load_checkpoint_heads": True, **overrides}
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
-    return MlsmHubInterface(cfg, task, models[0]).eval()
+    interface = DenoisingHubInterface if isinstance(task, SpanDenoisingTask) else MlsmHubInterface
+    return interface(cfg, task, models[0]).eval()
 
 
 def checkpoint_of(path: str | os.PathLike[str], checkpoint_file: str | None = None) -> Path:

@@ -6,9 +6,9 @@ import argparse
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The auxiliary model and how it runs."""
-    parser.add_argument("--device", help="torch device of the auxiliary model (default: the GPU where there is one)")
-    parser.add_argument("--fp16", action="store_true", help="run the auxiliary model in half precision")
+    """How the model runs."""
+    parser.add_argument("--device", help="torch device of the model (default: the GPU where there is one)")
+    parser.add_argument("--fp16", action="store_true", help="run the model in half precision")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
         "--batch-tokens",
@@ -19,9 +19,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_block_options(parser: argparse.ArgumentParser) -> None:
-    """What the auxiliary model sees at once."""
-    parser.add_argument("--tokens-per-sample", type=int, default=512, metavar="N", help="longest block, BOS included")
+def add_block_options(parser: argparse.ArgumentParser, *, tokens_per_sample: int = 512) -> None:
+    """What the model sees at once."""
+    parser.add_argument(
+        "--tokens-per-sample", type=int, default=tokens_per_sample, metavar="N", help="longest block, BOS included"
+    )
     parser.add_argument(
         "--sample-break-mode",
         default="complete",

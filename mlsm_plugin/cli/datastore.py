@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from mlsm_plugin.cli.coding_options import add_model_options, add_share_options, check_positive
+from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, add_share_options, check_positive
 from mlsm_plugin.retrieval.key_index import KINDS, check_installed
 
 
@@ -23,13 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--word-boundaries-only", action="store_true", help="keep only tokens that begin or end a word")
     parser.add_argument("--drop-stopwords", metavar="FILE", help="leave out the tokens of these words, one a line")
     parser.add_argument("--dtype", default="float16", choices=["float16", "float32"], help="of the keys")
-    parser.add_argument("--tokens-per-sample", type=int, default=256, metavar="N", help="longest block, BOS included")
-    parser.add_argument(
-        "--sample-break-mode",
-        default="complete",
-        choices=["none", "complete", "complete_doc", "eos"],
-        help="where blocks may end, as in fairseq-train",
-    )
+    add_block_options(parser, tokens_per_sample=256)
     parser.add_argument(
         "--shard-tokens", type=int, default=1 << 16, metavar="N", help="tokens of a shard; bounds the memory"
     )

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data import data_utils
 from torch import Tensor
 
 from mlsm_plugin.data.cooccurring_spans import PieceClasses, SpanRules, sample_spans
+from mlsm_plugin.data.whole_epochs import WholeEpochsDataset
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SpanMasking:
     context_masking_ratio: float = 0.0
 
 
-class SpanGroupsDataset(FairseqDataset):
+class SpanGroupsDataset(WholeEpochsDataset):
     """Groups of blocks; an item is a group with its masked spans, drawn anew in every epoch.
 
     Args:

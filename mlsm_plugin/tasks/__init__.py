@@ -1,5 +1,5 @@
 """fairseq tasks: they compose datasets and own options; no maths here."""
 
-from mlsm_plugin.tasks import masked_latent_semantic, nonparametric_masked_lm, taco
+from mlsm_plugin.tasks import masked_latent_semantic, nonparametric_masked_lm, span_denoising, taco
 
-__all__ = ["masked_latent_semantic", "nonparametric_masked_lm", "taco"]
+__all__ = ["masked_latent_semantic", "nonparametric_masked_lm", "span_denoising", "taco"]

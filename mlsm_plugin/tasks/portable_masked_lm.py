@@ -59,10 +59,14 @@ class PortableMaskedLMTask(MaskedLMTask):
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Put the dictionary and the tokenizer beside the checkpoints, which then load from anywhere."""
         super().begin_epoch(epoch, model)
-        first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        if self.cfg.no_save or not first_rank:
-            return
-        copy_portable_files(utils.split_paths(self.cfg.data)[0], self.cfg.save_dir)
+        put_beside_checkpoints(self.cfg)
+
+
+def put_beside_checkpoints(cfg: Any) -> None:
+    """Copy what loading needs to the checkpoints of a task with this configuration; the first rank does it."""
+    first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if first_rank and not cfg.no_save:
+        copy_portable_files(utils.split_paths(cfg.data)[0], cfg.save_dir)
 
 
 def copy_portable_files(data_bin: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mlsm_plugin import hub
-from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAINING, Pipeline
+from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAINING, Pipeline, fairseq_train
 
 NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
 Run = subprocess.CompletedProcess[str]
@@ -65,6 +65,16 @@ def train_until_killed(command: list[str], stop_after: int | None) -> dict[int, 
         run.wait()
     assert run.returncode == (0 if stop_after is None else -signal.SIGKILL), "".join(lines)[-3000:]
     return updates_in("".join(lines))
+
+
+def updates_of_a_stopped_run(*words: object, task: str) -> dict[int, dict[str, str]]:
+    """The printed updates of a run of :func:`fairseq_train` that ends after three updates and goes on to six."""
+    parts = []
+    for last in (3, 6):
+        part = fairseq_train(*words, "--max-update", last, task=task)
+        parts.append(updates_in(part.stdout + part.stderr))
+    assert [list(part) for part in parts] == [[1, 2, 3], [4, 5, 6]]
+    return parts[0] | parts[1]
 
 
 def train_on_two_ranks(data: object, save_dir: Path, *flags: object) -> list[Run]:

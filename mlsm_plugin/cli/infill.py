@@ -1,0 +1,41 @@
+"""``mlsm infill``: a denoising model fills the gaps of texts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mlsm_plugin.cli.coding_options import check_positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "texts", nargs="+", metavar="TEXT", help="such as 'The <extra_id_0> walks in <extra_id_1> park', in quotes"
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="the model, or the folder of its run")
+    parser.add_argument("--beam", type=int, default=4, metavar="N", help="hypotheses that are kept")
+    parser.add_argument("--max-length", type=int, metavar="N", help="tokens to write at most (default: the positions)")
+    parser.add_argument("--device", help="torch device (default: the GPU where there is one)")
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Print each text with its gaps filled, and the fillers with their scores."""
+    import torch
+
+    from mlsm_plugin.hub import from_pretrained
+    from mlsm_plugin.infilling import DenoisingHubInterface
+
+    check_positive(args, "beam", "max_length")
+    model = from_pretrained(args.checkpoint)
+    if not isinstance(model, DenoisingHubInterface):
+        raise ValueError(f"{args.checkpoint} is no denoising model (--task span_denoising)")
+    model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    for text in args.texts:
+        filled = model.infill(text, beam=args.beam, max_length=args.max_length)
+        print(filled.text)
+        for filler in filled.fillers:
+            print(f"  {filler.sentinel}  {filler.score:7.3f}  {filler.text}")
+            if filler.is_missing:
+                print(f"mlsm: warning: the model wrote nothing for {filler.sentinel}", file=sys.stderr)
+    return 0

@@ -1,0 +1,306 @@
+"""T5's span corruption (Raffel et al., 2020): spans become sentinels, and the target says what was there.
+
+Needs numpy and torch only: :class:`SpanCorruptionCollator` serves any PyTorch training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def sentinel_symbols(number: int) -> list[str]:
+    """``<extra_id_0>``, ``<extra_id_1>``, ...: the symbols of the first, second, ... span of a text."""
+    return [f"<extra_id_{i}>" for i in range(number)]
+
+
+@dataclass(frozen=True)
+class SpanNoise:
+    """How much of a text becomes noise.
+
+    Attributes:
+        noise_density: share of the tokens.
+        mean_span_length: tokens of a span.
+        rotate: roll the pattern by a random offset, so that a text need not begin with text and end in noise.
+        closing_sentinel: let every target end in a sentinel, not only that of a text that ends in text.
+    """
+
+    noise_density: float = 0.15
+    mean_span_length: float = 3.0
+    rotate: bool = False
+    closing_sentinel: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise_density < 1:
+            raise ValueError(f"noise_density must be between 0 and 1, got {self.noise_density}")
+        if not self.mean_span_length >= 1:
+            raise ValueError(f"mean_span_length must be at least 1, got {self.mean_span_length}")
+
+    @property
+    def further_sentinels(self) -> int:
+        """How many sentinels a target may need beside one for each drawn span: rolling may cut one in two."""
+        return int(self.rotate) + int(self.closing_sentinel)
+
+    def counts(self, length: int, num_sentinels: int) -> tuple[int, int]:
+        """Noise tokens and spans of a text of ``length`` tokens, 2 or more."""
+        noise = min(max(round(length * self.noise_density), 1), length - 1)
+        return noise, self._spans(noise, noise, length - noise, num_sentinels)
+
+    def _spans(self, expected_noise: float, noise: int, rest: int, num_sentinels: int) -> int:
+        if num_sentinels <= self.further_sentinels:
+            raise ValueError(f"at least {self.further_sentinels + 1} sentinels are needed, got {num_sentinels}")
+        spans = max(round(expected_noise / self.mean_span_length), 1)
+        return min(spans, noise, rest, num_sentinels - self.further_sentinels)
+
+    def lengths(self, length: int, num_sentinels: int) -> tuple[int, int]:
+        """Tokens of the source and of the target at most, EOS included, of a text of ``length`` tokens."""
+        noise, spans = self.counts(length, num_sentinels)
+        cut = int(self.rotate and noise > 1)
+        return length - noise + spans + cut + 1, noise + spans + self.further_sentinels + 1
+
+    def text_length(self, source_length: int, num_sentinels: int) -> int:
+        """The longest text whose source has at most ``source_length`` tokens, EOS included.
+
+        Raises:
+            ValueError: not even a text of two tokens has.
+        """
+        low, high = 2, 2
+        while self.lengths(high, num_sentinels)[0] <= source_length:
+            low, high = high, 2 * high
+        if high == 2:
+            raise ValueError(f"sources of {source_length} tokens are too short for span corruption")
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.lengths(middle, num_sentinels)[0] <= source_length:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def spans(self, length: int, num_sentinels: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Beginnings and lengths of the noise spans of a text: int64 ``(n,)`` each, in order."""
+        noise, spans = self.counts(length, num_sentinels)
+        begins, lengths = _alternate(length, noise, spans, rng)
+        return _rolled(begins, lengths, length, int(rng.integers(length))) if self.rotate else (begins, lengths)
+
+    def whole_word_spans(
+        self, word_begins: np.ndarray, num_sentinels: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`spans` that begin and end with words; of the words, ``noise_density`` are noise.
+
+        Args:
+            word_begins: bool ``(length,)``; the first token begins a word in any case. There are two words or more.
+            num_sentinels: how many there are.
+            rng: source of randomness.
+        """
+        length = len(word_begins)
+        words = np.append(0, np.flatnonzero(word_begins[1:]) + 1)  # where they begin
+        noise = min(max(round(len(words) * self.noise_density), 1), len(words) - 1)
+        spans = self._spans(length * self.noise_density, noise, len(words) - noise, num_sentinels)
+        begins, lengths = _alternate(len(words), noise, spans, rng)
+        if self.rotate:
+            begins, lengths = _rolled(begins, lengths, len(words), int(rng.integers(len(words))))
+        limits = np.append(words, length)
+        return limits[begins], limits[begins + lengths] - limits[begins]
+
+
+def _segments(number: int, segments: int, rng: np.random.Generator) -> np.ndarray:
+    """Lengths of ``segments`` parts of ``number`` items, each at least 1; all ways are equally likely."""
+    cuts = np.sort(rng.choice(number - 1, segments - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=number)
+
+
+def _alternate(length: int, noise: int, spans: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Beginnings and lengths of noise spans that alternate with text, which comes first."""
+    noise_lengths = _segments(noise, spans, rng)
+    text_lengths = _segments(length - noise, spans, rng)
+    return np.cumsum(text_lengths + noise_lengths) - noise_lengths, noise_lengths
+
+
+def _rolled(begins: np.ndarray, lengths: np.ndarray, length: int, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """The spans after all tokens have moved by ``offset``, round the end; a span over the end becomes two."""
+    begins = (begins + offset) % length
+    over = begins + lengths - length
+    if over.max() > 0:
+        last = int(over.argmax())
+        begins, lengths = np.append(begins, 0), np.append(lengths, over[last])
+        lengths[last] -= over[last]
+    order = np.argsort(begins)
+    return begins[order], lengths[order]
+
+
+def corrupt_spans(
+    tokens: Any,
+    *,
+    noise_density: float = 0.15,
+    mean_span_length: float = 3.0,
+    sentinels: Sequence[int] | np.ndarray,
+    eos: int,
+    rng: np.random.Generator,
+    rotate: bool = False,
+    closing_sentinel: bool = False,
+    word_begins: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A text with sentinels in the place of spans, and the spans behind their sentinels.
+
+    Of n tokens, round(n x noise_density) are noise (at least 1, at most n - 1), in round(noise / mean_span_length)
+    spans (at least 1, at most as many as there are noise tokens, other tokens, or sentinels). Noise and text are cut
+    into as many segments each, all ways equally likely, and alternate, text first.
+
+    Args:
+        tokens: ids ``(n,)``, without EOS; n is 2 or more.
+        noise_density: share of noise tokens.
+        mean_span_length: tokens of a span.
+        sentinels: ids, one for each span in order; the text holds none of them.
+        eos: id that ends source and target.
+        rng: source of randomness.
+        rotate: roll the pattern by a random offset.
+        closing_sentinel: always end the target in a further sentinel; else only where the text ends in text.
+        word_begins: bool ``(n,)``, which tokens begin words: no word will be partly noise. The counts are then those of
+            words. None: tokens.
+
+    Returns:
+        source and target, int64, each with one EOS at its end.
+
+    Raises:
+        ValueError: the text is too short or holds a sentinel, or there are too few sentinels.
+
+    Reference:
+        Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020.
+    """
+    noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
+    return write_sentinels(tokens, noise, sentinels=sentinels, eos=eos, rng=rng, word_begins=word_begins)
+
+
+def write_sentinels(
+    tokens: Any,
+    noise: SpanNoise,
+    *,
+    sentinels: Sequence[int] | np.ndarray,
+    eos: int,
+    rng: np.random.Generator,
+    word_begins: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`corrupt_spans` with its numbers in one object."""
+    tokens = np.asarray(tokens, dtype=np.int64)
+    marks = np.asarray(sentinels, dtype=np.int64)
+    if len(tokens) < 2:
+        raise ValueError(f"a text of {len(tokens)} tokens cannot be corrupted, it takes 2")
+    if np.isin(tokens, marks).any():
+        raise ValueError("the text holds a sentinel")
+    if word_begins is None:
+        begins, lengths = noise.spans(len(tokens), len(marks), rng)
+    elif not np.asarray(word_begins)[1:].any():
+        raise ValueError("a text of one word cannot be corrupted, it takes 2")
+    else:
+        begins, lengths = noise.whole_word_spans(np.asarray(word_begins, bool), len(marks), rng)
+    return _written(tokens, begins, lengths, marks, eos, closing=noise.closing_sentinel)
+
+
+def _written(
+    tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, marks: np.ndarray, eos: int, *, closing: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    spans, ends = len(begins), begins + lengths
+    edges = np.zeros(len(tokens) + 1, np.int8)
+    edges[begins] += 1
+    edges[ends] -= 1
+    noise = np.cumsum(edges[:-1]).astype(bool)
+    kept = ~noise
+    kept[begins] = True
+    marked = tokens.copy()
+    marked[begins] = marks[:spans]
+    source = np.append(marked[kept], eos)
+
+    closes = closing or int(ends[-1]) < len(tokens)
+    target = np.empty(int(lengths.sum()) + spans + closes + 1, np.int64)
+    is_mark = np.zeros(len(target), bool)
+    is_mark[np.cumsum(lengths) - lengths + np.arange(spans)] = True
+    if closes:
+        is_mark[-2] = True
+    target[is_mark] = marks[: spans + closes]
+    is_mark[-1] = True
+    target[~is_mark] = tokens[noise]
+    target[-1] = eos
+    return source, target
+
+
+def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> dict[int, range]:
+    """Where in a target the tokens behind each sentinel are, up to the next one or to EOS; its first place counts."""
+    marks = set(np.asarray(sentinels).tolist())
+    tokens = np.asarray(target).tolist()
+    end = tokens.index(eos) if eos in tokens else len(tokens)
+    found: dict[int, range] = {}
+    for place in reversed([place for place in range(end) if tokens[place] in marks]):
+        found[tokens[place]] = range(place + 1, end)
+        end = place
+    return found
+
+
+def restore_spans(source: Any, target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> np.ndarray:
+    """The text that :func:`corrupt_spans` made ``source`` and ``target`` of, int64 ``(n,)``.
+
+    Raises:
+        ValueError: the target lacks a sentinel of the source.
+    """
+    marks, target = set(np.asarray(sentinels).tolist()), np.asarray(target)
+    # the last EOS ends the target: the text may hold others
+    places = filler_places(target[:-1], sentinels=sentinels, eos=-1)
+    text: list[int] = []
+    for token in np.asarray(source)[:-1].tolist():
+        if token in marks and token not in places:
+            raise ValueError(f"the target lacks the sentinel {token}")
+        text += target[places[token]].tolist() if token in marks else [token]
+    return np.array(text, dtype=np.int64)
+
+
+def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> dict[str, Tensor]:
+    """A batch of sources and targets, padded at the end.
+
+    Args:
+        pairs: (source, target) ids, as :func:`corrupt_spans` makes them.
+        pad: padding id.
+        eos: what the decoder begins with, in the place of the token before the first.
+
+    Returns:
+        ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), the target one place later, all int64.
+    """
+    sources = [torch.as_tensor(np.asarray(source), dtype=torch.long) for source, _ in pairs]
+    targets = [torch.as_tensor(np.asarray(target), dtype=torch.long) for _, target in pairs]
+    begin = torch.tensor([eos])
+    return {
+        "source": _padded(sources, pad),
+        "target": _padded(targets, pad),
+        "decoder_input": _padded([torch.cat([begin, target[:-1]]) for target in targets], pad),
+    }
+
+
+def _padded(rows: list[Tensor], pad: int) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+
+
+class SpanCorruptionCollator:
+    """A ``collate_fn`` for ``torch.utils.data.DataLoader``: texts to a batch of :func:`collate_spans`.
+
+    The spans are new for every batch. They follow torch's random numbers, which it seeds in each loader process:
+    ``torch.manual_seed`` makes them repeatable.
+
+    Args:
+        sentinels: ids, see :func:`corrupt_spans`.
+        eos, pad: ids.
+        noise: how much becomes noise.
+    """
+
+    def __init__(self, sentinels: Sequence[int], *, eos: int, pad: int, noise: SpanNoise | None = None) -> None:
+        self.sentinels, self.eos, self.pad = np.asarray(sentinels), eos, pad
+        self.noise = noise or SpanNoise()
+
+    def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+        """A batch of texts, ids ``(n_i,)`` each without EOS."""
+        rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
+        pairs = [write_sentinels(text, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng) for text in texts]
+        return collate_spans(pairs, pad=self.pad, eos=self.eos)

@@ -1,0 +1,210 @@
+"""Texts with their spans corrupted anew in every epoch, and pairs of source and target that are so already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset
+
+from mlsm_plugin.data.cooccurring_spans import PieceClasses, word_boundaries
+from mlsm_plugin.data.span_corruption import SpanNoise, collate_spans, write_sentinels
+from mlsm_plugin.data.whole_epochs import WholeEpochsDataset
+
+# by how much the density rises where a source with whole words as noise is too long
+DENSER = 1.1
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How blocks become sources and targets.
+
+    Attributes:
+        noise: how much becomes noise.
+        sentinels: ids.
+        eos, pad: ids.
+        source_length: tokens of a source at most.
+        seed: with the epoch and the number of a block, decides its spans.
+        pieces: the classes of all ids, where whole words become noise; else None.
+    """
+
+    noise: SpanNoise
+    sentinels: np.ndarray
+    eos: int
+    pad: int
+    source_length: int
+    seed: int
+    pieces: PieceClasses | None = None
+
+    def apply(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Source and target of a block of two or more tokens."""
+        begins = None
+        if self.pieces is not None:
+            begins = word_boundaries(tokens, np.zeros(len(tokens), np.int64), self.pieces)[0]
+        density = self.noise.noise_density
+        while begins is not None and begins[1:].any() and density < 1:
+            noise = SpanNoise(density, self.noise.mean_span_length, self.noise.rotate, self.noise.closing_sentinel)
+            pair = write_sentinels(tokens, noise, sentinels=self.sentinels, eos=self.eos, rng=rng, word_begins=begins)
+            if len(pair[0]) <= self.source_length:
+                return pair
+            density *= DENSER  # the words that were drawn are short
+        return write_sentinels(tokens, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng)
+
+
+class WithoutEos(BaseWrapperDataset):
+    """Sentences without the EOS that ends each in a binarized dataset."""
+
+    def __init__(self, dataset: Any, eos: int) -> None:
+        super().__init__(dataset)
+        if len(dataset) and int(dataset[0][-1]) != eos:
+            raise ValueError("the sentences of the binarized dataset do not end in </s>; write it with `mlsm binarize`")
+        self._sizes = np.asarray(dataset.sizes) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index][:-1]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self._sizes
+
+
+class ChosenBlocks(BaseWrapperDataset):
+    """Some of the blocks, by their numbers."""
+
+    def __init__(self, blocks: Any, numbers: np.ndarray) -> None:
+        super().__init__(blocks)
+        self.numbers = numbers
+        self._sizes = np.asarray(blocks.sizes)[numbers]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.numbers[index])]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self._sizes
+
+
+class _PairsDataset(WholeEpochsDataset):
+    """Pairs of source and target, in batches of similar length."""
+
+    def __init__(self, sizes: np.ndarray, *, pad: int, eos: int, shuffle: bool) -> None:
+        self.sizes = sizes  # (n, 2): of sources and of targets at most
+        self.pad, self.eos, self.shuffle = pad, eos, shuffle
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch for an encoder-decoder.
+
+        Returns:
+            ``net_input`` with ``src_tokens`` (B, S), ``src_lengths`` (B,) and ``prev_output_tokens`` (B, T); ``target``
+            (B, T); ``id`` (B,); ``ntokens``, those of the targets, over which fairseq's criterions take the mean;
+            ``nsentences``.
+        """
+        if not samples:
+            return {}
+        batch = collate_spans([(sample["source"], sample["target"]) for sample in samples], pad=self.pad, eos=self.eos)
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": sum(len(sample["target"]) for sample in samples),
+            "net_input": {
+                "src_tokens": batch["source"],
+                "src_lengths": torch.tensor([len(sample["source"]) for sample in samples]),
+                "prev_output_tokens": batch["decoder_input"],
+            },
+            "target": batch["target"],
+        }
+
+    def num_tokens(self, index: int) -> int:
+        """Of the longer of source and target, which ``--max-tokens`` limits."""
+        return int(self.sizes[index].max())
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """:meth:`num_tokens` of several pairs."""
+        longest: np.ndarray = self.sizes[indices].max(axis=1)
+        return longest
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Of source and target, which the model's positions limit."""
+        return int(self.sizes[index, 0]), int(self.sizes[index, 1])
+
+    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
+        """Pairs that fit, and the others."""
+        fits = (self.sizes[indices] <= np.asarray(max_sizes)).all(axis=1)
+        return indices[fits], indices[~fits].tolist()
+
+    def ordered_indices(self) -> np.ndarray:
+        """By length, so that a batch holds little padding; among equals at random (fairseq has seeded numpy)."""
+        indices = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+        indices = indices[np.argsort(self.sizes[indices, 1], kind="stable")]
+        ordered: np.ndarray = indices[np.argsort(self.sizes[indices, 0], kind="stable")]
+        return ordered
+
+    @property
+    def supports_prefetch(self) -> bool:
+        return False
+
+
+class SpanDenoisingDataset(_PairsDataset):
+    """Blocks of text whose spans are corrupted anew in every epoch.
+
+    Args:
+        blocks: ids of each block without EOS; ``blocks.sizes`` has their lengths, 2 or more.
+        corruption: how they become sources and targets.
+        shuffle: draw the order of blocks of one length anew in every epoch.
+    """
+
+    def __init__(self, blocks: Any, corruption: Corruption, *, shuffle: bool) -> None:
+        lengths, inverse = np.unique(np.asarray(blocks.sizes), return_inverse=True)
+        of_length = [corruption.noise.lengths(int(length), len(corruption.sentinels)) for length in lengths]
+        sizes = np.array(of_length, dtype=np.int64).reshape(-1, 2)[inverse]
+        super().__init__(sizes, pad=corruption.pad, eos=corruption.eos, shuffle=shuffle)
+        self.blocks, self.corruption, self.epoch = blocks, corruption, 1
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng([self.corruption.seed, self.epoch, int(index)])
+        source, target = self.corruption.apply(self.blocks[index].numpy().astype(np.int64), rng)
+        return {"id": index, "source": source, "target": target}
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return True  # batches stay, and the spans are drawn anew
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch decides the spans."""
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+
+class CorruptedPairsDataset(_PairsDataset):
+    """Sources and targets that were corrupted before they were binarized.
+
+    Args:
+        sources, targets: ids of each text with EOS; as many of the one as of the other.
+        pad, eos: ids.
+        shuffle: draw the order of pairs of one length anew in every epoch.
+
+    Raises:
+        ValueError: their numbers differ.
+    """
+
+    def __init__(self, sources: Any, targets: Any, *, pad: int, eos: int, shuffle: bool) -> None:
+        if len(sources) != len(targets):
+            raise ValueError(f"there are {len(sources)} sources and {len(targets)} targets")
+        sizes = np.stack([np.asarray(sources.sizes), np.asarray(targets.sizes)], axis=1)
+        super().__init__(sizes, pad=pad, eos=eos, shuffle=shuffle)
+        self.sources, self.targets = sources, targets
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "source": self.sources[index].numpy(), "target": self.targets[index].numpy()}
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return True

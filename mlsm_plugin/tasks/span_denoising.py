@@ -1,0 +1,197 @@
+"""Span denoising (T5; Raffel et al., 2020) as a fairseq task, for fairseq's encoder-decoders and cross entropies."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+import functools
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fairseq import utils
+from fairseq.data import Dictionary, TokenBlockDataset
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from mlsm_plugin import compat
+from mlsm_plugin.data.cooccurring_spans import PieceClasses
+from mlsm_plugin.data.sentinels import DEFAULT_SENTINELS, dictionary_with_sentinels
+from mlsm_plugin.data.span_corruption import SpanNoise
+from mlsm_plugin.data.span_denoising_dataset import (
+    ChosenBlocks,
+    CorruptedPairsDataset,
+    Corruption,
+    SpanDenoisingDataset,
+    WithoutEos,
+)
+from mlsm_plugin.data.token_blocks import load_split
+from mlsm_plugin.tasks.portable_masked_lm import put_beside_checkpoints
+
+logger = logging.getLogger(__name__)
+
+EMBEDDINGS = "encoder.embed_tokens.weight"
+
+
+@dataclass
+class SpanDenoisingConfig(FairseqDataclass):
+    """Options of data and corruption."""
+
+    data: str = field(default=MISSING, metadata={"help": "binarized dataset; several, joined by colons, in turn"})
+    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc", "eos"]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={"help": "how texts end: anywhere, at a sentence, at a sentence or document, after each sentence"},
+    )
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "tokens of a corrupted source at most, </s> included; texts are cut longer"}
+    )
+    noise_density: float = field(default=0.15, metadata={"help": "share of the tokens that becomes noise"})
+    mean_span_length: float = field(default=3.0, metadata={"help": "tokens of a noise span in the mean"})
+    sentinels: int = field(
+        default=DEFAULT_SENTINELS, metadata={"help": "<extra_id_0>, <extra_id_1>, ...; a text has no more spans"}
+    )
+    rotate: bool = field(
+        default=False, metadata={"help": "roll the noise by a random offset: a text may begin or end with any"}
+    )
+    closing_sentinel: bool = field(
+        default=False,
+        metadata={"help": "end every target with a sentinel, also where its text ends in noise"},
+    )
+    mask_whole_words: bool = field(default=False, metadata={"help": "no word is partly noise"})
+    shuffle: bool = field(default=True, metadata={"help": "draw the order of texts of one length in every epoch"})
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+    reuse_dataloader: bool = field(
+        default=False, metadata={"help": "keep loader processes; every epoch then corrupts the same spans"}
+    )
+
+
+@register_task("span_denoising", dataclass=SpanDenoisingConfig)
+class SpanDenoisingTask(FairseqTask):
+    """Texts in which spans are sentinels, and what was there as target.
+
+    A dataset of ``mlsm binarize --train`` is corrupted anew in every epoch; one of ``mlsm binarize --source`` holds
+    pairs that are taken as they are.
+    """
+
+    cfg: SpanDenoisingConfig
+
+    def __init__(self, cfg: SpanDenoisingConfig, dictionary: Dictionary, sentinels: np.ndarray) -> None:
+        super().__init__(cfg)
+        if cfg.sentinels < 1:
+            raise ValueError(f"--sentinels must be at least 1, got {cfg.sentinels}")
+        try:
+            self.noise = SpanNoise(cfg.noise_density, cfg.mean_span_length, cfg.rotate, cfg.closing_sentinel)
+            self.text_length = self.noise.text_length(cfg.tokens_per_sample, len(sentinels))
+        except ValueError as error:
+            raise ValueError(f"options of the span corruption: {error}") from error
+        self.target_length = self.noise.lengths(self.text_length, len(sentinels))[1]
+        self.dictionary, self.sentinels = dictionary, sentinels
+
+    @classmethod
+    def setup_task(cls, cfg: SpanDenoisingConfig, **kwargs: Any) -> "SpanDenoisingTask":
+        """Load the dictionary only, so that a checkpoint loads where there is no data."""
+        return cls(cfg, *dictionary_with_sentinels(utils.split_paths(cfg.data)[0], cfg.sentinels))
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model, with positions for the sources and targets unless options say how many.
+
+        Raises:
+            ValueError: there are too few positions.
+        """
+        # whole words as noise vary the lengths of targets
+        needed = {"max_source_positions": self.cfg.tokens_per_sample, "max_target_positions": self.target_length}
+        generous = max(self.cfg.tokens_per_sample, 2 * self.target_length)
+        for name, least in needed.items():
+            if getattr(cfg, name, None) is None:
+                with compat.open_config(cfg):
+                    setattr(cfg, name, generous)
+            if getattr(cfg, name) < least:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} {getattr(cfg, name)} is too few: --tokens-per-sample needs {least}")
+        model = super().build_model(cfg, from_checkpoint)
+        model._register_load_state_dict_pre_hook(functools.partial(_check_sentinels, self))
+        return model
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Texts to corrupt, or corrupted pairs."""
+        paths = utils.split_paths(self.cfg.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        pad, eos = self.dictionary.pad(), self.dictionary.eos()
+        if os.path.exists(f"{path}.source.idx"):
+            sides = [load_split(f"{path}.{side}", self.dictionary) for side in ("source", "target")]
+            self.datasets[split] = CorruptedPairsDataset(*sides, pad=pad, eos=eos, shuffle=self.cfg.shuffle)
+            return
+        corruption = Corruption(
+            noise=self.noise,
+            sentinels=self.sentinels,
+            eos=eos,
+            pad=pad,
+            source_length=self.cfg.tokens_per_sample,
+            seed=self.cfg.seed,
+            pieces=self._pieces() if self.cfg.mask_whole_words else None,
+        )
+        blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
+        self.datasets[split] = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)
+
+    def _blocks(self, split: str, dataset: Any) -> Any:
+        """Texts without EOS whose sources just fit; those too short to corrupt or too long are left out (said)."""
+        sentences = WithoutEos(dataset, self.dictionary.eos())
+        blocks = TokenBlockDataset(
+            sentences,
+            sentences.sizes,
+            self.text_length,
+            pad=self.dictionary.pad(),
+            eos=self.dictionary.eos(),
+            break_mode=str(self.cfg.sample_break_mode),
+            document_sep_len=0,
+        )
+        sizes = np.asarray(blocks.sizes)
+        short, long = sizes < 2, sizes > self.text_length
+        logger.info("%s: %d texts of at most %d tokens", split, len(sizes), self.text_length)
+        if short.any():
+            logger.warning("%s: %d texts of fewer than 2 tokens are left out", split, short.sum())
+        if long.any():
+            logger.warning(
+                "%s: %d sentences of more than %d tokens are left out; --sample-break-mode none cuts them",
+                *(split, long.sum(), self.text_length),
+            )
+        fitting = np.flatnonzero(~(short | long))
+        if len(fitting) == 0:
+            raise ValueError(f"no text of {split} can be corrupted: all are shorter than 2 tokens or too long")
+        return blocks if len(fitting) == len(sizes) else ChosenBlocks(blocks, fitting)
+
+    def _pieces(self) -> PieceClasses:
+        special = [*range(self.dictionary.nspecial), *self.sentinels.tolist()]
+        try:
+            return PieceClasses.of_vocabulary(self.dictionary.symbols, special)
+        except ValueError as error:
+            raise ValueError(f"--mask-whole-words: {error}") from error
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Put the dictionary and the tokenizer beside the checkpoints, which then load from anywhere."""
+        super().begin_epoch(epoch, model)
+        put_beside_checkpoints(self.cfg)
+
+
+def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Raise ValueError unless a checkpoint has as many sentinels as the task."""
+    saved = len(state_dict[prefix + EMBEDDINGS])
+    others = len(task.dictionary) - len(task.sentinels)
+    if saved != len(task.dictionary):
+        raise ValueError(
+            f"the checkpoint has {saved - others} sentinels beside the {others} symbols of dict.txt, --sentinels is "
+            f"{len(task.sentinels)}"
+            if saved > others
+            else f"the checkpoint knows {saved} symbols, dict.txt and the sentinels are {len(task.dictionary)}: "
+            "binarize the text with the tokenizer of the checkpoint"
+        )

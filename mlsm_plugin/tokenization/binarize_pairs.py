@@ -1,0 +1,105 @@
+"""Pairs of texts with sentinels, already corrupted, to a dataset for ``--task span_denoising``."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import sentencepiece as spm
+from fairseq.data import Dictionary
+
+from mlsm_plugin.atomic_files import atomic_directory, sha256_of_files, write_json
+from mlsm_plugin.data.sentinels import dictionary_with_sentinels, encode_with_sentinels
+from mlsm_plugin.tokenization.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_lines
+from mlsm_plugin.tokenization.tokenizer_files import DICTIONARY_NAME, MODEL_NAME, load_tokenizer
+
+SIDES = ("source", "target")
+SUMMARY_NAME = "binarize.json"
+
+
+def binarize_pairs(
+    *,
+    tokenizer: PathLike,
+    splits: Mapping[str, tuple[PathLike, PathLike]],
+    output: PathLike,
+    sentinels: int,
+    progress: bool = True,
+) -> dict[str, dict[str, int]]:
+    """Encode pairs of files, line by line, and write ``<split>.source.{bin,idx}`` and ``<split>.target.{bin,idx}``.
+
+    In the text, sentinels stand as ``<extra_id_0>``, ``<extra_id_1>``, ...; their ids are those behind ``dict.txt``.
+
+    Args:
+        tokenizer: folder written by ``mlsm tokenizer``.
+        splits: source and target file of each split; line n of the one belongs to line n of the other.
+        output: the data folder. Nothing appears there unless all splits succeed.
+        sentinels: how many there are.
+        progress: show a bar on a terminal.
+
+    Returns:
+        ``pairs``, ``source_tokens``, ``target_tokens`` and ``unknown`` (tokens) of each split.
+
+    Raises:
+        ValueError: a file has more lines than the other, a blank line, or a sentinel that cannot be.
+        OSError: a file cannot be read or written.
+    """
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} exists and is no folder")
+    sizes = {split: check_text_files([files[0]]) for split, files in splits.items()}
+    for _, target in splits.values():
+        check_text_files([target])
+    processor = load_tokenizer(tokenizer)
+    dictionary, _ = dictionary_with_sentinels(tokenizer, sentinels)
+    figures = {}
+    with atomic_directory(output) as folder:
+        for split, files in splits.items():
+            builders = [StreamingMMapBuilder(str(folder / f"{split}.{side}.bin"), len(dictionary)) for side in SIDES]
+            figures[split] = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "unknown": 0}
+            with progress_bar(split, sizes[split], progress) as bar:
+                for pair in _pairs(files, processor, dictionary, sentinels, bar):
+                    figures[split]["pairs"] += 1
+                    for side, builder, ids in zip(SIDES, builders, pair, strict=True):
+                        builder.add_sentences(ids, np.array([len(ids)]))
+                        figures[split][f"{side}_tokens"] += len(ids)
+                        figures[split]["unknown"] += int((ids == dictionary.unk()).sum())
+            for side, builder in zip(SIDES, builders, strict=True):
+                builder.finalize(str(folder / f"{split}.{side}.idx"))
+        for name in (MODEL_NAME, DICTIONARY_NAME):
+            shutil.copyfile(Path(tokenizer, name), folder / name)
+    summary = {"tokenizer_sha256": sha256_of_files(Path(tokenizer, MODEL_NAME)), "sentinels": sentinels}
+    write_json(output / SUMMARY_NAME, {**summary, "splits": figures})
+    return figures
+
+
+def _pairs(
+    files: tuple[PathLike, PathLike],
+    processor: spm.SentencePieceProcessor,
+    dictionary: Dictionary,
+    sentinels: int,
+    bar: object,
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Ids of source and target with EOS, line by line."""
+
+    def pieces_of(text: str) -> list[str]:
+        pieces: list[str] = processor.encode(text, out_type=str)
+        return pieces
+
+    lines = (read_lines(files[0], bar.update), read_lines(files[1]))  # type: ignore[attr-defined]
+    for number, pair in enumerate(itertools.zip_longest(*lines), 1):
+        encoded = []
+        for path, line in zip(files, pair, strict=True):
+            if line is None:
+                raise ValueError(f"{path} has {number - 1} lines, the other file of the pair has more")
+            if not line:
+                raise ValueError(f"{path}, line {number} is blank; each line needs a partner")
+            try:
+                ids = encode_with_sentinels(line, pieces_of, dictionary, sentinels)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            encoded.append(np.array([*ids, dictionary.eos()], dtype=np.int64))
+        yield tuple(encoded)
