@@ -32,12 +32,22 @@ def store(retrieval: Retrieval) -> PhraseDatastore:
     return PhraseDatastore(retrieval.store)
 
 
-def all_phrases(model: Any, store: PhraseDatastore, alpha: float, max_length: int) -> dict[str, float]:
-    """Every span of whole words of every block: p(start) + p(end) over all keys, summed by phrase."""
+def all_phrases(
+    model: Any, store: PhraseDatastore, alpha: float, max_length: int, k: int | None = None
+) -> dict[str, float]:
+    """Spans of whole words of every block, with one of the ``k`` best starts or ends: p(start) + p(end) by phrase.
+
+    The probabilities are those among the k best.
+    """
     dictionary = model.task.source_dictionary
     starts, ends = PhraseFiller(model, store).queries(TEXT)
     keys = torch.from_numpy(store.keys_of(np.arange(len(store)))).double()
-    probability = [(keys @ query.double() / math.sqrt(32)).softmax(dim=0).numpy() for query in (starts[0], ends[0])]
+    scores_of = [keys @ query.double() / math.sqrt(32) for query in (starts[0], ends[0])]
+    best = [scores.topk(k or len(store)) for scores in scores_of]
+    probability = [
+        (scores - top.values.logsumexp(dim=0)).exp().numpy() for scores, top in zip(scores_of, best, strict=True)
+    ]
+    retrieved = [set(top.indices.tolist()) for top in best]
     pieces = PieceClasses.of_vocabulary(dictionary.symbols, [0, 1, 2, 3, dictionary.index("<mask>")])
     scores: dict[str, float] = {}
     limits = [*store.block_starts.tolist(), len(store.tokens)]
@@ -52,6 +62,8 @@ def all_phrases(model: Any, store: PhraseDatastore, alpha: float, max_length: in
                 if not stops[start + length - 1]:
                     continue
                 rows = store.rows_of(np.array([first + start, first + start + length - 1]))
+                if int(rows[0]) not in retrieved[0] and int(rows[1]) not in retrieved[1]:
+                    continue
                 text = "".join(dictionary[int(token)] for token in part).replace("\u2581", " ").strip()
                 score = probability[0][rows[0]] + probability[1][rows[1]]
                 scores[text] = scores.get(text, 0.0) + score * length**alpha
@@ -70,6 +82,17 @@ def test_candidates_are_those_of_the_whole_text(model: Any, store: PhraseDatasto
         assert candidate.score == pytest.approx(score, rel=1e-3)
     by_text = dict(expected)
     assert all(candidate.score == pytest.approx(by_text[candidate.phrase], rel=1e-3) for candidate in found[:200])
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_candidates_begin_or_end_where_a_key_was_retrieved(model: Any, store: PhraseDatastore, k: int) -> None:
+    starts, ends = PhraseFiller(model, store).queries(TEXT)
+    found = PhraseFiller(model, store, FillingSettings(k=k, max_length=4)).candidates(starts[0], ends[0])
+    expected = all_phrases(model, store, 0.0, 4, k)
+    assert len(expected) > 0
+    assert len(found) == min(len(expected), 50)
+    assert {candidate.phrase for candidate in found} <= set(expected)
+    assert all(candidate.score == pytest.approx(expected[candidate.phrase], rel=2e-3) for candidate in found)
 
 
 def test_sources_show_the_phrase_in_its_sentence(model: Any, store: PhraseDatastore) -> None:
