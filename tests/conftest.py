@@ -32,6 +32,7 @@ CRITERIONS = {
     "masked_latent_semantic": "latent_semantic_kl",
     "taco": "token_contrastive",
     "nonparametric_masked_lm": "span_contrastive",
+    "span_denoising": "cross_entropy",
 }
 
 

@@ -54,16 +54,39 @@ class Corruption:
 
 
 class WithoutEos(BaseWrapperDataset):
-    """Sentences without the EOS that ends each in a binarized dataset."""
+    """Sentences without the EOS that ends each in a binarized dataset.
 
-    def __init__(self, dataset: Any, eos: int) -> None:
+    fairseq's blocks lose text around sentences of no token, which document boundaries become: they are left out, or
+    have a length that no sentence has.
+
+    Args:
+        dataset: sentences, each ending in EOS.
+        eos: its id.
+        keep_boundaries: whether there are boundaries, of :attr:`boundary_size`.
+
+    Raises:
+        ValueError: a sentence does not end in EOS.
+    """
+
+    def __init__(self, dataset: Any, eos: int, *, keep_boundaries: bool = False) -> None:
         super().__init__(dataset)
-        if len(dataset) and int(dataset[0][-1]) != eos:
+        if int(dataset[0][-1]) != eos:
             raise ValueError("the sentences of the binarized dataset do not end in </s>; write it with `mlsm binarize`")
-        self._sizes = np.asarray(dataset.sizes) - 1
+        sizes = np.asarray(dataset.sizes).astype(np.int64) - 1
+        self.boundary_size = int(sizes.max()) + 1
+        self._numbers = None
+        if keep_boundaries:
+            sizes[sizes == 0] = self.boundary_size
+        elif (sizes == 0).any():
+            self._numbers = np.flatnonzero(sizes)
+            sizes = sizes[self._numbers]
+        self._sizes = sizes
 
     def __getitem__(self, index: int) -> Any:
-        return self.dataset[index][:-1]
+        return self.dataset[index if self._numbers is None else int(self._numbers[index])][:-1]
+
+    def __len__(self) -> int:
+        return len(self._sizes)
 
     @property
     def sizes(self) -> np.ndarray:

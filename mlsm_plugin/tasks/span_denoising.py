@@ -145,21 +145,28 @@ class SpanDenoisingTask(FairseqTask):
 
     def _blocks(self, split: str, dataset: Any) -> Any:
         """Texts without EOS whose sources just fit; those too short to corrupt or too long are left out (said)."""
-        sentences = WithoutEos(dataset, self.dictionary.eos())
+        mode = str(self.cfg.sample_break_mode)
+        documents = mode == "complete_doc"
+        sentences = WithoutEos(dataset, self.dictionary.eos(), keep_boundaries=documents)
+        if len(sentences) == 0:
+            raise ValueError(f"{split} holds no text, only document boundaries")
         blocks = TokenBlockDataset(
             sentences,
             sentences.sizes,
             self.text_length,
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
-            break_mode=str(self.cfg.sample_break_mode),
-            document_sep_len=0,
+            break_mode=mode,
+            document_sep_len=sentences.boundary_size if documents else 0,
         )
         sizes = np.asarray(blocks.sizes)
         short, long = sizes < 2, sizes > self.text_length
+        num_short = int(short.sum())
+        if documents:  # fairseq itself leaves out those of one token
+            num_short += int(sentences.sizes[sentences.sizes < sentences.boundary_size].sum() - sizes.sum())
         logger.info("%s: %d texts of at most %d tokens", split, len(sizes), self.text_length)
-        if short.any():
-            logger.warning("%s: %d texts of fewer than 2 tokens are left out", split, short.sum())
+        if num_short:
+            logger.warning("%s: %d texts of one token are left out", split, num_short)
         if long.any():
             logger.warning(
                 "%s: %d sentences of more than %d tokens are left out; --sample-break-mode none cuts them",

@@ -115,9 +115,10 @@ def check_known(config: Any) -> None:
         if group not in fields:
             raise ValueError(f"fairseq has no section {group}")
         name = section.get("_name")
-        if group == "model":
-            known = options_of_model(name)
-            unknown = sorted(set(section) - known)
+        without_dataclass = group in REGISTRIES and name not in REGISTRIES[group]["dataclass_registry"]
+        if group == "model" or without_dataclass:
+            owner = ARCH_MODEL_REGISTRY[name] if group == "model" else REGISTRIES[group]["registry"][name]
+            unknown = sorted(set(section) - options_of(owner) - {"lr" if group == "optimizer" else ""})
             if unknown:
                 raise ValueError(f"{name} has no options {unknown}")
             continue
@@ -130,10 +131,10 @@ def check_known(config: Any) -> None:
         OmegaConf.merge(OmegaConf.structured(schema), section)
 
 
-def options_of_model(name: str) -> set[str]:
-    """What the command line takes for an architecture that has no dataclass."""
+def options_of(owner: Any) -> set[str]:
+    """What the command line takes for an architecture or an optimizer that has no dataclass."""
     parser = argparse.ArgumentParser(add_help=False)
-    ARCH_MODEL_REGISTRY[name].add_args(parser)
+    owner.add_args(parser)
     return {"_name", *(action.dest for action in parser._actions)}
 
 
