@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
+from fairseq.data import data_utils
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from torch import Tensor
 
@@ -106,6 +108,50 @@ class MlsmHubInterface(RobertaHubInterface):
         settings = {"k": min(FillingSettings.k, len(store)), **settings}
         found = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=k)
         return found[0] if len(found) == 1 else found
+
+    @torch.no_grad()
+    def predict_labels(
+        self, texts: Sequence[Sequence[str]], *, batch_size: int = 32, head: str = "sentence_classification_head"
+    ) -> list[tuple[Any, float]]:
+        """What a fine-tuned model says of texts.
+
+        Args:
+            texts: one text each, or two for pairs; those longer than the model's positions are cut.
+            batch_size: texts at once; those of similar length go together.
+            head: name of the classification head.
+
+        Returns:
+            (label, its probability) of each; for regression (number, number).
+
+        Raises:
+            ValueError: the model was not fine-tuned.
+        """
+        if head not in getattr(self.model, "classification_heads", {}):
+            raise ValueError("this model has no classification head: fine-tune it with `mlsm finetune`")
+        limit = int(self.model.max_positions())
+        encoded = [self.encode(*own)[:limit] for own in texts]
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+        found: list[tuple[Any, float]] = [("", 0.0)] * len(encoded)
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = data_utils.collate_tokens([encoded[i] for i in chosen], self.task.source_dictionary.pad())
+            with utils.model_eval(self.model):
+                logits = self.model(batch.to(self.device), features_only=True, classification_head_name=head)[0].float()
+            for i, row in zip(chosen, logits.cpu(), strict=True):
+                found[i] = self._label_of(row)
+        return found
+
+    def _label_of(self, logits: Tensor) -> tuple[Any, float]:
+        if self.task.cfg.regression_target:
+            return float(logits[0]), float(logits[0])
+        probability = logits.softmax(dim=0)
+        best = int(probability.argmax())
+        labels = self.task.label_dictionary
+        return labels[labels.nspecial + best], float(probability[best])
+
+    def predict_label(self, text: str, second: str | None = None) -> Any:
+        """The label of a text, or of a pair; a number for regression. See :meth:`predict_labels`."""
+        return self.predict_labels([(text,) if second is None else (text, second)])[0][0]
 
     def _encode_with_masks(self, text: str) -> Tensor:
         """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol."""

@@ -23,6 +23,7 @@ COMMANDS = {
     "datastore": "the keys of a corpus' tokens, for retrieval with an NPM model",
     "fill": "fill masks with phrases of a datastore",
     "classify": "zero-shot classification by retrieval, or by the masked-LM head",
+    "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
     "infill": "fill the gaps of texts with a denoising model",
     "doctor": "check the installed versions",
 }

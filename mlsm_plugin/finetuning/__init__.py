@@ -1,0 +1,1 @@
+"""Fine-tuning of checkpoints to classify texts, by fairseq's ``sentence_prediction``."""
