@@ -10,7 +10,7 @@ import sys
 
 from mlsm_plugin import installation
 
-# subcommand -> one line of help; the module of the same name in this folder holds
+# subcommand -> one line of help; the module of the same name in this folder (with _ for -) holds
 # ``add_arguments(parser)`` and ``run(args, extra) -> int``.
 COMMANDS = {
     "tokenizer": "train a SentencePiece tokenizer and write its fairseq dict.txt",
@@ -24,6 +24,7 @@ COMMANDS = {
     "fill": "fill masks with phrases of a datastore",
     "classify": "zero-shot classification by retrieval, or by the masked-LM head",
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
+    "evaluate-pairs": "accuracy of a masked LM on minimal pairs (BLiMP)",
     "infill": "fill the gaps of texts with a denoising model",
     "doctor": "check the installed versions",
 }
@@ -46,7 +47,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         if name == command:
-            module = importlib.import_module(f"mlsm_plugin.cli.{name}")
+            module = importlib.import_module(f"mlsm_plugin.cli.{name.replace('-', '_')}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run, takes_extra=getattr(module, "TAKES_EXTRA_FLAGS", False))
     return parser

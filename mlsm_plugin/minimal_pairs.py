@@ -1,0 +1,135 @@
+"""Minimal pairs (Warstadt et al., BLiMP, 2020) by pseudo-log-likelihood (Salazar et al., ACL 2020)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """A line of a file.
+
+    Attributes:
+        good, bad: an acceptable sentence, and one that is not.
+        where: file and line, for messages.
+    """
+
+    good: str
+    bad: str
+    where: str
+
+
+def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
+    """JSON lines with ``sentence_good`` and ``sentence_bad``, as BLiMP has them; blank lines are skipped.
+
+    Raises:
+        ValueError: a line is no JSON object, or lacks a sentence (its number is named); or there is none.
+    """
+    pairs = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            item = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where} is no JSON: {error}") from None
+        sentences = [item.get(name) if isinstance(item, dict) else None for name in ("sentence_good", "sentence_bad")]
+        if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+            raise ValueError(f"{where} needs texts sentence_good and sentence_bad")
+        pairs.append(MinimalPair(sentences[0], sentences[1], where))
+    if not pairs:
+        raise ValueError(f"{path} holds no pair")
+    return pairs
+
+
+def check_head_was_trained(interface: Any) -> None:
+    """Raise ValueError for a model whose masked-LM head no loss has reached."""
+    task = str(getattr(interface.task.cfg, "_name", ""))
+    weight = getattr(interface.cfg.criterion, "mlm_weight", None)
+    if task == "nonparametric_masked_lm" or weight == 0:
+        why = "--task nonparametric_masked_lm has no loss on it" if weight is None else "--mlm-weight was 0"
+        raise ValueError(f"the masked-LM head of this model was not trained ({why}): sentences cannot be scored")
+    if task in ("span_denoising", "sentence_prediction"):
+        raise ValueError(f"a model of --task {task} is no masked LM: sentences cannot be scored")
+
+
+@torch.no_grad()
+def pseudo_log_likelihoods(
+    interface: Any, sentences: Sequence[str], *, batch_tokens: int = 8192, progress: bool = False
+) -> list[float]:
+    """Sum over the tokens of ``log p(token | all others)`` of each sentence, in nats.
+
+    Args:
+        interface: a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`.
+        sentences: texts.
+        batch_tokens: tokens of a forward pass; a sentence of n tokens is n rows.
+        progress: show a bar.
+
+    Raises:
+        ValueError: a sentence has more tokens than the model has positions.
+    """
+    limit = int(interface.model.max_positions())
+    encoded = [interface.encode(sentence) for sentence in sentences]
+    for text, tokens in zip(sentences, encoded, strict=True):
+        if len(tokens) > limit:
+            raise ValueError(f"{len(tokens)} tokens are more than the {limit} positions of the model: {text!r}")
+    scores = [0.0] * len(encoded)
+    mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
+    total = sum(max(0, len(tokens) - 2) for tokens in encoded)
+    with tqdm(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
+        for rows in _batches(encoded, batch_tokens):
+            width = max(len(encoded[sentence]) for sentence, _ in rows)
+            batch = torch.full((len(rows), width), pad)
+            targets = torch.zeros(len(rows), dtype=torch.long)
+            places = torch.zeros_like(batch, dtype=torch.bool)
+            for row, (sentence, place) in enumerate(rows):
+                tokens = encoded[sentence]
+                batch[row, : len(tokens)] = tokens
+                targets[row], batch[row, place], places[row, place] = tokens[place], mask, True
+            logits = interface.model(batch.to(interface.device), masked_tokens=places.to(interface.device))[0]
+            found = _log_probabilities(logits.float().cpu(), targets)
+            for (sentence, _), score in zip(rows, found.tolist(), strict=True):
+                scores[sentence] += score
+            bar.update(len(rows))
+    return scores
+
+
+def _log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
+    """Of the targets ``(n,)``, given ``(n, V)``."""
+    return logits.log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
+
+
+def _batches(encoded: list[Tensor], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
+    """(sentence, place of its mask) of all tokens but BOS and EOS, those of similar length together."""
+    rows: list[tuple[int, int]] = []
+    for sentence in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
+        length = len(encoded[sentence])
+        for place in range(1, length - 1):
+            if rows and (len(rows) + 1) * length > batch_tokens:
+                yield rows
+                rows = []
+            rows.append((sentence, place))
+    if rows:
+        yield rows
+
+
+def accuracy_of_pairs(interface: Any, pairs: Sequence[MinimalPair], **how: Any) -> float:
+    """Share of the pairs whose good sentence is more likely; equally likely ones do not count as right.
+
+    Args:
+        interface: a loaded masked LM.
+        pairs: of a file.
+        how: of :func:`pseudo_log_likelihoods`.
+    """
+    scores = pseudo_log_likelihoods(interface, [text for pair in pairs for text in (pair.good, pair.bad)], **how)
+    return sum(good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True)) / len(pairs)
