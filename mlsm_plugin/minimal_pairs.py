@@ -43,10 +43,11 @@ def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
             item = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{where} is no JSON: {error}") from None
-        sentences = [item.get(name) if isinstance(item, dict) else None for name in ("sentence_good", "sentence_bad")]
-        if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+        item = item if isinstance(item, dict) else {}
+        good, bad = item.get("sentence_good"), item.get("sentence_bad")
+        if not (isinstance(good, str) and isinstance(bad, str) and good.strip() and bad.strip()):
             raise ValueError(f"{where} needs texts sentence_good and sentence_bad")
-        pairs.append(MinimalPair(sentences[0], sentences[1], where))
+        pairs.append(MinimalPair(good, bad, where))
     if not pairs:
         raise ValueError(f"{path} holds no pair")
     return pairs

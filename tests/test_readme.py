@@ -193,6 +193,28 @@ def test_the_denoising_example_trains_fills_gaps_and_learns_a_pair_by_heart(fold
     assert shapes.strip() == "{'source': (2, 46), 'target': (2, 12), 'decoder_input': (2, 12)}"
 
 
+def test_checkpoints_are_used_as_documented(folder: Path) -> None:
+    """Fine-tuning, minimal pairs, curves; needs the model of the pipeline table."""
+    finetune, pairs, plot = (
+        next(block for block in bash_blocks(README) if block.startswith(f"mlsm {command}"))
+        for command in ("finetune", "evaluate-pairs", "plot")
+    )
+    rows = [f"{label}\t{text}" for label, text in (("good", "A fine name."), ("bad", "No value at all."))]
+    for split in ("train", "valid"):
+        (folder / f"{split}.tsv").write_text("\n".join(rows * 8) + "\n", encoding="utf-8")
+    printed = run_in(folder, f"{finetune.strip()} --max-epoch 1 --cpu --num-workers 0")
+    assert len(re.findall(r"^ +(?:mean|\d) +[\d.]+$|^deviation +[\d.]+$", printed, flags=re.M)) == 5
+    assert f'"{finetune.split("--output ")[1].split()[0]}").predict_label("a text")' in README
+    label = "from mlsm_plugin.hub import from_pretrained; print(from_pretrained('classifier').predict_label('a text'))"
+    assert run_in(folder, f'{sys.executable} -c "{label}"').strip() in ("good", "bad")
+    pair = {"sentence_good": "A name is bound.", "sentence_bad": "A name are bound."}
+    (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
+    trained_head = pairs.replace("--checkpoint model", "--checkpoint aux")
+    assert "all" in run_in(folder, trained_head)
+    run_in(folder, plot)
+    assert (folder / "curves.png").stat().st_size > 10_000
+
+
 def test_the_documented_lines_load_a_model(folder: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     code = block.replace("demo/model", "model")

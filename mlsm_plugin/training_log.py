@@ -1,0 +1,120 @@
+"""What fairseq logged of a training, from its own log in either of its formats, simple and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# of the clock and of the loop; not what is learned
+HOUSEKEEPING = frozenset(
+    {"epoch", "update", "num_updates", "wps", "ups", "wpb", "bsz", "lr", "gnorm", "clip", "train_wall", "wall",
+     "gb_free", "loss_scale", "cuda_gb_allocated", "cuda_gb_reserved"}
+)  # fmt: skip
+PROGRESS = re.compile(r"epoch (\d+): +\d+ / \d+ (.*=.*)")
+SUMMARY = re.compile(r"epoch (\d+) \| (.*)")
+VALIDATION = re.compile(r"\S+ on '([^']+)' subset \| (.*)")
+NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
+
+
+@dataclass
+class TrainingLog:
+    """The curves of a run.
+
+    Attributes:
+        train: by metric, (update, value) in order.
+        valid: the same of validation; ``best_`` values are left out.
+    """
+
+    train: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    valid: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+
+    @property
+    def objective_metrics(self) -> list[str]:
+        """What is learned, ``loss`` first."""
+        names = [name for name in dict.fromkeys([*self.train, *self.valid]) if name not in HOUSEKEEPING]
+        return sorted(names, key=lambda name: name != "loss")
+
+
+def read_training_log(path: str | os.PathLike[str]) -> TrainingLog:
+    """The log of a run, or of a run that was stopped and went on; where updates are there twice, the later count.
+
+    Raises:
+        ValueError: there is no line of fairseq's progress in it.
+        OSError: it cannot be read.
+    """
+    log = TrainingLog()
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for kind, values in _entries(file):
+            curves = log.train if kind == "train" else log.valid
+            update = int(values.get("num_updates", 0))
+            for name, value in values.items():
+                if name != "num_updates" and not name.startswith("best_"):
+                    _append(curves.setdefault(name, []), update, value)
+    if not log.train and not log.valid:
+        raise ValueError(f"{path} holds no progress of fairseq-train (--log-format simple or json)")
+    return log
+
+
+def _append(curve: list[tuple[int, float]], update: int, value: float) -> None:
+    while curve and curve[-1][0] >= update:
+        curve.pop()
+    curve.append((update, value))
+
+
+def _entries(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    """(``train`` or ``valid``, values by name) of each line that has them, ``num_updates`` among them."""
+    for line in lines:
+        message = re.sub(r"^\S+ \S+ \| INFO \| \S+ \| ", "", line.strip())
+        if message.startswith("{"):
+            yield from _json_entry(message)
+        elif match := PROGRESS.fullmatch(message):
+            yield "train", _numbers(rf"([\w.]+)=({NUMBER})(?:,|$)", match.group(2))
+        elif (match := SUMMARY.fullmatch(message)) and (validation := VALIDATION.fullmatch(match.group(2))):
+            yield "valid", _numbers(rf"(?:^|\| )([\w.]+) ({NUMBER})(?= \||$)", validation.group(2))
+
+
+def _numbers(pattern: str, text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(pattern, text)}
+
+
+def _json_entry(message: str) -> Iterator[tuple[str, dict[str, float]]]:
+    try:
+        entry = json.loads(message)
+    except json.JSONDecodeError:
+        return
+    values: dict[str, float] = {}
+    for name, value in entry.items():
+        try:
+            values[name] = float(value)
+        except (TypeError, ValueError):
+            continue
+    if "num_updates" in values:
+        yield "train", values
+    elif "valid_num_updates" in values:
+        yield "valid", {name.removeprefix("valid_"): value for name, value in values.items()}
+
+
+def log_file_of(run: str | os.PathLike[str]) -> Path:
+    """The log that ``run`` is, or the one in the folder that it is: ``train.log``, or the only ``*.log``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: there are several.
+    """
+    path = Path(run)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"{run} does not exist; pass the log of fairseq-train, or the folder that it is in")
+    found = sorted(path.glob("*.log"))
+    if (path / "train.log") in found:
+        return path / "train.log"
+    if not found:
+        raise FileNotFoundError(f"{run} has no *.log; keep the output of fairseq-train: ... 2>&1 | tee {run}/train.log")
+    if len(found) > 1:
+        raise ValueError(f"{run} has several logs, name one: {', '.join(file.name for file in found)}")
+    return found[0]
