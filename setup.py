@@ -10,7 +10,8 @@ exec((HERE / "mlsm_plugin" / "version.py").read_text(), VERSION)
 
 RETRIEVAL = ["faiss-cpu>=1.8"]
 PLOT = ["matplotlib>=3.7"]
-TEST = [*RETRIEVAL, *PLOT, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
+HF = ["transformers>=4.40", "safetensors>=0.4", "protobuf"]
+TEST = [*RETRIEVAL, *PLOT, *HF, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
 
 setup(
     name="mlsm_plugin",
@@ -33,6 +34,6 @@ setup(
         "spams-bin",  # imports as spams; GPL-3.0, a separate package
         "tqdm",
     ],
-    extras_require={"retrieval": RETRIEVAL, "plot": PLOT, "test": TEST, "dev": [*TEST, "build"]},
+    extras_require={"retrieval": RETRIEVAL, "plot": PLOT, "hf": HF, "test": TEST, "dev": [*TEST, "build"]},
     entry_points={"console_scripts": ["mlsm = mlsm_plugin.cli.main:main"]},
 )

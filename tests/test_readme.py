@@ -195,9 +195,9 @@ def test_the_denoising_example_trains_fills_gaps_and_learns_a_pair_by_heart(fold
 
 def test_checkpoints_are_used_as_documented(folder: Path) -> None:
     """Fine-tuning, minimal pairs, curves; needs the model of the pipeline table."""
-    finetune, pairs, plot = (
+    finetune, pairs, plot, export = (
         next(block for block in bash_blocks(README) if block.startswith(f"mlsm {command}"))
-        for command in ("finetune", "evaluate-pairs", "plot")
+        for command in ("finetune", "evaluate-pairs", "plot", "export-hf")
     )
     rows = [f"{label}\t{text}" for label, text in (("good", "A fine name."), ("bad", "No value at all."))]
     for split in ("train", "valid"):
@@ -213,6 +213,10 @@ def test_checkpoints_are_used_as_documented(folder: Path) -> None:
     assert "all" in run_in(folder, trained_head)
     run_in(folder, plot)
     assert (folder / "curves.png").stat().st_size > 10_000
+    assert "ids are the same on" in run_in(folder, export)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        file.name for file in (folder / export.split()[3]).iterdir()
+    }
 
 
 def test_the_documented_lines_load_a_model(folder: Path) -> None:

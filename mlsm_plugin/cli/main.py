@@ -26,6 +26,7 @@ COMMANDS = {
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
     "evaluate-pairs": "accuracy of a masked LM on minimal pairs (BLiMP)",
     "infill": "fill the gaps of texts with a denoising model",
+    "export-hf": "a checkpoint for Hugging Face's transformers: stock RobertaForMaskedLM",
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }

@@ -1,0 +1,50 @@
+"""``mlsm export-hf``: a checkpoint for Hugging Face's libraries, proved."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlsm_plugin.cli.coding_options import check_positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("checkpoint", metavar="DIR", help="folder of a run, or a checkpoint in it")
+    parser.add_argument("output", metavar="OUT", help="folder to write: config, safetensors, fast tokenizer")
+    parser.add_argument(
+        "--text", required=True, metavar="FILE", help="lines on which ids and logits are compared before it is done"
+    )
+    parser.add_argument("--lines", type=int, default=1000, metavar="N", help="lines to compare at most")
+
+
+def run(args: argparse.Namespace, extra: list[str]) -> int:
+    """Export, load again, compare; fail where something differs."""
+    import itertools
+    import os
+
+    from mlsm_plugin.hub import from_pretrained
+    from mlsm_plugin.tokenization.text_files import read_lines
+
+    check_positive(args, "lines")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
+    try:
+        import safetensors  # noqa: F401
+        import transformers
+        from google import protobuf  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"mlsm export-hf needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
+    from mlsm_plugin.hf_export import export
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    lines = list(itertools.islice((line for line in read_lines(args.text) if line), args.lines))
+    proof = export(from_pretrained(args.checkpoint), args.output, lines)
+    print(
+        f"{args.output}: ids are the same on {proof.lines:,} lines, logits of {proof.tokens:,} tokens differ by at "
+        f"most {proof.largest_difference:.1e}"
+    )
+    if proof.reordered:
+        print(f"on {proof.reordered:,} more lines the same pieces come in another order: ties, of equal probability")
+    if proof.latent_atoms:
+        print(f"latent_head.safetensors: the projection to {proof.latent_atoms} atoms, behind lm_head's layer norm")
+    return 0

@@ -1,0 +1,205 @@
+"""A checkpoint as a stock ``RobertaForMaskedLM`` with a fast tokenizer, for Hugging Face's libraries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.atomic_files import atomic_directory
+from mlsm_plugin.data.cooccurring_spans import SENTENCEPIECE_BEGIN
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+LATENT_HEAD = "latent_head.safetensors"
+LARGEST_DIFFERENCE = 1e-4
+ENCODER = "encoder.sentence_encoder."
+OF_LAYER = {
+    "self_attn.q_proj": "attention.self.query",
+    "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value",
+    "self_attn.out_proj": "attention.output.dense",
+    "self_attn_layer_norm": "attention.output.LayerNorm",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+    "final_layer_norm": "output.LayerNorm",
+}
+
+
+@dataclass(frozen=True)
+class ExportProof:
+    """What was found when the written files were loaded again.
+
+    Attributes:
+        lines: of text whose ids are the same.
+        reordered: further lines, cut into the same pieces in another order. Long runs of one character have many
+            cuts of equal probability, among which SentencePiece chooses by the rounding of float32.
+        tokens: of all these lines.
+        largest_difference: of all logits.
+        latent_atoms: of the latent head; 0 where there is none.
+    """
+
+    lines: int
+    reordered: int
+    tokens: int
+    largest_difference: float
+    latent_atoms: int
+
+
+def check_exportable(interface: Any) -> None:
+    """Raise ValueError unless ``RobertaForMaskedLM`` computes what the model computes."""
+    from mlsm_plugin.hub import MlsmHubInterface
+
+    if not isinstance(interface, MlsmHubInterface):
+        raise ValueError("only RoBERTa-like encoders can be exported; this is an encoder-decoder (span denoising)")
+    encoder, args = interface.model.encoder.sentence_encoder, interface.model.args
+    if len(interface.model.classification_heads):
+        raise ValueError("this is a fine-tuned classifier; export the pre-trained checkpoint that it came from")
+    if getattr(args, "encoder_normalize_before", False) or encoder.layer_norm is not None:
+        raise ValueError("--encoder-normalize-before puts layer norms where stock RoBERTa has none; cannot be exported")
+    if encoder.layernorm_embedding is None or encoder.embed_positions is None:
+        raise ValueError("the model has no embedding layer norm or no learned positions, as stock RoBERTa has")
+
+
+def roberta_config(interface: Any) -> Any:
+    """``transformers.RobertaConfig`` of the model."""
+    from transformers import RobertaConfig
+
+    args, encoder = interface.model.args, interface.model.encoder.sentence_encoder
+    dictionary = interface.task.source_dictionary
+    return RobertaConfig(
+        vocab_size=len(dictionary),
+        hidden_size=args.encoder_embed_dim,
+        num_hidden_layers=len(encoder.layers),
+        num_attention_heads=args.encoder_attention_heads,
+        intermediate_size=args.encoder_ffn_embed_dim,
+        hidden_act=args.activation_fn,
+        hidden_dropout_prob=args.dropout,
+        attention_probs_dropout_prob=args.attention_dropout,
+        max_position_embeddings=encoder.embed_positions.num_embeddings,
+        type_vocab_size=1,
+        layer_norm_eps=encoder.layernorm_embedding.eps,
+        pad_token_id=dictionary.pad(),
+        bos_token_id=dictionary.bos(),
+        eos_token_id=dictionary.eos(),
+        tie_word_embeddings=not getattr(args, "untie_weights_roberta", False),
+    )
+
+
+def roberta_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of ``RobertaForMaskedLM`` from those of a model, float32."""
+    embeddings = state[f"{ENCODER}embed_tokens.weight"]
+    names = {
+        "roberta.embeddings.word_embeddings.weight": f"{ENCODER}embed_tokens.weight",
+        "roberta.embeddings.position_embeddings.weight": f"{ENCODER}embed_positions.weight",
+        "lm_head.decoder.weight": "encoder.lm_head.weight",
+        "lm_head.decoder.bias": "encoder.lm_head.bias",
+        "lm_head.bias": "encoder.lm_head.bias",
+    }
+    pairs = [("roberta.embeddings.LayerNorm", f"{ENCODER}layernorm_embedding")]
+    pairs += [(f"lm_head.{name}", f"encoder.lm_head.{name}") for name in ("dense", "layer_norm")]
+    layers = {int(name[len(f"{ENCODER}layers.") :].split(".")[0]) for name in state if f"{ENCODER}layers." in name}
+    for layer in sorted(layers):
+        pairs += [
+            (f"roberta.encoder.layer.{layer}.{theirs}", f"{ENCODER}layers.{layer}.{ours}")
+            for ours, theirs in OF_LAYER.items()
+        ]
+    names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")}
+    found = {theirs: state[ours].float() for theirs, ours in names.items()}
+    found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, embeddings.size(1))
+    return found
+
+
+def fast_tokenizer(interface: Any) -> Any:
+    """``transformers.PreTrainedTokenizerFast`` that gives fairseq's ids.
+
+    Raises:
+        ValueError: the SentencePiece model is of another type than unigram.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    dictionary = interface.task.source_dictionary
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(interface.bpe.sp.serialized_model_proto())
+    if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
+        raise ValueError("only SentencePiece models of type unigram can be exported")
+    scores = {piece.piece: piece.score for piece in proto.pieces}
+    vocabulary = [(symbol, scores.get(symbol, 0.0)) for symbol in dictionary.symbols]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=dictionary.unk(), byte_fallback=False))
+    steps: list[Any] = []
+    if proto.normalizer_spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
+    ends = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=int(interface.model.max_positions()),
+        **{**SPECIAL, "mask_token": AddedToken("<mask>", lstrip=True, special=True)},
+    )
+
+
+@torch.no_grad()
+def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str]) -> ExportProof:
+    """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
+
+    Args:
+        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
+        output: the folder; nothing appears there unless the comparison succeeds.
+        lines: text to compare ids and logits on.
+
+    Raises:
+        ValueError: the model cannot be exported, ids differ, or a logit differs by more than 1e-4.
+    """
+    from safetensors.torch import save_file
+    from transformers import RobertaForMaskedLM
+
+    check_exportable(interface)
+    interface.eval().float().cpu()
+    state = interface.model.state_dict()
+    model = RobertaForMaskedLM(roberta_config(interface)).eval()
+    model.load_state_dict(roberta_weights(state))
+    with atomic_directory(output) as folder:
+        model.save_pretrained(folder)
+        fast_tokenizer(interface).save_pretrained(folder)
+        head = interface.model.encoder.lm_head
+        if interface.num_atoms:
+            weights = {name: value.float().contiguous() for name, value in head.atom_projection.state_dict().items()}
+            save_file(weights, str(folder / LATENT_HEAD))
+        reordered, tokens, difference = _compare(interface, folder, lines)
+    return ExportProof(len(lines) - reordered, reordered, tokens, difference, interface.num_atoms)
+
+
+def _compare(interface: Any, folder: Path, lines: Sequence[str]) -> tuple[int, int, float]:
+    """Reordered lines, tokens, largest difference of a logit; ValueError where something differs."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    limit = int(interface.model.max_positions())
+    reordered, tokens, difference = 0, 0, 0.0
+    for line in lines:
+        ids = interface.encode(line)
+        found = tokenizer(line)["input_ids"]
+        reordered += found != ids.tolist()
+        if sorted(found) != sorted(ids.tolist()):
+            raise ValueError(f"the exported tokenizer gives other ids for {line!r}; nothing was written")
+        ids = ids[:limit].clone()
+        if len(ids) > 2:
+            ids[len(ids) // 2] = interface.task.mask_idx
+        ours, theirs = interface.model(ids[None])[0], model(input_ids=ids[None]).logits
+        largest = float((ours - theirs).abs().max())
+        if not largest <= LARGEST_DIFFERENCE:  # also where it is no number
+            raise ValueError(f"the exported model's logits differ by {largest:.2g}; nothing was written")
+        tokens, difference = tokens + len(ids), max(difference, largest)
+    return reordered, tokens, difference
