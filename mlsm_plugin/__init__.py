@@ -18,6 +18,7 @@ if _installation.first_problem() is None:
 
     _compat.apply()
     from mlsm_plugin import criterions, models, tasks
+    from mlsm_plugin.tokenization import hf_bpe as _hf_bpe  # noqa: F401
 elif "fairseq" in _sys.modules:
     _installation.require_supported_installation()
 # else: the `mlsm` command says what is wrong in one line

@@ -57,6 +57,8 @@ def check_exportable(interface: Any) -> None:
     if not isinstance(interface, MlsmHubInterface):
         raise ValueError("only RoBERTa-like encoders can be exported; this is an encoder-decoder (span denoising)")
     encoder, args = interface.model.encoder.sentence_encoder, interface.model.args
+    if not hasattr(interface.bpe, "sp"):
+        raise ValueError("only models with a SentencePiece tokenizer can be exported; this one has another")
     if len(interface.model.classification_heads):
         raise ValueError("this is a fine-tuned classifier; export the pre-trained checkpoint that it came from")
     if getattr(args, "encoder_normalize_before", False) or encoder.layer_norm is not None:

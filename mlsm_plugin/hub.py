@@ -18,8 +18,9 @@ from torch import Tensor
 from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.infilling import DenoisingHubInterface
 from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
+from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
+from mlsm_plugin.tokenization.text_tokenizer import bpe_options
 
-TOKENIZER_FILE = "sentencepiece.bpe.model"
 PREFERRED_CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 
 
@@ -85,6 +86,31 @@ class MlsmHubInterface(RobertaHubInterface):
             for token, row_atoms, row_values in zip(tokens.tolist(), atoms.tolist(), values.tolist(), strict=True)
             if token not in special
         ]
+
+    @torch.no_grad()
+    def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
+        """The likeliest tokens for the one ``<mask>`` of a text: (filled text, probability, token) of each.
+
+        Raises:
+            AssertionError: the text has no mask, or several.
+        """
+        if not isinstance(self.bpe, HuggingFaceBPE):
+            found: list[tuple[str, float, str]] = super().fill_mask(masked_input, topk)
+            return found
+        assert masked_input.count("<mask>") == 1, f"{masked_input!r} needs one <mask>"
+        tokens, dictionary = self._encode_with_masks(masked_input), self.task.source_dictionary
+        place = int((tokens == self.task.mask_idx).nonzero())
+        with utils.model_eval(self.model):
+            logits = self.model(tokens[None].to(self.device))[0][0, place].float()
+        probabilities = logits.softmax(dim=0)
+        probabilities[[*range(dictionary.nspecial), self.task.mask_idx]] = 0
+        filled = []
+        for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):
+            token = self.bpe.decode(dictionary[index])
+            before, after = masked_input.split("<mask>")
+            before = before if self.bpe.is_beginning_of_word(dictionary[index]) else before.rstrip()
+            filled.append((before + token + after, probability, token))
+        return filled
 
     def fill_phrase(self, text: str, datastore: Any, k: int = 5, **settings: Any) -> list[Any]:
         """Phrases of a datastore for the masks of ``text``, best first.
@@ -155,7 +181,7 @@ class MlsmHubInterface(RobertaHubInterface):
 
     def _encode_with_masks(self, text: str) -> Tensor:
         """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol."""
-        pieces = " <mask> ".join(self.bpe.encode(part.strip()) for part in text.split("<mask>"))
+        pieces = " <mask> ".join(self.bpe.encode(part.rstrip()) for part in text.split("<mask>"))
         line = f"<s> {pieces} </s>"
         return self.task.source_dictionary.encode_line(line, append_eos=False, add_if_not_exist=False).long()
 
@@ -165,18 +191,18 @@ def from_pretrained(
     checkpoint_file: str | None = None,
     data_name_or_path: str | os.PathLike[str] = ".",
     *,
-    bpe: str = "sentencepiece",
+    bpe: str | None = None,
     **overrides: Any,
 ) -> Any:
     """Load a model from the folder of its training run; nothing else is needed.
 
     Args:
-        model_name_or_path: folder with the checkpoint, ``dict.txt`` and ``sentencepiece.bpe.model``
-            (training puts them there), or a checkpoint file in such a folder.
+        model_name_or_path: folder with the checkpoint, ``dict.txt`` and the tokenizer (training puts them there),
+            or a checkpoint file in such a folder.
         checkpoint_file: which checkpoint; default the first that exists of ``model.pt``,
             ``checkpoint_best.pt``, ``checkpoint_last.pt`` and the highest-numbered one.
         data_name_or_path: where ``dict.txt`` is, absolute or relative to the folder.
-        bpe: fairseq's name of the tokenizer.
+        bpe: fairseq's name of another tokenizer than the one in the folder; its options are ``overrides``.
         overrides: further model or task options.
 
     Returns:
@@ -191,9 +217,10 @@ def from_pretrained(
     data = directory / data_name_or_path
     if not (data / "input0" / "dict.txt").is_file():  # where a fine-tuned classifier's dataset has it
         load_dictionary(data)  # says what to do where it is missing
-    if bpe == "sentencepiece" and "sentencepiece_model" not in overrides:
-        overrides["sentencepiece_model"] = str(_find_tokenizer(directory, data))
-    overrides = {"data": str(data), "bpe": bpe, "load_checkpoint_heads": True, **overrides}
+    tokenizer = {"bpe": bpe or "sentencepiece"}
+    if tokenizer["bpe"] == "sentencepiece" and "sentencepiece_model" not in overrides:
+        tokenizer = bpe_options(directory, data)
+    overrides = {"data": str(data), "load_checkpoint_heads": True, **tokenizer, **overrides}
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     interface = DenoisingHubInterface if isinstance(task, SpanDenoisingTask) else MlsmHubInterface
     return interface(cfg, task, models[0]).eval()
@@ -224,10 +251,3 @@ def _find_checkpoint(directory: Path, name: str | None) -> Path:
         if candidate.is_file():
             return candidate
     raise FileNotFoundError(f"{directory} has no checkpoint (*.pt); pass the --save-dir of a training run")
-
-
-def _find_tokenizer(directory: Path, data: Path) -> Path:
-    for folder in (directory, data):
-        if (folder / TOKENIZER_FILE).is_file():
-            return folder / TOKENIZER_FILE
-    raise FileNotFoundError(f"{directory} has no {TOKENIZER_FILE}; copy it there from the binarized dataset")

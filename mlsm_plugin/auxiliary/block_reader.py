@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.auxiliary.auxiliary_encoder import AuxiliaryEncoder
 from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 

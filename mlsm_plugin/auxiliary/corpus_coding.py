@@ -17,9 +17,9 @@ from scipy import sparse
 from torch import Tensor
 from tqdm import tqdm
 
-from mlsm_plugin.atomic_files import sha256_of_files
+from mlsm_plugin.auxiliary.auxiliary_encoder import AuxiliaryEncoder
 from mlsm_plugin.auxiliary.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
-from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.auxiliary.open_auxiliary import auxiliary_fingerprint, open_auxiliary
 from mlsm_plugin.auxiliary.work_share import WorkShare
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter, ShardRows
@@ -262,15 +262,13 @@ def encode_split(
 
 
 def fitting_fingerprint(auxiliary: str | os.PathLike[str], dictionary: Dictionary, settings: CodingSettings) -> str:
-    """SHA-256 of the auxiliary checkpoint.
+    """SHA-256 of the auxiliary model.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: the dictionary is of another model or layer, or has zero or identical atoms.
     """
-    if not os.path.isfile(auxiliary):
-        raise FileNotFoundError(f"auxiliary checkpoint {auxiliary} does not exist")
-    fingerprint = sha256_of_files(auxiliary)
+    fingerprint = auxiliary_fingerprint(auxiliary)
     check_dictionary_fits(dictionary, auxiliary_fingerprint=fingerprint, layer=settings.layer)
     check_atoms(dictionary.atoms)
     return fingerprint
@@ -284,7 +282,7 @@ def fitting_encoder(
     device: str | None,
 ) -> AuxiliaryEncoder:
     """The auxiliary model; ValueError where the dictionary or the blocks do not fit it."""
-    encoder = AuxiliaryEncoder(auxiliary, data_bin, layer=settings.layer, device=device, fp16=settings.fp16)
+    encoder = open_auxiliary(auxiliary, data_bin, layer=settings.layer, device=device, fp16=settings.fp16)
     check_encoder_fits(encoder, dictionary, settings.blocks.tokens_per_sample)
     return encoder
 

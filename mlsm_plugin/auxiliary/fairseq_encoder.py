@@ -12,6 +12,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.atomic_files import sha256_of_files
+from mlsm_plugin.auxiliary.auxiliary_encoder import AuxiliaryEncoder, check_layer
 from mlsm_plugin.data.span_masks import added_symbols
 from mlsm_plugin.data.token_blocks import load_dictionary
 
@@ -19,11 +20,8 @@ EMBEDDINGS = "encoder.sentence_encoder.embed_tokens.weight"
 LAYERS_PREFIX = "encoder.sentence_encoder.layers."
 
 
-class AuxiliaryEncoder:
+class FairseqEncoder(AuxiliaryEncoder):
     """The layers of a trained encoder up to ``layer``, in eval mode.
-
-    ``layer`` counts as in ``hidden_states[layer]``: 0 is the embedding output, the number of
-    layers is the last layer's output (after the final layer norm where the model has one).
 
     Args:
         checkpoint: a fairseq checkpoint of a RoBERTa-like model (``roberta``, ``mlsm_roberta``, ...).
@@ -50,11 +48,7 @@ class AuxiliaryEncoder:
         model, self.task_cfg = _load_model(Path(checkpoint), Path(data_bin), self.dictionary)
         self.layer = layer
         self.num_layers = len(model.encoder.sentence_encoder.layers)
-        if not 0 <= layer <= self.num_layers:
-            raise ValueError(
-                f"--layer {layer} is out of range: {checkpoint} has {self.num_layers} layers, "
-                f"so 0 (embeddings) to {self.num_layers} (last layer) exist"
-            )
+        check_layer(layer, self.num_layers, checkpoint)
         self.max_tokens = int(model.max_positions())
         self.fingerprint = sha256_of_files(checkpoint)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tqdm import tqdm
 
+from mlsm_plugin.auxiliary.auxiliary_encoder import AuxiliaryEncoder
 from mlsm_plugin.auxiliary.block_reader import BlockReader, hidden_states_of
-from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.frequency_pruning import keep_mask
 

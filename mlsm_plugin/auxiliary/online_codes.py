@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from mlsm_plugin.auxiliary.auxiliary_encoder import AuxiliaryEncoder
 from mlsm_plugin.auxiliary.corpus_coding import (
     TOKENS_TO_JUDGE_EMPTINESS,
     check_dictionary_fits,
@@ -17,8 +18,9 @@ from mlsm_plugin.auxiliary.corpus_coding import (
     lambda_too_large,
     largest_correlation,
 )
-from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.auxiliary.open_auxiliary import open_auxiliary
 from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.hf_files import is_hf
 from mlsm_plugin.sparse_coding.code_store import stored_form
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
@@ -54,7 +56,7 @@ class OnlineCodes:
         fp16: bool = False,
         tokens_per_sample: int,
     ) -> None:
-        if not os.path.isfile(checkpoint):
+        if not is_hf(checkpoint) and not os.path.isfile(checkpoint):
             raise FileNotFoundError(f"auxiliary checkpoint {checkpoint} does not exist (--auxiliary-checkpoint)")
         self.data_bin = data_bin
         self.checkpoint = checkpoint
@@ -86,7 +88,7 @@ class OnlineCodes:
         if self._encoder is not None:
             return self._encoder
         with torch.random.fork_rng(devices=[]):
-            encoder = AuxiliaryEncoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
+            encoder = open_auxiliary(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
         check_dictionary_fits(self.dictionary, auxiliary_fingerprint=encoder.fingerprint, layer=self.layer)
         check_encoder_fits(encoder, self.dictionary, self.tokens_per_sample)
         self._encoder = encoder

@@ -12,7 +12,7 @@ import torch
 
 from mlsm_plugin import compat
 from mlsm_plugin.atomic_files import atomic_open
-from mlsm_plugin.tasks.portable_masked_lm import copy_portable_files
+from mlsm_plugin.tokenization.text_tokenizer import copy_tokenizer
 
 PLUGIN_DIR = Path(__file__).resolve().parent.parent
 # a partially trained auxiliary model is a useful one (Berend, BabyLM 2023)
@@ -67,7 +67,7 @@ def pretrain(
         ValueError: the trainer failed.
     """
     save_dir = Path(save_dir)
-    copy_portable_files(data_bin, save_dir)
+    copy_tokenizer(data_bin, save_dir)
     kept = []
     for percentage in KEPT_PERCENTAGES:
         goal = max(1, max_update * percentage // 100)

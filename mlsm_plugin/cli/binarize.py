@@ -10,7 +10,12 @@ from mlsm_plugin.cli.coding_options import check_positive
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``mlsm binarize``."""
-    parser.add_argument("--tokenizer", required=True, metavar="DIR", help="folder that `mlsm tokenizer` wrote")
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="DIR",
+        help="folder that `mlsm tokenizer` wrote, or hf:PATH, a folder or hub name of Hugging Face",
+    )
     text = "UTF-8 text, plain or .gz, one sentence a line, blank lines between documents"
     parser.add_argument("--train", nargs="+", default=[], metavar="FILE", help=text)
     parser.add_argument("--valid", nargs="+", default=[], metavar="FILE", help="the same for validation")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+AUXILIARY_HELP = (
+    "the auxiliary model: a fairseq checkpoint, or hf:PATH, a folder or hub name of a BERT- or RoBERTa-like model of "
+    "Hugging Face (the text binarized with `mlsm binarize --tokenizer hf:PATH`)"
+)
+
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How the model runs."""

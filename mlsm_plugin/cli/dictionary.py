@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, check_positive
+from mlsm_plugin.cli.coding_options import AUXILIARY_HELP, add_block_options, add_model_options, check_positive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ HEALTH_TOKENS = 20_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset; its train split is sampled")
-    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help="fairseq checkpoint of the model")
+    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
     parser.add_argument("--layer", type=int, required=True, metavar="L", help="hidden state: 0 embeddings, 1 ... last")
     parser.add_argument("--output", required=True, metavar="DICT_DIR", help="gets dictionary.npy and meta.json")
     parser.add_argument("--atoms", type=int, default=3000, metavar="N", help="latent properties to learn")
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn or import, judge, write."""
     from mlsm_plugin.auxiliary.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.auxiliary.corpus_coding import lambda_too_large, largest_correlation
-    from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
     from mlsm_plugin.auxiliary.hidden_state_sample import sample_hidden_states
+    from mlsm_plugin.auxiliary.open_auxiliary import open_auxiliary
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.sparse_coding.dictionary import Dictionary, dictionary_health, import_published, learn_dictionary
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if (output / "meta.json").exists() and not args.overwrite:
         raise ValueError(f"{output} already holds a dictionary; pass --overwrite to replace it")
     reader = BlockReader(args.data_bin, "train", BlockSettings(args.tokens_per_sample, args.sample_break_mode))
-    encoder = AuxiliaryEncoder(args.auxiliary, args.data_bin, layer=args.layer, device=args.device, fp16=args.fp16)
+    encoder = open_auxiliary(args.auxiliary, args.data_bin, layer=args.layer, device=args.device, fp16=args.fp16)
     if args.tokens_per_sample > encoder.max_tokens:
         raise ValueError(
             f"--tokens-per-sample {args.tokens_per_sample} is more than the {encoder.max_tokens} positions of the model"

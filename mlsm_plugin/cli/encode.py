@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, add_share_options, check_positive
+from mlsm_plugin.cli.coding_options import (
+    AUXILIARY_HELP,
+    add_block_options,
+    add_model_options,
+    add_share_options,
+    check_positive,
+)
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.corpus_coding import CodingFigures, CodingSettings
@@ -25,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the work; see docs/encoding.md."
     )
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset; gets <split>.codes folders")
-    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help="the model of the dictionary")
+    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
     parser.add_argument("--dictionary", required=True, metavar="DICT_DIR", help="folder that `mlsm dictionary` wrote")
     parser.add_argument("--layer", type=int, metavar="L", help="hidden state (default: the dictionary's)")
     parser.add_argument(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, check_positive
+from mlsm_plugin.hf_files import hf_folder, is_hf, weight_files
 from mlsm_plugin.step_record import Step, StepRecord
 
 TAKES_EXTRA_FLAGS = True
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that binarize")
     tokenizer = parser.add_argument_group("tokenizer")
-    tokenizer.add_argument("--tokenizer", metavar="DIR", help="use this one instead of training one")
+    tokenizer.add_argument("--tokenizer", metavar="DIR", help="use this one (or hf:PATH) instead of training one")
     tokenizer.add_argument("--vocab-size", type=int, default=30_000, metavar="N", help="pieces of the tokenizer")
     tokenizer.add_argument("--model-type", default="unigram", choices=["unigram", "bpe"], help="of SentencePiece")
     tokenizer.add_argument("--lowercase", action="store_true", help="lower-case all text")
@@ -36,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     auxiliary.add_argument(
         "--auxiliary",
         metavar="CHECKPOINT",
-        help="use this one, with the tokenizer that lies beside it, instead of training one",
+        help="use this one, with the tokenizer that lies beside it, instead of training one; hf:PATH is a folder or "
+        "hub name of Hugging Face",
     )
     auxiliary.add_argument("--auxiliary-arch", default="mlsm_roberta_small", metavar="ARCH", help="to train")
     auxiliary.add_argument("--auxiliary-updates", type=int, default=100_000, metavar="N", help="to train for")
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not current; print their table and the command to go on with."""
     from mlsm_plugin.auxiliary.block_reader import BlockSettings
-    from mlsm_plugin.auxiliary.fairseq_encoder import number_of_layers
+    from mlsm_plugin.auxiliary.open_auxiliary import number_of_layers
     from mlsm_plugin.cli.main import main
 
     # now, not hours later when the step that reads them begins
@@ -84,14 +86,14 @@ def _texts(args: argparse.Namespace) -> list[Path]:
     return [Path(file) for split in SPLITS for file in getattr(args, split)]
 
 
-def _auxiliary_checkpoint(args: argparse.Namespace, output: Path) -> Path:
-    return Path(args.auxiliary) if args.auxiliary else output / "auxiliary" / "checkpoint_best.pt"
+def _auxiliary_checkpoint(args: argparse.Namespace, output: Path) -> str:
+    return args.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
 
 
 def _steps_until_auxiliary(args: argparse.Namespace, extra: list[str], output: Path) -> list[Step]:
     steps = []
     if args.tokenizer or args.auxiliary:
-        tokenizer = Path(args.tokenizer or Path(args.auxiliary).parent)
+        tokenizer = args.tokenizer or (args.auxiliary if is_hf(args.auxiliary) else Path(args.auxiliary).parent)
     else:
         tokenizer = output / "tokenizer"
         options = ["--vocab-size", str(args.vocab_size), "--model-type", args.model_type]
@@ -111,9 +113,9 @@ def _steps_until_auxiliary(args: argparse.Namespace, extra: list[str], output: P
     return steps
 
 
-def _coding_steps(args: argparse.Namespace, output: Path, checkpoint: Path, layer: int) -> list[Step]:
+def _coding_steps(args: argparse.Namespace, output: Path, checkpoint: str, layer: int) -> list[Step]:
     data_bin, dictionary = output / "data-bin", output / "dictionary"
-    model_flags = ["--auxiliary", str(checkpoint), *_block_flags(args), "--batch-tokens", str(args.batch_tokens)]
+    model_flags = ["--auxiliary", checkpoint, *_block_flags(args), "--batch-tokens", str(args.batch_tokens)]
     model_flags += ["--device", args.device] if args.device else []
     model_flags += ["--threads", str(args.threads)] if args.threads else []
     model_flags += ["--fp16"] if args.fp16 else []
@@ -121,10 +123,11 @@ def _coding_steps(args: argparse.Namespace, output: Path, checkpoint: Path, laye
     learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
     learn += ["--iterations", str(args.iterations), "--seed", str(args.seed)]
     splits = [split for split in SPLITS if getattr(args, split)]
+    model_files = weight_files(hf_folder(checkpoint, weights=True)) if is_hf(checkpoint) else [Path(checkpoint)]
     encode = ["encode", str(data_bin), "--dictionary", str(dictionary), *model_flags, "--splits", *splits]
     return [
-        Step("dictionary", learn, [checkpoint], [dictionary]),
-        Step("encode", encode, [checkpoint], [data_bin / f"{split}.codes" for split in splits]),
+        Step("dictionary", learn, model_files, [dictionary]),
+        Step("encode", encode, model_files, [data_bin / f"{split}.codes" for split in splits]),
     ]
 
 

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import sentencepiece as spm
 from fairseq.data import Dictionary
 
 from mlsm_plugin.atomic_files import atomic_directory
 from mlsm_plugin.finetuning.labelled_texts import LabelledTexts
 from mlsm_plugin.tokenization.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer
 
-DICTIONARY, TOKENIZER = "dict.txt", "sentencepiece.bpe.model"
+DICTIONARY = "dict.txt"
 
 
 def write_classification_data(
-    splits: Mapping[str, LabelledTexts], tokenizer_folder: Path, output: Path, *, positions: int, regression: bool
+    splits: Mapping[str, LabelledTexts], tokenizer: TextTokenizer, output: Path, *, positions: int, regression: bool
 ) -> dict[str, int]:
     """Write ``input0``, for pairs ``input1``, and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``.
 
     Args:
         splits: ``train`` decides which labels there are.
-        tokenizer_folder: has ``dict.txt`` and ``sentencepiece.bpe.model``.
+        tokenizer: the checkpoint's.
         output: the folder to write; nothing appears there unless all succeeds.
         positions: tokens of a sample at most, those that mark its beginning and its ends included.
         regression: labels are numbers, in ``label/<split>.label``.
@@ -33,8 +32,6 @@ def write_classification_data(
     Returns:
         how many samples of each split are longer; training cuts them.
     """
-    processor = spm.SentencePieceProcessor(model_file=str(tokenizer_folder / TOKENIZER))
-    dictionary = Dictionary.load(str(tokenizer_folder / DICTIONARY))
     too_long = {}
     with atomic_directory(output) as folder:
         inputs = [folder / f"input{i}" for i in range(splits["train"].texts_per_line)]
@@ -43,16 +40,15 @@ def write_classification_data(
         for name, texts in splits.items():
             lengths = np.zeros(len(texts), np.int64)
             for column, directory in enumerate(inputs):
-                builder = StreamingMMapBuilder(str(directory / f"{name}.bin"), len(dictionary))
+                builder = StreamingMMapBuilder(str(directory / f"{name}.bin"), len(tokenizer.dictionary))
                 for line, own in enumerate(texts.texts):
-                    pieces = " ".join(processor.encode(own[column], out_type=str))
-                    ids = dictionary.encode_line(pieces, add_if_not_exist=False).numpy().astype(np.int64)
+                    ids = tokenizer.ids_of(own[column])
                     builder.add_sentences(ids, np.array([len(ids)]))
                     lengths[line] += 1 + len(ids)  # BOS, or the separator
                 builder.finalize(str(directory / f"{name}.idx"))
             too_long[name] = int((lengths > positions).sum())
         for directory in inputs:
-            shutil.copyfile(tokenizer_folder / DICTIONARY, directory / DICTIONARY)
+            tokenizer.dictionary.save(str(directory / DICTIONARY))
         _write_labels(splits, folder / "label", regression=regression)
     return too_long
 

@@ -21,8 +21,9 @@ from fairseq import checkpoint_utils
 from scipy import stats
 
 from mlsm_plugin.atomic_files import atomic_open, read_json, write_json
-from mlsm_plugin.finetuning.classification_data import DICTIONARY, TOKENIZER, write_classification_data
+from mlsm_plugin.finetuning.classification_data import DICTIONARY, write_classification_data
 from mlsm_plugin.finetuning.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
+from mlsm_plugin.tokenization.text_tokenizer import copy_tokenizer, open_tokenizer
 
 PLUGIN_DIR = Path(__file__).resolve().parent.parent
 EMBEDDINGS = "encoder.sentence_encoder.embed_tokens.weight"
@@ -77,7 +78,7 @@ class Finetuning:
     """Fine-tunes a checkpoint on labelled texts, with several seeds.
 
     Args:
-        checkpoint: of a RoBERTa-like model, in a folder with ``dict.txt`` and ``sentencepiece.bpe.model``.
+        checkpoint: of a RoBERTa-like model, in a folder with ``dict.txt`` and the tokenizer.
         files: labelled texts by split: ``train``, ``valid`` and perhaps ``test``.
         output: folder for the dataset, the runs, predictions, ``results.json``, and the best model.
         settings: how.
@@ -98,9 +99,7 @@ class Finetuning:
         self.texts = {split: read_labelled_texts(path, regression=settings.regression) for split, path in files.items()}
         others = [texts for split, texts in self.texts.items() if split != "train"]
         check_same_kind(self.texts["train"], others, regression=settings.regression)
-        for name in (DICTIONARY, TOKENIZER):
-            if not (checkpoint.parent / name).is_file():
-                raise FileNotFoundError(f"{checkpoint.parent} has no {name}; copy it there from the binarized dataset")
+        self.tokenizer = open_tokenizer(checkpoint.parent)
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
         if EMBEDDINGS not in state["model"]:
             raise ValueError(f"{checkpoint} is no RoBERTa-like encoder; only those can be fine-tuned")
@@ -114,7 +113,7 @@ class Finetuning:
         data = self.output / "data"
         if not (data / "label").is_dir():
             too_long = write_classification_data(
-                self.texts, self.checkpoint.parent, data,
+                self.texts, self.tokenizer, data,
                 positions=self.positions, regression=self.settings.regression,
             )  # fmt: skip
             for split, number in too_long.items():
@@ -191,7 +190,7 @@ class Finetuning:
         for source, target in copies:
             (folder / target).parent.mkdir(exist_ok=True)
             shutil.copyfile(self.output / source, folder / target)
-        shutil.copyfile(self.checkpoint.parent / TOKENIZER, folder / TOKENIZER)
+        copy_tokenizer(self.checkpoint.parent, folder)
 
     def _evaluated(self, folder: Path) -> dict[str, Any]:
         """Results on the validation and the test texts, whose predictions are written."""
@@ -230,7 +229,7 @@ class Finetuning:
         for name in ("input0", "label"):
             if (folder / name).is_dir():
                 shutil.copytree(folder / name, self.output / name, dirs_exist_ok=True)
-        shutil.copyfile(folder / TOKENIZER, self.output / TOKENIZER)
+        copy_tokenizer(folder, self.output)
 
 
 def _run_logged(command: list[str], log: Path) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from mlsm_plugin.atomic_files import read_json, sha256_of_files, write_json, write_npy
 from mlsm_plugin.auxiliary.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
-from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder, number_of_layers
+from mlsm_plugin.auxiliary.fairseq_encoder import FairseqEncoder, number_of_layers
 from mlsm_plugin.auxiliary.work_share import WorkShare
 from mlsm_plugin.data.cooccurring_spans import PieceClasses, word_boundaries
 from mlsm_plugin.data.token_blocks import split_fingerprint
@@ -318,7 +318,7 @@ class DatastoreBuilder:
     ) -> None:
         self.directory, self.settings = Path(directory), settings
         self.data_bin, self.batch_tokens = Path(data_bin), batch_tokens
-        self.encoder = AuxiliaryEncoder(
+        self.encoder = FairseqEncoder(
             checkpoint, data_bin, layer=number_of_layers(checkpoint), device=device, fp16=fp16
         )
         if settings.blocks.tokens_per_sample > self.encoder.max_tokens:

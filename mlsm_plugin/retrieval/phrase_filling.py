@@ -132,7 +132,7 @@ class PhraseFiller:
             if number:
                 places.append(len(ids))
                 ids += masks
-            pieces = self.interface.bpe.encode(part.strip())
+            pieces = self.interface.bpe.encode(part.rstrip())
             line = self.dictionary.encode_line(pieces, append_eos=False, add_if_not_exist=False)
             ids += line.tolist()
         ids.append(self.dictionary.eos())
@@ -151,7 +151,7 @@ class PhraseFiller:
 
     def was_cut(self, text: str) -> bool:
         """Whether :meth:`encode` leaves out a part of ``text``, since it is longer than the model's positions."""
-        pieces = sum(len(self.interface.bpe.encode(part.strip()).split()) for part in text.split("<mask>"))
+        pieces = sum(len(self.interface.bpe.encode(part.rstrip()).split()) for part in text.split("<mask>"))
         width = 1 if self.single else 2
         return pieces + width * text.count("<mask>") + 2 > int(self.interface.model.max_positions())
 

@@ -157,7 +157,7 @@ class ParametricClassifier:
         limit = int(self.interface.model.max_positions()) - num_masks - 2
         head, tail = (
             dictionary.encode_line(
-                self.interface.bpe.encode(part.strip()), append_eos=False, add_if_not_exist=False
+                self.interface.bpe.encode(part.rstrip()), append_eos=False, add_if_not_exist=False
             ).tolist()
             for part in (before, after)
         )
@@ -174,7 +174,7 @@ class ParametricClassifier:
 def word_ids(interface: Any, word: str) -> list[int]:
     """Ids of a word of a verbalizer; ValueError where the vocabulary lacks it."""
     dictionary = interface.task.source_dictionary
-    ids = dictionary.encode_line(interface.bpe.encode(word), append_eos=False, add_if_not_exist=False).tolist()
+    ids = dictionary.encode_line(interface.bpe.encode(f" {word}"), append_eos=False, add_if_not_exist=False).tolist()
     if not ids or dictionary.unk() in ids:
         raise ValueError(f"the model's vocabulary cannot write the word {word!r} of the verbalizer")
     return ids

@@ -44,7 +44,7 @@ class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
     )
     # fairseq understands typing.Optional, but not `str | None`
     auxiliary_checkpoint: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: checkpoint of the auxiliary model"}
+        default=None, metadata={"help": "online: checkpoint of the auxiliary model, or hf:PATH"}
     )
     latent_dictionary: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "online: folder that `mlsm dictionary` wrote"}

@@ -3,10 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import argparse
 import logging
-import os
-import shutil
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +11,10 @@ from fairseq import utils
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
-from mlsm_plugin.atomic_files import atomic_open
 from mlsm_plugin.data.token_blocks import load_dictionary
+from mlsm_plugin.tokenization.text_tokenizer import bpe_options, copy_tokenizer
 
 logger = logging.getLogger(__name__)
-
-# what hub loading finds beside a checkpoint
-PORTABLE_FILES = ("dict.txt", "sentencepiece.bpe.model")
 
 
 @dataclass
@@ -53,8 +47,7 @@ class PortableMaskedLMTask(MaskedLMTask):
     @property
     def args(self) -> argparse.Namespace:
         """What fairseq's ``--mask-whole-words`` reads: the tokenizer of the data."""
-        model = os.path.join(utils.split_paths(self.cfg.data)[0], "sentencepiece.bpe.model")
-        return argparse.Namespace(bpe="sentencepiece", sentencepiece_model=model)
+        return argparse.Namespace(**bpe_options(utils.split_paths(self.cfg.data)[0]))
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Put the dictionary and the tokenizer beside the checkpoints, which then load from anywhere."""
@@ -66,14 +59,4 @@ def put_beside_checkpoints(cfg: Any) -> None:
     """Copy what loading needs to the checkpoints of a task with this configuration; the first rank does it."""
     first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     if first_rank and not cfg.no_save:
-        copy_portable_files(utils.split_paths(cfg.data)[0], cfg.save_dir)
-
-
-def copy_portable_files(data_bin: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
-    """Copy what a checkpoint needs to be loaded without its dataset: dictionary and tokenizer."""
-    os.makedirs(directory, exist_ok=True)
-    for name in PORTABLE_FILES:
-        source = Path(data_bin) / name
-        if source.exists():
-            with open(source, "rb") as reader, atomic_open(Path(directory) / name) as writer:
-                shutil.copyfileobj(reader, writer)
+        copy_tokenizer(utils.split_paths(cfg.data)[0], cfg.save_dir)

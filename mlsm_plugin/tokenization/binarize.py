@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from fairseq.data import Dictionary
 
-from mlsm_plugin.atomic_files import atomic_directory, sha256_of_files, write_json
-from mlsm_plugin.tokenization.line_encoder import EncodedBatch, LineEncoder, encode_in_order
+from mlsm_plugin.atomic_files import atomic_directory, write_json
+from mlsm_plugin.tokenization.hf_tokenizer import FOLDER_NAME
+from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
-from mlsm_plugin.tokenization.tokenizer_files import DICTIONARY_NAME, MODEL_NAME, load_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
+from mlsm_plugin.tokenization.tokenizer_files import MODEL_NAME
 
 SPLITS = ("train", "valid", "test")
 SUMMARY_NAME = "binarize.json"
@@ -55,7 +56,7 @@ class BinarizeFigures:
     output: Path
     """The data folder."""
     tokenizer_sha256: str
-    """SHA-256 of the SentencePiece model."""
+    """SHA-256 of the tokenizer (of SentencePiece's file)."""
     dictionary_symbols: int
     """Length of fairseq's ``Dictionary`` (a task adds ``<mask>``)."""
     splits: dict[str, SplitFigures] = field(default_factory=dict)
@@ -103,7 +104,7 @@ def binarize(
     text is streamed, and the files do not depend on ``workers``.
 
     Args:
-        tokenizer: folder written by ``mlsm tokenizer``.
+        tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` and a folder or hub name of Hugging Face.
         train: text files of the training split, plain or gzip; ``valid`` and ``test`` likewise.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
         workers: processes that encode.
@@ -126,10 +127,9 @@ def binarize(
         if split not in inputs:
             raise ValueError(f"no text file was given for the {split} split")
     sizes = {split: check_text_files(paths) for split, paths in inputs.items()}
-    processor = load_tokenizer(tokenizer)
-    dictionary = Dictionary.load(str(Path(tokenizer, DICTIONARY_NAME)))
-    encoder = LineEncoder(processor, dictionary)
-    figures = BinarizeFigures(output, sha256_of_files(Path(tokenizer, MODEL_NAME)), len(dictionary))
+    opened = open_tokenizer(tokenizer)
+    dictionary, encoder = opened.dictionary, opened.line_encoder
+    figures = BinarizeFigures(output, opened.fingerprint, len(dictionary))
     _remove_leftovers(output)
     with atomic_directory(output) as folder, _locked(folder):
         for split, paths in inputs.items():
@@ -138,8 +138,7 @@ def binarize(
                 batches = encode_in_order(encoder, read_text(paths, bar.update), workers)
                 figures.splits[split] = _write_split(split, batches, builder, dictionary.eos(), max_unk_rate)
             builder.finalize(str(folder / f"{split}.idx"))
-        for name in (MODEL_NAME, DICTIONARY_NAME):
-            shutil.copyfile(Path(tokenizer, name), folder / name)
+        opened.write_to(folder)
         # From here to the renames, which take the names in order, no .idx of the old run can meet a .bin of the new.
         _remove_earlier_run(output)
     write_json(output / SUMMARY_NAME, figures.as_json())
@@ -194,7 +193,8 @@ def _name_characters(characters: Counter[str]) -> str:
 
 
 def _remove_earlier_run(output: Path) -> None:
-    for name in (SUMMARY_NAME, *(f"{split}{ending}" for ending in (".idx", ".bin") for split in SPLITS)):
+    shutil.rmtree(output / FOLDER_NAME, ignore_errors=True)
+    for name in (SUMMARY_NAME, MODEL_NAME, *(f"{split}{ending}" for ending in (".idx", ".bin") for split in SPLITS)):
         (output / name).unlink(missing_ok=True)
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,6 +17,8 @@ import numpy as np
 import sentencepiece as spm
 from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
+
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 
 BATCH_CHARACTERS = 1 << 18
 
@@ -40,21 +43,22 @@ class EncodedBatch:
     """How often each character was part of an ``<unk>``."""
 
 
-class LineEncoder:
-    """Gives the ids of ``dictionary.encode_line(" ".join(processor.encode(line)))`` without building the strings.
+class LineEncoder(ABC):
+    """Lines to fairseq's ids, with the document boundaries between them.
 
-    Args:
-        processor: the SentencePiece model.
-        dictionary: fairseq's dictionary made from it.
+    Attributes:
+        unknown_piece: the tokenizer's id of what it does not know.
+        end_piece: no id of the tokenizer: stands for ``</s>`` in the table.
+        table: fairseq's id of each id of the tokenizer, ``(end_piece + 1,)``.
     """
 
-    def __init__(self, processor: spm.SentencePieceProcessor, dictionary: Dictionary) -> None:
-        self.processor = processor
-        self.unknown_piece: int = processor.unk_id()
-        self.end_piece: int = len(processor)  # no SentencePiece id: stands for </s> in the table below
-        pieces = [processor.id_to_piece(piece) for piece in range(len(processor))]
-        self.table = np.array([*map(dictionary.index, pieces), dictionary.eos()], dtype=np.int64)
-        """fairseq id of each SentencePiece id, shape (n_pieces + 1,)."""
+    unknown_piece: int
+    end_piece: int
+    table: np.ndarray
+
+    @abstractmethod
+    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+        """The tokenizer's ids of a line; the characters of unknown ones are counted."""
 
     def encode_batch(self, lines: list[str]) -> EncodedBatch:
         """Encode lines; blank ones are document boundaries, of which only one is kept between two sentences."""
@@ -67,10 +71,8 @@ class LineEncoder:
             if not line:
                 pending = True
                 continue
-            sentence: list[int] = self.processor.encode(line, out_type=int)
-            if self.unknown_piece in sentence:
-                sentence = self._as_fairseq_splits(line, sentence, characters)
-                unknown += sentence.count(self.unknown_piece)
+            sentence = self.pieces_of(line, characters)
+            unknown += sentence.count(self.unknown_piece)
             if not sentence:
                 dropped += 1
                 continue
@@ -93,6 +95,29 @@ class LineEncoder:
             unknown_characters=characters,
         )
 
+
+class SentencePieceLineEncoder(LineEncoder):
+    """Gives the ids of ``dictionary.encode_line(" ".join(processor.encode(line)))`` without building the strings.
+
+    Args:
+        processor: the SentencePiece model.
+        dictionary: fairseq's dictionary made from it.
+    """
+
+    def __init__(self, processor: spm.SentencePieceProcessor, dictionary: Dictionary) -> None:
+        self.processor = processor
+        self.unknown_piece = processor.unk_id()
+        self.end_piece = len(processor)
+        pieces = [processor.id_to_piece(piece) for piece in range(len(processor))]
+        self.table = np.array([*map(dictionary.index, pieces), dictionary.eos()], dtype=np.int64)
+
+    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+        """SentencePiece ids of a line."""
+        sentence: list[int] = self.processor.encode(line, out_type=int)
+        if self.unknown_piece in sentence:
+            sentence = self._as_fairseq_splits(line, sentence, unknown_characters)
+        return sentence
+
     def _as_fairseq_splits(self, line: str, sentence: list[int], characters: Counter[str]) -> list[int]:
         """fairseq splits the text of a piece at whitespace, which U+0085 in an unknown stretch is."""
         result: list[int] = []
@@ -104,6 +129,26 @@ class LineEncoder:
             result += [piece] * len(words)
             characters.update("".join(words))
         return result
+
+
+class HuggingFaceLineEncoder(LineEncoder):
+    """Ids of a Hugging Face tokenizer, as fairseq's dictionary has them."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, dictionary: Dictionary) -> None:
+        self.backend = tokenizer.backend
+        self.unknown_piece = tokenizer.unknown_id
+        self.end_piece = len(tokenizer.fairseq_ids)
+        self.table = np.append(tokenizer.fairseq_ids, dictionary.eos())
+
+    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+        """The library's ids of a line."""
+        encoding = self.backend.encode(line, add_special_tokens=False)
+        sentence: list[int] = encoding.ids
+        if self.unknown_piece in sentence:
+            for piece, (start, stop) in zip(sentence, encoding.offsets, strict=True):
+                if piece == self.unknown_piece:
+                    unknown_characters.update(line[start:stop])
+        return sentence
 
 
 def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:

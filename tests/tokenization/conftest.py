@@ -10,7 +10,7 @@ import pytest
 import sentencepiece as spm
 from fairseq.data import Dictionary
 
-from mlsm_plugin.tokenization.line_encoder import LineEncoder
+from mlsm_plugin.tokenization.line_encoder import SentencePieceLineEncoder
 from mlsm_plugin.tokenization.sentencepiece_training import train_tokenizer
 
 VOCAB_SIZE = 1000
@@ -54,5 +54,8 @@ def loaded(tokenizer) -> SimpleNamespace:
     processor = spm.SentencePieceProcessor(model_file=str(tokenizer / "sentencepiece.bpe.model"))
     dictionary = Dictionary.load(str(tokenizer / "dict.txt"))
     return SimpleNamespace(
-        processor=processor, dictionary=dictionary, encoder=LineEncoder(processor, dictionary), folder=tokenizer
+        processor=processor,
+        dictionary=dictionary,
+        encoder=SentencePieceLineEncoder(processor, dictionary),
+        folder=tokenizer,
     )

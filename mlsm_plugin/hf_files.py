@@ -1,0 +1,79 @@
+"""Where the files of a Hugging Face model or tokenizer are: ``hf:PATH`` on the command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+HF_PREFIX = "hf:"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+FILES = ["*.json", "*.txt", "*.model"]
+SHARDS = {"model.safetensors.index.json": "model-*.safetensors", "pytorch_model.bin.index.json": "pytorch_model-*.bin"}
+
+
+def is_hf(name: str | os.PathLike[str]) -> bool:
+    """Whether ``name`` is ``hf:`` and a folder or hub name."""
+    return os.fspath(name).startswith(HF_PREFIX)
+
+
+def import_transformers() -> Any:
+    """The ``transformers`` package, without its progress bars and its advice.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"Hugging Face models need {error.name}: pip install 'mlsm_plugin[hf]'") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
+    """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
+
+    Args:
+        name: with or without ``hf:``.
+        weights: the model's weights are needed too.
+
+    Raises:
+        ValueError: there is no such folder, and no such model on the hub (or no way to it).
+    """
+    name = os.fspath(name).removeprefix(HF_PREFIX)
+    folder = Path(name)
+    if name and folder.is_dir():
+        return folder
+    if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"{name or HF_PREFIX} is no folder of a Hugging Face model")
+    import_transformers()
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    try:
+        wanted = list(FILES)
+        if weights:
+            there = set(list_repo_files(name))
+            chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
+            wanted += [chosen, SHARDS.get(chosen, chosen)]
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # network, permission and name errors of several libraries
+        raise ValueError(f"{name} is no local folder, and the hub does not give it: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its name where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that ``transformers`` reads the weights from.
+
+    Raises:
+        ValueError: there are none.
+    """
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name, *sorted(folder.glob(SHARDS.get(name, "no shards")))]
+    raise ValueError(f"{folder} has no weights ({' or '.join(WEIGHTS[::2])})")

@@ -1,0 +1,90 @@
+"""Small Hugging Face models with random weights and tokenizers trained on the tests' text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+VOCABULARY = 600
+
+
+def _word_piece() -> tuple[Tokenizer, Any, list[str]]:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=BERT_SPECIAL), BERT_SPECIAL
+
+
+def _byte_level() -> tuple[Tokenizer, Any, list[str]]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=ROBERTA_SPECIAL, initial_alphabet=alphabet)
+    return tokenizer, trainer, ROBERTA_SPECIAL
+
+
+def _unigram() -> tuple[Tokenizer, Any, list[str]]:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=VOCABULARY, special_tokens=ROBERTA_SPECIAL, unk_token="<unk>")
+    return tokenizer, trainer, ROBERTA_SPECIAL
+
+
+TOKENIZERS: dict[str, Callable[[], tuple[Tokenizer, Any, list[str]]]] = {
+    "word_piece": _word_piece,
+    "byte_level": _byte_level,
+    "unigram": _unigram,
+}
+TOKENIZER_OF = {
+    "bert": "word_piece",
+    "distilbert": "word_piece",
+    "electra": "word_piece",
+    "mpnet": "word_piece",
+    "roberta": "byte_level",
+    "xlm-roberta": "unigram",
+    "camembert": "unigram",
+}
+
+
+def make_tokenizer(kind: str, text: Path, folder: Path) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of a kind and save it."""
+    tokenizer, trainer, special = TOKENIZERS[kind]()
+    tokenizer.train([str(text)], trainer)
+    bert = special is BERT_SPECIAL
+    begin, end = ("[CLS]", "[SEP]") if bert else ("<s>", "</s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}", special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)]
+    )
+    pad, unknown, mask = ("[PAD]", "[UNK]", "[MASK]") if bert else ("<pad>", "<unk>", "<mask>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, cls_token=begin, sep_token=end, pad_token=pad, unk_token=unknown, mask_token=mask
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def make_model(model_type: str, text: Path, folder: Path, **settings: Any) -> Path:
+    """A model of three layers, 32 wide, with random weights, and its tokenizer; returns the folder."""
+    tokenizer = make_tokenizer(TOKENIZER_OF[model_type], text, folder)
+    torch.manual_seed(1)
+    sizes = {"dim": 32, "n_layers": 3, "n_heads": 2, "hidden_dim": 64} if model_type == "distilbert" else {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        model_type,
+        **{"vocab_size": len(tokenizer), "max_position_embeddings": 70, "pad_token_id": tokenizer.pad_token_id}
+        | sizes
+        | settings,
+    )
+    AutoModel.from_config(config).save_pretrained(folder)
+    return folder
