@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.cli.main import COMMANDS
+from mlsm_plugin.cli.main import COMMANDS, main
 from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
+from tests.documented import TINY_HYDRA, bash_blocks, clean_folder, run_in
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 EXAMPLE = (REPOSITORY / "examples" / "mlsm" / "README.md").read_text(encoding="utf-8")
@@ -30,15 +29,6 @@ SMALLER = {
     ),
     "--atoms 3000 --lambda 0.05": "--atoms 16 --lambda 0.05 --tokens 500 --iterations 3 --tokens-per-sample 64",
 }
-TINY_HYDRA = (
-    "model._name=mlsm_roberta_tiny +model.encoder_embed_dim=32 +model.encoder_ffn_embed_dim=64 "
-    "+model.encoder_attention_heads=2 optimization.max_update=2 lr_scheduler.warmup_updates=1 "
-    "optimization.update_freq=[1] dataset.batch_size=8 dataset.num_workers=0 common.cpu=true"
-)
-
-
-def bash_blocks(text: str) -> list[str]:
-    return [re.sub(r"^ +", "", block, flags=re.M) for block in re.findall(r"```bash\n(.*?)```", text, flags=re.S)]
 
 
 def pipeline_commands() -> list[str]:
@@ -54,36 +44,9 @@ def smaller(command: str) -> str:
     return command.replace("latent_semantic_kl ...", f"latent_semantic_kl {tiny}")
 
 
-def run_in(folder: Path, command: str, **environment: str) -> str:
-    """Run ``command`` in bash as a user does; it must succeed. Returns its standard output."""
-    variables = {
-        **os.environ,
-        **environment,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, f"{command}\n{result.stdout[-1500:]}\n{result.stderr[-3000:]}"
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
-    """A clean folder with ``train.txt``, ``valid.txt`` and the examples, and no checkout around it."""
-    root = tmp_path_factory.mktemp("readme")
-    lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)
-    (root / "train.txt").write_text("".join(lines[:800]), encoding="utf-8")
-    (root / "valid.txt").write_text("".join(lines[800:860]), encoding="utf-8")
-    shutil.copytree(REPOSITORY / "examples", root / "examples")
-    (root / "mlsm_plugin").symlink_to(REPOSITORY / "mlsm_plugin")
-    return root
+    return clean_folder(tmp_path_factory.mktemp("readme"), english_text[0])
 
 
 def test_every_command_of_the_pipeline_table_runs_in_order(folder: Path) -> None:
@@ -109,88 +72,6 @@ def test_the_hydra_command_runs(folder: Path) -> None:
     (command,) = [block for block in bash_blocks(README) if block.startswith("fairseq-hydra-train")]
     run_in(folder, f"{command.strip()} {TINY_HYDRA}")
     assert (folder / "run" / "model" / "checkpoint_best.pt").exists()
-
-
-def test_the_taco_example_runs_on_a_small_scale_as_published_and_with_hydra(folder: Path) -> None:
-    small, published, hydra = bash_blocks((REPOSITORY / "examples" / "taco" / "README.md").read_text("utf-8"))
-    tiny = " ".join([*TINY_MODEL[2:], "--cpu", "--num-workers", "0", "--batch-size", "8"])
-    filled = run_in(folder, f"{small.strip()} {tiny}", UPDATES="4", VOCAB="400")
-    assert len(re.findall(r"^.*<mask>.*\d\.\d\d$", filled, flags=re.M)) == 2
-
-    numbers = ("--vocab-size 30000", "--batch-size 128", "--warmup-updates 10000", "--max-update 1000000")
-    for number, fewer in zip(numbers, ("400", "8", "1", "2"), strict=True):
-        assert number in published
-        published = published.replace(number, f"{number.split()[0]} {fewer}")
-    names = {"output tok": "output taco-tok", "tokenizer tok": "tokenizer taco-tok", "data-bin": "taco-data-bin"}
-    for name, own in {**names, "--save-dir model": f"--save-dir taco-model {tiny}"}.items():
-        published = published.replace(name, own)
-    run_in(folder, published)
-    assert (folder / "taco-model" / "checkpoint_best.pt").exists()
-
-    tiny_hydra = TINY_HYDRA.replace("model._name=mlsm_roberta_tiny", "model._name=taco_small +model.encoder_layers=2")
-    command = hydra.strip().replace("data-bin", "taco-data-bin")
-    run_in(folder, f"{command} {tiny_hydra} checkpoint.save_dir=taco-hydra")
-    assert (folder / "taco-hydra" / "checkpoint_best.pt").exists()
-
-
-def test_the_npm_example_trains_retrieves_and_classifies(folder: Path) -> None:
-    text = (REPOSITORY / "examples" / "npm" / "README.md").read_text("utf-8")
-    small, training, hydra, retrieval, index, classify = bash_blocks(text)
-    tiny = " ".join([*TINY_MODEL[2:], "--encoder-layers", "1", "--cpu", "--num-workers", "0"])
-    groups = "--group-size 4 --tokens-per-sample 48"
-    (folder / "quick.sh").write_text(
-        (folder / "examples" / "npm" / "quick.sh").read_text("utf-8").replace("--group-size 16", "--group-size 4")
-    )
-    small = small.replace("examples/npm/quick.sh", "quick.sh")
-    printed = run_in(folder, f"{small.strip()} {tiny} --batch-size 4", MLM_UPDATES="3", UPDATES="3", VOCAB="400")
-    assert len(re.findall(r"^  mask 1$", printed, flags=re.M)) == 2
-    assert printed.count("[[") == 6
-
-    run_in(folder, f"{training.strip()} {tiny} {groups} --max-update 2 --save-dir npm-model")
-    tiny_hydra = TINY_HYDRA + " task.group_size=4 task.tokens_per_sample=48 dataset.batch_size=2"
-    run_in(folder, f"{hydra.strip()} {tiny_hydra} checkpoint.save_dir=npm-hydra")
-    for name in ("npm-model", "npm-hydra"):
-        assert (folder / name / "checkpoint_last.pt").exists()
-
-    found = run_in(folder, retrieval)
-    assert "He lives in <mask> with his wife." in found
-    assert re.search(r"^The president of \S+", found, flags=re.M)
-    run_in(folder, index)
-    assert (folder / "phrases" / "index.faiss").exists()
-    (folder / "examples" / "npm" / "sentiment.tsv").write_text("0\tnot\n1\tthe, value\n", encoding="utf-8")
-    (folder / "reviews.tsv").write_text("1\tA good value.\n0\tThis is not so.\n", encoding="utf-8")
-    assert len(re.findall(r"^accuracy [\d.]+ \(\d of 2;", run_in(folder, classify), flags=re.M)) == 2
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
-    assert len(run_in(folder, f"{sys.executable} - <<'END'\n{code}\nEND").splitlines()) == 3
-
-
-def test_the_denoising_example_trains_fills_gaps_and_learns_a_pair_by_heart(folder: Path) -> None:
-    text = (REPOSITORY / "examples" / "denoising" / "README.md").read_text("utf-8")
-    small, training, hydra, infill, pairs = bash_blocks(text)
-    size = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2"
-    tiny = f"{size} --cpu --num-workers 0"
-    printed = run_in(folder, f"{small.strip()} {tiny} --batch-size 4", UPDATES="3", VOCAB="400")
-    assert len(re.findall(r"^  <extra_id_\d>  ", printed, flags=re.M)) == 3
-
-    assert "--max-update 100000" in training
-    run_in(folder, f"{training.strip()} {tiny} --tokens-per-sample 64 --max-update 2 --save-dir denoising-model")
-    tiny_hydra = (
-        "model._name=denoising_small +model.encoder_layers=1 +model.encoder_embed_dim=32 task.tokens_per_sample=64 "
-        "optimization.max_update=2 dataset.num_workers=0 common.cpu=true optimization.update_freq=[1]"
-    )
-    run_in(folder, f"{hydra.strip()} {tiny_hydra} checkpoint.save_dir=denoising-hydra")
-    for name in ("denoising-model", "denoising-hydra"):
-        assert (folder / name / "checkpoint_best.pt").exists()
-
-    assert "walks in" in run_in(folder, infill)
-    layers = "--encoder-layers 3 --encoder-embed-dim 256 --encoder-attention-heads 4"
-    assert layers in pairs
-    learned = run_in(folder, pairs.replace(layers, tiny).replace("--lr 1e-3", "--lr 1e-2"))
-    assert learned.splitlines()[-3] == "The cute dog walks in the green park."
-    in_python, plain = re.findall(r"```python\n(.*?)```", text, flags=re.S)
-    assert "walks in" in run_in(folder, f"{sys.executable} - <<'END'\n{in_python}\nEND")
-    shapes = run_in(folder, f"{sys.executable} - <<'END'\n{plain}\nEND")
-    assert shapes.strip() == "{'source': (2, 46), 'target': (2, 12), 'decoder_input': (2, 12)}"
 
 
 def test_checkpoints_are_used_as_documented(folder: Path) -> None:
@@ -227,13 +108,12 @@ def test_the_documented_lines_load_a_model(folder: Path) -> None:
     assert len(re.findall(r"^TokenProperties\(token='.+', atoms=\[\(\d+, ", output, flags=re.M)) >= 6
 
 
-def test_every_subcommand_explains_itself_and_is_in_the_readme() -> None:
+def test_every_subcommand_explains_itself_and_is_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
         assert f"mlsm {command}" in README
-        text = subprocess.run(
-            [sys.executable, "-m", "mlsm_plugin.cli.main", command, "--help"],
-            capture_output=True, text=True, check=True, cwd=REPOSITORY,
-        ).stdout  # fmt: skip
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        text = capsys.readouterr().out
         assert COMMANDS[command].split()[0].lower() in text.lower()
 
 

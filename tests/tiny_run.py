@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from fairseq import options, tasks
@@ -11,6 +14,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import mlsm_plugin  # noqa: F401  (registers)
 from tests.conftest import TINY_MODEL, TINY_TRAINING
+
+T = TypeVar("T")
 
 # fairseq 0.12.2 keeps a second copy of every layer's weights for inference: loading overwrites it from
 # the first, training gives it no gradient, with its own models too
@@ -45,3 +50,17 @@ def batches(cfg: Any, split: str = "train", *, epoch: int = 1, combine: bool = F
         task.dataset(split), max_sentences=8, max_positions=10_000, seed=cfg.common.seed, epoch=epoch
     )
     return list(iterator.next_epoch_itr(shuffle=True))
+
+
+def in_torch_ddp(model: Any, folder: Path, steps: Callable[[Any], T]) -> T:
+    """What ``steps`` returns of the model in torch's DistributedDataParallel, in a group of this process alone.
+
+    The wrapper is gone before its group is: as the last owner of a group it would end the group's threads with the
+    interpreter's lock in hand, which one of them may be waiting for.
+    """
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        return steps(torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=False))
+    finally:
+        gc.collect()
+        torch.distributed.destroy_process_group()

@@ -22,7 +22,7 @@ from mlsm_plugin.criterions.span_contrastive import (
     span_contrastive_loss,
     span_contrastive_terms,
 )
-from tests.tiny_run import INFERENCE_COPY, seeded_model, training_config
+from tests.tiny_run import INFERENCE_COPY, in_torch_ddp, seeded_model, training_config
 
 NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
 
@@ -255,21 +255,21 @@ def test_every_parameter_gets_a_finite_gradient_as_torch_ddp_demands(
 ) -> None:
     _, model, criterion, sample = setup(pipeline, *flags)
     sample = edit(sample)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = torch.nn.parallel.DistributedDataParallel(model.train(), find_unused_parameters=False)
+
+    def train(wrapped: Any) -> tuple[float, int, dict[str, Any]]:
         wrapped.encoder = model.encoder  # as fairseq's wrapper passes on what it does not have
         for _ in range(2):
             loss, sample_size, log = criterion(wrapped, sample)
             loss.backward()
-    finally:
-        torch.distributed.destroy_process_group()
-    assert bool(loss.isfinite())
+        return float(loss), int(sample_size), log
+
+    loss, sample_size, log = in_torch_ddp(model.train(), tmp_path, train)
+    assert math.isfinite(loss)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not INFERENCE_COPY.search(name):
             assert parameter.grad is not None, name
             assert bool(parameter.grad.isfinite().all()), name
-    assert (int(sample_size) > 0) == (edit is dict) == (float(log["loss"]) > 0)
+    assert (sample_size > 0) == (edit is dict) == (float(log["loss"]) > 0)
 
 
 def test_metrics_are_means_over_the_spans_of_all_workers() -> None:

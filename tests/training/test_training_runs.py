@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fairseq import tasks
 
 from mlsm_plugin import hub
 from tests.conftest import Pipeline, fairseq_train, logged
-from tests.tiny_run import batches, seeded_model, training_config
+from tests.tiny_run import batches, in_torch_ddp, seeded_model, training_config
 from tests.training.training_runs import (
     NO_DROPOUT,
     Run,
@@ -176,14 +177,13 @@ def test_every_parameter_takes_part_in_every_step_as_torch_ddp_demands(
     model = seeded_model(cfg, task)
     criterion = task.build_criterion(cfg.criterion)
     samples = batches(cfg, "valid", task=task)[:3]
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=False)
+
+    def train(wrapped: Any) -> None:
         for sample in samples:  # the second forward pass raises where the first left a parameter out
             loss, _, _ = criterion(wrapped, sample)
             loss.backward()
-    finally:
-        torch.distributed.destroy_process_group()
+
+    in_torch_ddp(model, tmp_path, train)
     assert [
         name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
     ] == []
