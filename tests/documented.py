@@ -44,6 +44,7 @@ def run_in(folder: Path, command: str, **environment: str) -> str:
 
 def clean_folder(root: Path, train_text: Path) -> Path:
     """A clean folder with ``train.txt``, ``valid.txt`` and the examples, and no checkout around it."""
+    root.mkdir(exist_ok=True)
     lines = train_text.read_text(encoding="utf-8").splitlines(keepends=True)
     (root / "train.txt").write_text("".join(lines[:800]), encoding="utf-8")
     (root / "valid.txt").write_text("".join(lines[800:860]), encoding="utf-8")

