@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "collect_corpus.py"
+from tests.scripts.script_module import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("collect_corpus", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["collect_corpus"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("collect_corpus")
 
 
 NUMPY_STYLE = """

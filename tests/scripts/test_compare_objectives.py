@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
+from tests.scripts.script_module import load_script
 
 SCRIPT = REPOSITORY / "scripts" / "compare_objectives.py"
 PAGE = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
@@ -23,13 +23,7 @@ PAGE = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_objectives", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_objectives"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("compare_objectives")
 
 
 @pytest.fixture
