@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mlsm_plugin.cli.main import main
+from tests.fairseq_process import run_fairseq_train
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLUGIN = REPOSITORY / "mlsm_plugin"
@@ -111,14 +111,12 @@ def fairseq_train(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run fairseq-train as a user does, on a tiny model; later flags override earlier ones."""
     criterion = CRITERIONS.get(task, task)
-    command = [
-        *(sys.executable, "-m", "fairseq_cli.train", data, "--user-dir", user_dir, "--save-dir", save_dir),
+    words = [
+        *(data, "--user-dir", user_dir, "--save-dir", save_dir),
         *("--task", task, "--criterion", criterion, *TINY_MODEL, *TINY_TRAINING, "--no-epoch-checkpoints", *flags),
     ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    result = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, env=environment, cwd=cwd, check=False
-    )
+    result = run_fairseq_train([str(word) for word in words], environment=environment, cwd=cwd)
     assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result
 

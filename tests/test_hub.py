@@ -184,8 +184,8 @@ def test_what_is_missing_is_named(own_folder, tmp_path):
     (own_folder / "sentencepiece.bpe.model").unlink()
     with pytest.raises(FileNotFoundError) as error:
         hub.from_pretrained(own_folder)
-    expected = f"{own_folder} has no sentencepiece.bpe.model; copy it there from the binarized dataset"
-    assert str(error.value) == expected
+    missing = "has no tokenizer (sentencepiece.bpe.model or hf_tokenizer); copy it there from the binarized dataset"
+    assert str(error.value) == f"{own_folder} {missing}"
     (own_folder / "dict.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"is no binarized dataset: dict\.txt is missing"):
         hub.from_pretrained(own_folder)

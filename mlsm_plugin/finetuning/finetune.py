@@ -23,7 +23,7 @@ from scipy import stats
 from mlsm_plugin.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.finetuning.classification_data import DICTIONARY, write_classification_data
 from mlsm_plugin.finetuning.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
-from mlsm_plugin.tokenization.text_tokenizer import copy_tokenizer, open_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import bpe_options, copy_tokenizer, open_tokenizer
 
 PLUGIN_DIR = Path(__file__).resolve().parent.parent
 EMBEDDINGS = "encoder.sentence_encoder.embed_tokens.weight"
@@ -99,7 +99,11 @@ class Finetuning:
         self.texts = {split: read_labelled_texts(path, regression=settings.regression) for split, path in files.items()}
         others = [texts for split, texts in self.texts.items() if split != "train"]
         check_same_kind(self.texts["train"], others, regression=settings.regression)
-        self.tokenizer = open_tokenizer(checkpoint.parent)
+        folder = checkpoint.parent
+        if not (folder / DICTIONARY).is_file():
+            raise FileNotFoundError(f"{folder} has no {DICTIONARY}; copy it there from the binarized dataset")
+        bpe_options(folder)  # says what is missing
+        self.tokenizer = open_tokenizer(folder)
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
         if EMBEDDINGS not in state["model"]:
             raise ValueError(f"{checkpoint} is no RoBERTa-like encoder; only those can be fine-tuned")

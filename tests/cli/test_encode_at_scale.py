@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mlsm_plugin.auxiliary import corpus_coding
-from mlsm_plugin.auxiliary.fairseq_encoder import AuxiliaryEncoder
+from mlsm_plugin.auxiliary.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.auxiliary.work_share import WorkShare, work_share
 from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.sparse_coding.code_store import CodeStore
@@ -86,13 +86,13 @@ def test_blocks_without_a_covered_token_are_not_read_by_the_model(
     pipeline: Pipeline, data_bin: Path, valid_tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    hidden_states = AuxiliaryEncoder.hidden_states
+    hidden_states = FairseqEncoder.hidden_states
 
-    def counting(encoder: AuxiliaryEncoder, tokens: torch.Tensor) -> torch.Tensor:
+    def counting(encoder: FairseqEncoder, tokens: torch.Tensor) -> torch.Tensor:
         seen.append(len(tokens))
         return hidden_states(encoder, tokens)
 
-    monkeypatch.setattr(AuxiliaryEncoder, "hidden_states", counting)
+    monkeypatch.setattr(FairseqEncoder, "hidden_states", counting)
     mlsm(*encode_words(pipeline, data_bin, "--coverage", 0.002))
     coded = meta_of(data_bin / "valid.codes")["coded_tokens"]
     assert 1 <= sum(seen) <= coded < 60 < len(valid_tokens) / 64

@@ -18,6 +18,7 @@ from tests.tiny_run import training_config
 from tests.training.training_runs import (
     NO_DROPOUT,
     Run,
+    dataset_of,
     fine_tuned,
     train_on_two_ranks,
     updates_in,
@@ -169,7 +170,7 @@ def test_loaded_model_fills_masks_has_no_latent_properties_and_is_fine_tuned(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path
 ) -> None:
     command = runs["trained"].result().args
-    shutil.rmtree(command[3])  # the dataset
+    shutil.rmtree(dataset_of(command))  # the dataset
     moved = shutil.copytree(command[command.index("--save-dir") + 1], tmp_path / "elsewhere")
     model = hub.from_pretrained(moved)
     assert model.num_atoms == 0

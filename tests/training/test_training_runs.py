@@ -22,6 +22,7 @@ from tests.training.training_runs import (
     NO_DROPOUT,
     Run,
     command_of,
+    dataset_of,
     fine_tuned,
     train_on_two_ranks,
     train_until_killed,
@@ -234,7 +235,7 @@ def test_masked_lm_checkpoint_warms_up_a_latent_semantic_model(runs: dict[str, F
 def trained(runs: dict[str, Future[Run]]) -> Path:
     """A folder with a trained model; its dataset and codes are gone."""
     command = runs["trained"].result().args
-    shutil.rmtree(command[3])
+    shutil.rmtree(dataset_of(command))
     return Path(command[command.index("--save-dir") + 1])
 
 

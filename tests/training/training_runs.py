@@ -123,6 +123,11 @@ def classification_data(pipeline: Pipeline, root: Path) -> Path:
     return data
 
 
+def dataset_of(command: list[str]) -> str:
+    """The dataset that a command of :func:`fairseq_train` trains on."""
+    return command[command.index("--user-dir") - 1]
+
+
 def fine_tuned(checkpoint: Path, pipeline: Pipeline, root: Path) -> tuple[str, hub.MlsmHubInterface]:
     """Fine-tune with fairseq's own sentence_prediction and classify; the log, and the classifier from the hub."""
     data = classification_data(pipeline, root)

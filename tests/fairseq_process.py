@@ -1,0 +1,53 @@
+"""fairseq-train in processes of its own that need not import torch and fairseq first: forks of one that has."""
+
+# imports nothing of this package: --user-dir does, in each process
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "fairseq_cli.train")
+
+_context: ForkServerContext | None = None
+
+
+def _fork_server() -> ForkServerContext:
+    global _context
+    if _context is None:
+        _context = multiprocessing.get_context("forkserver")
+        _context.set_forkserver_preload(["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece"])
+    return _context
+
+
+def run_fairseq_train(
+    arguments: list[str], *, environment: dict[str, str], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What ``python -m fairseq_cli.train arguments`` does, with its output; the exit status is not looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        process = _fork_server().Process(target=_train, args=(arguments, environment, str(cwd or Path.cwd()), outputs))
+        process.start()
+        process.join()
+        stdout, stderr = (Path(name).read_text(encoding="utf-8", errors="replace") for name in outputs)
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess([*COMMAND, *arguments], process.exitcode, stdout, stderr)
+
+
+def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs: list[str]) -> None:
+    for descriptor, name in zip((1, 2), outputs, strict=True):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.argv = ["fairseq-train", *arguments]
+    import torch
+    from fairseq_cli.train import cli_main
+
+    if "OMP_NUM_THREADS" in environment:
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    cli_main()
