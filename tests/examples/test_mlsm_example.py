@@ -39,7 +39,7 @@ def test_steps_with_a_hugging_face_encoder_run(folder: Path, monkeypatch: pytest
     assert (folder / "hf-bin" / "valid.codes" / "meta.json").is_file()
 
 
-def test_recipe_runs_with_another_encoder_and_goes_on(folder: Path) -> None:
+def test_recipe_runs_with_another_encoder(folder: Path) -> None:
     (recipe,) = [block for block in BLOCKS if "huggingface.sh" in block]
     tiny = " ".join([*TINY_MODEL[2:], "--cpu", "--num-workers", "0", "--batch-size", "8"])
     command = f"{recipe.splitlines()[-1]} {tiny}"
@@ -47,4 +47,3 @@ def test_recipe_runs_with_another_encoder_and_goes_on(folder: Path) -> None:
     printed = run_in(folder, command, **settings)
     assert re.search(r"validation KL on \d+ masked tokens: \d\.\d+ nats, unigram baseline \d\.\d+", printed)
     assert len(re.findall(r"^.*<mask>.*\d\.\d\d$", printed, flags=re.M)) == 2
-    assert run_in(folder, command, **settings).count("encode      current") == 1
