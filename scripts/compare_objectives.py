@@ -247,7 +247,7 @@ class Comparison:
             *("--sample-break-mode", "complete", "--skip-invalid-size-inputs-valid-test", "--num-workers", 0),
             *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", 0.01),
             *("--clip-norm", 1.0, "--lr-scheduler", "polynomial_decay", "--lr", args.lr),
-            *("--warmup-updates", max(1, args.updates * 6 // 100), "--total-num-update", args.updates),
+            *("--warmup-updates", max(1, args.updates // 10), "--total-num-update", args.updates),
             *("--max-update", args.updates, "--no-epoch-checkpoints", "--save-interval-updates", every),
             *("--validate-interval-updates", every, "--log-format", "json"),
             *("--log-interval", max(1, args.updates // 40), *self.extra),
