@@ -67,7 +67,7 @@ def check_optimality(hidden, atoms, codes, lambda_, slack=1e-5):
 
 
 @pytest.mark.parametrize("solve", FORMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_tokens=st.integers(1, 5),
