@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def import_transformers() -> Any:
     Raises:
         ValueError: it is not installed.
     """
+    _leave_out_broken_torchaudio()
     try:
         import transformers
     except ImportError as error:
@@ -30,6 +32,19 @@ def import_transformers() -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
+
+
+def _leave_out_broken_torchaudio() -> None:
+    """Let transformers, which imports any torchaudio that it finds, not find one that was built for another torch.
+
+    fairseq's source package asks for torchaudio, of whatever version and build.
+    """
+    try:
+        import torchaudio  # noqa: F401
+    except ImportError:
+        pass
+    except OSError:
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # find_spec then says that there is none
 
 
 def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
