@@ -11,7 +11,10 @@ exec((HERE / "mlsm_plugin" / "version.py").read_text(), VERSION)
 RETRIEVAL = ["faiss-cpu>=1.8"]
 PLOT = ["matplotlib>=3.7"]
 HF = ["transformers>=4.40", "safetensors>=0.4", "protobuf"]
-TEST = [*RETRIEVAL, *PLOT, *HF, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"]
+TEST = [
+    *(*RETRIEVAL, *PLOT, *HF, "tensorboardX>=2.6"),
+    *("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"),
+]
 
 setup(
     name="mlsm_plugin",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tensorboardX.proto.event_pb2 import Event
 
 from mlsm_plugin.training_log import read_training_log
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, logged, mlsm
@@ -92,3 +94,30 @@ def test_logged_values_of_the_helper_agree(logs: dict[str, Path]) -> None:
     run = subprocess.CompletedProcess([], 0, logs["simple"].read_text("utf-8"), "")
     losses = [float(value) for value in logged(run, "loss")]
     assert [value for _, value in read_training_log(logs["simple"]).train["loss"]] == losses
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Values by update of every scalar in TensorBoard's event files."""
+    found: dict[str, dict[int, float]] = {}
+    for file in folder.glob("events.*"):
+        content, position = file.read_bytes(), 0
+        while position < len(content):  # length, its checksum, the event, its checksum
+            (length,) = struct.unpack_from("<Q", content, position)
+            event = Event.FromString(content[position + 12 : position + 12 + length])
+            position += 12 + length + 4
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
+
+
+def test_tensorboard_has_what_the_log_has(logs: dict[str, Path], pipeline: Pipeline, tmp_path: Path) -> None:
+    fairseq_train(
+        *(pipeline.data_bin, tmp_path / "model", "--max-update", 4, "--no-save"),
+        *("--tensorboard-logdir", tmp_path / "board"),
+    )
+    log = read_training_log(logs["simple"])
+    board = scalars(tmp_path / "board" / "train_inner")
+    for name in ("loss", "kl", "nonzeros", "coded"):
+        assert board[name] == pytest.approx(dict(log.train[name]), abs=6e-4)  # the log is rounded
+    assert scalars(tmp_path / "board" / "valid")["kl"][4] == pytest.approx(dict(log.valid["kl"])[4], abs=6e-4)
