@@ -3,6 +3,7 @@
 # imports nothing of this package: --user-dir does, in each process
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import subprocess
@@ -55,3 +56,5 @@ def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs:
     except Exception as error:  # as the interpreter does, which multiprocessing does not
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()  # of a forked process nobody else runs them
