@@ -13,11 +13,13 @@ from torch import Tensor
 
 from mlsm_plugin.atomic_files import atomic_directory
 from mlsm_plugin.data.cooccurring_spans import SENTENCEPIECE_BEGIN
+from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 LATENT_HEAD = "latent_head.safetensors"
 LARGEST_DIFFERENCE = 1e-4
 ENCODER = "encoder.sentence_encoder."
+BIASES = ("lm_head.decoder.bias", "lm_head.bias")
 OF_LAYER = {
     "self_attn.q_proj": "attention.self.query",
     "self_attn.k_proj": "attention.self.key",
@@ -57,8 +59,8 @@ def check_exportable(interface: Any) -> None:
     if not isinstance(interface, MlsmHubInterface):
         raise ValueError("only RoBERTa-like encoders can be exported; this is an encoder-decoder (span denoising)")
     encoder, args = interface.model.encoder.sentence_encoder, interface.model.args
-    if not hasattr(interface.bpe, "sp"):
-        raise ValueError("only models with a SentencePiece tokenizer can be exported; this one has another")
+    if not hasattr(interface.bpe, "sp") and not isinstance(interface.bpe, HuggingFaceBPE):
+        raise ValueError("only models with a SentencePiece or Hugging Face tokenizer can be exported")
     if len(interface.model.classification_heads):
         raise ValueError("this is a fine-tuned classifier; export the pre-trained checkpoint that it came from")
     if getattr(args, "encoder_normalize_before", False) or encoder.layer_norm is not None:
@@ -67,12 +69,34 @@ def check_exportable(interface: Any) -> None:
         raise ValueError("the model has no embedding layer norm or no learned positions, as stock RoBERTa has")
 
 
-def roberta_config(interface: Any) -> Any:
-    """``transformers.RobertaConfig`` of the model."""
+def exported_ids(interface: Any) -> Tensor:
+    """The exported model's id of each id of the dictionary, ``(len(dictionary),)`` int64, a permutation.
+
+    With SentencePiece they are the same. A Hugging Face tokenizer keeps its own; symbols that it does not know, such
+    as NPM's, come behind them.
+
+    Raises:
+        ValueError: two roles share a token of that tokenizer, or its ids have holes.
+    """
+    ids = torch.arange(len(interface.task.source_dictionary))
+    if isinstance(interface.bpe, HuggingFaceBPE):
+        own = torch.from_numpy(interface.bpe.tokenizer.hf_ids)
+        ids[: len(own)] = own
+    if not torch.equal(ids.sort().values, torch.arange(len(ids))):
+        raise ValueError(
+            "the model's Hugging Face tokenizer has ids without tokens, or no tokens of their own for what is unknown "
+            "and masked; cannot be exported"
+        )
+    return ids
+
+
+def roberta_config(interface: Any, ids: Tensor) -> Any:
+    """``transformers.RobertaConfig`` of the model; ``ids`` of :func:`exported_ids`."""
     from transformers import RobertaConfig
 
     args, encoder = interface.model.args, interface.model.encoder.sentence_encoder
     dictionary = interface.task.source_dictionary
+    pad = int(ids[dictionary.pad()])
     return RobertaConfig(
         vocab_size=len(dictionary),
         hidden_size=args.encoder_embed_dim,
@@ -82,25 +106,30 @@ def roberta_config(interface: Any) -> Any:
         hidden_act=args.activation_fn,
         hidden_dropout_prob=args.dropout,
         attention_probs_dropout_prob=args.attention_dropout,
-        max_position_embeddings=encoder.embed_positions.num_embeddings,
+        max_position_embeddings=encoder.embed_positions.num_embeddings - dictionary.pad() + pad,
         type_vocab_size=1,
         layer_norm_eps=encoder.layernorm_embedding.eps,
-        pad_token_id=dictionary.pad(),
-        bos_token_id=dictionary.bos(),
-        eos_token_id=dictionary.eos(),
+        pad_token_id=pad,
+        bos_token_id=int(ids[dictionary.bos()]),
+        eos_token_id=int(ids[dictionary.eos()]),
         tie_word_embeddings=not getattr(args, "untie_weights_roberta", False),
     )
 
 
-def roberta_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of ``RobertaForMaskedLM`` from those of a model, float32."""
+def roberta_weights(state: dict[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
+    """Weights of ``RobertaForMaskedLM`` from those of a model, float32.
+
+    Args:
+        state: of the model.
+        ids: of :func:`exported_ids`.
+        pad: the dictionary's padding id: positions begin behind it, in the exported model behind ``ids[pad]``.
+    """
     embeddings = state[f"{ENCODER}embed_tokens.weight"]
     names = {
         "roberta.embeddings.word_embeddings.weight": f"{ENCODER}embed_tokens.weight",
         "roberta.embeddings.position_embeddings.weight": f"{ENCODER}embed_positions.weight",
         "lm_head.decoder.weight": "encoder.lm_head.weight",
-        "lm_head.decoder.bias": "encoder.lm_head.bias",
-        "lm_head.bias": "encoder.lm_head.bias",
+        **dict.fromkeys(BIASES, "encoder.lm_head.bias"),
     }
     pairs = [("roberta.embeddings.LayerNorm", f"{ENCODER}layernorm_embedding")]
     pairs += [(f"lm_head.{name}", f"encoder.lm_head.{name}") for name in ("dense", "layer_norm")]
@@ -113,11 +142,39 @@ def roberta_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
     names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")}
     found = {theirs: state[ours].float() for theirs, ours in names.items()}
     found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, embeddings.size(1))
+    order = ids.argsort()
+    for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight", *BIASES):
+        found[name] = found[name][order]
+    positions = found["roberta.embeddings.position_embeddings.weight"]
+    unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
+    found["roberta.embeddings.position_embeddings.weight"] = torch.cat([unused, positions[pad + 1 :]])
     return found
 
 
 def fast_tokenizer(interface: Any) -> Any:
-    """``transformers.PreTrainedTokenizerFast`` that gives fairseq's ids.
+    """The ``transformers.PreTrainedTokenizerFast`` of the exported model."""
+    if isinstance(interface.bpe, HuggingFaceBPE):
+        return _its_own_tokenizer(interface)
+    return _tokenizer_from_sentencepiece(interface)
+
+
+def _its_own_tokenizer(interface: Any) -> Any:
+    """The Hugging Face tokenizer that the model was trained with, and symbols that only the dictionary has."""
+    from transformers import AddedToken, AutoTokenizer
+
+    own = interface.bpe.tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(
+        own.folder,
+        model_max_length=int(interface.model.max_positions()),
+        model_input_names=["input_ids", "attention_mask"],  # BERT's has token types too, for which there is one row
+    )
+    further = interface.task.source_dictionary.symbols[len(own.hf_ids) :]
+    tokenizer.add_tokens([AddedToken(symbol, special=True) for symbol in further], special_tokens=True)
+    return tokenizer
+
+
+def _tokenizer_from_sentencepiece(interface: Any) -> Any:
+    """A tokenizer that gives fairseq's ids.
 
     Raises:
         ValueError: the SentencePiece model is of another type than unigram.
@@ -169,9 +226,9 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
 
     check_exportable(interface)
     interface.eval().float().cpu()
-    state = interface.model.state_dict()
-    model = RobertaForMaskedLM(roberta_config(interface)).eval()
-    model.load_state_dict(roberta_weights(state))
+    state, ids = interface.model.state_dict(), exported_ids(interface)
+    model = RobertaForMaskedLM(roberta_config(interface, ids)).eval()
+    model.load_state_dict(roberta_weights(state, ids, interface.task.source_dictionary.pad()))
     with atomic_directory(output) as folder:
         model.save_pretrained(folder)
         fast_tokenizer(interface).save_pretrained(folder)
@@ -179,11 +236,11 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         if interface.num_atoms:
             weights = {name: value.float().contiguous() for name, value in head.atom_projection.state_dict().items()}
             save_file(weights, str(folder / LATENT_HEAD))
-        reordered, tokens, difference = _compare(interface, folder, lines)
+        reordered, tokens, difference = _compare(interface, ids, folder, lines)
     return ExportProof(len(lines) - reordered, reordered, tokens, difference, interface.num_atoms)
 
 
-def _compare(interface: Any, folder: Path, lines: Sequence[str]) -> tuple[int, int, float]:
+def _compare(interface: Any, exported: Tensor, folder: Path, lines: Sequence[str]) -> tuple[int, int, float]:
     """Reordered lines, tokens, largest difference of a logit; ValueError where something differs."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -192,15 +249,15 @@ def _compare(interface: Any, folder: Path, lines: Sequence[str]) -> tuple[int, i
     reordered, tokens, difference = 0, 0, 0.0
     for line in lines:
         ids = interface.encode(line)
-        found = tokenizer(line)["input_ids"]
-        reordered += found != ids.tolist()
-        if sorted(found) != sorted(ids.tolist()):
+        found, expected = tokenizer(line)["input_ids"], exported[ids].tolist()
+        reordered += found != expected
+        if sorted(found) != sorted(expected):
             raise ValueError(f"the exported tokenizer gives other ids for {line!r}; nothing was written")
         ids = ids[:limit].clone()
         if len(ids) > 2:
             ids[len(ids) // 2] = interface.task.mask_idx
-        ours, theirs = interface.model(ids[None])[0], model(input_ids=ids[None]).logits
-        largest = float((ours - theirs).abs().max())
+        ours, theirs = interface.model(ids[None])[0], model(input_ids=exported[ids][None]).logits
+        largest = float((ours - theirs[..., exported]).abs().max())
         if not largest <= LARGEST_DIFFERENCE:  # also where it is no number
             raise ValueError(f"the exported model's logits differ by {largest:.2g}; nothing was written")
         tokens, difference = tokens + len(ids), max(difference, largest)

@@ -186,8 +186,6 @@ def test_from_text_to_a_model_that_is_used(roberta: Path, data_bin: Path, tmp_pa
         *("--num-workers", 0),
     )
     assert hub.from_pretrained(tmp_path / "classifier").predict_label("A fine name.") in ("good", "bad")
-    line = failing_mlsm(capsys, "export-hf", tmp_path / "model", tmp_path / "out", "--text", tmp_path / "train.tsv")
-    assert "only models with a SentencePiece tokenizer can be exported" in line
 
 
 def test_one_command_prepares_everything(pipeline: Pipeline, roberta: Path, tmp_path: Path, capsys: Capture) -> None:

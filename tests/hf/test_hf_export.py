@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hf_export, hub
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
+from tests.hf.tiny_models import make_tokenizer
 
 Capture = pytest.CaptureFixture[str]
 ODD_LINES = ["  Two  spaces\tand a tab. ", "Ünïcödé ﬁ ½ … 雪 — “quotes”", "x" * 300, "a <mask> b", "(a) 1,000.5%", "é"]
@@ -55,7 +56,7 @@ def test_stock_classes_compute_what_fairseq_computes(pipeline: Pipeline, exporte
     assert tokenizer.decode(tokenizer("The name is bound.")["input_ids"], skip_special_tokens=True).strip() == (
         "The name is bound."
     )
-    assert tokenizer.model_max_length == 64
+    assert tokenizer.model_max_length == ours.model.max_positions()
 
 
 def test_command_says_what_it_proved(pipeline: Pipeline, text: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -101,8 +102,8 @@ def test_files_that_do_not_prove_themselves_are_not_written(
     weights = hf_export.roberta_weights
 
     def changed(factor: float) -> Any:
-        def of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            found = weights(state)
+        def of(*args: Any) -> dict[str, torch.Tensor]:
+            found = weights(*args)
             return {name: value * factor if name == "lm_head.dense.weight" else value for name, value in found.items()}
 
         return of
@@ -137,6 +138,40 @@ def test_ties_between_equally_probable_cuts_are_counted(pipeline: Pipeline, tmp_
     printed = capsys.readouterr().out
     assert "ids are the same on 1 lines" in printed
     assert f"on {len(tied)} more lines the same pieces come in another order" in printed
+
+
+@pytest.mark.parametrize(("kind", "npm"), [("word_piece", False), ("byte_level", True)])
+def test_models_with_a_hugging_face_tokenizer_keep_it(
+    kind: str, npm: bool, pipeline: Pipeline, tmp_path: Path, capsys: Capture
+) -> None:
+    make_tokenizer(kind, pipeline.train_text, tmp_path / "tokenizer")
+    texts = ("--train", pipeline.train_text, "--valid", pipeline.valid_text)
+    mlsm("binarize", "--tokenizer", f"hf:{tmp_path}/tokenizer", *texts, "--output", tmp_path / "data-bin")
+    objective = {"task": "nonparametric_masked_lm"} if npm else {"task": "taco"}
+    fairseq_train(
+        *(tmp_path / "data-bin", tmp_path / "model", "--max-update", 2, "--disable-validation"),
+        *(("--group-size", 4) if npm else ()),
+        **objective,
+    )
+    mlsm("export-hf", tmp_path / "model", tmp_path / "out", "--text", pipeline.valid_text, "--lines", 50)
+    assert "ids are the same on 50 lines" in capsys.readouterr().out
+
+    own, tokenizer = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("tokenizer", "out"))
+    ours, theirs = hub.from_pretrained(tmp_path / "model"), AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    text = f"The {own.mask_token} is bound."
+    assert tokenizer(text)["input_ids"] == own(text)["input_ids"]
+    assert len(tokenizer) == len(ours.task.source_dictionary) == theirs.config.vocab_size
+    assert (tokenizer.convert_tokens_to_ids("<mask_e>") == len(own) + 1) is npm
+    assert tokenizer.model_max_length == ours.model.max_positions()
+    filled = FillMaskPipeline(theirs, tokenizer, top_k=3)(text)
+    expected = ours.fill_mask("The <mask> is bound.", topk=3)
+    assert [found["score"] for found in filled] == pytest.approx([score for _, score, _ in expected], rel=1e-4)
+    batch = tokenizer(["One.", "A much longer sentence of names.", "x " * 80], padding=True, truncation=True)
+    assert "token_type_ids" not in batch
+    with torch.no_grad():  # no position is beyond the table, and padding changes nothing
+        rows = theirs(**batch.convert_to_tensors("pt")).logits
+        alone = theirs(**tokenizer("One.", return_tensors="pt")).logits
+    torch.testing.assert_close(rows[0, : alone.size(1)], alone[0], rtol=0, atol=1e-4)
 
 
 def test_models_that_stock_roberta_cannot_be_are_refused(

