@@ -127,7 +127,7 @@ def learn_online(
     surrogate = Surrogate(dictionary)
     last_use = np.zeros(len(initial), np.int64)  # rows seen when an atom was used for the last time
     seen = 0
-    batches = _mini_batches(hidden, batch_size, rng)
+    batches = mini_batches(hidden, batch_size, rng)
     for _ in tqdm(range(iterations), desc="learning the dictionary", unit="batch"):
         rows = next(batches)
         seen += len(rows)
@@ -147,7 +147,7 @@ def learn_online(
     return dictionary.float().cpu().numpy()
 
 
-def _mini_batches(hidden: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def mini_batches(hidden: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Rows in random order, each once before any comes again, for ever."""
     batch_size = min(batch_size, len(hidden))
     while True:
