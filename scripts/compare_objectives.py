@@ -163,7 +163,7 @@ def parse_arguments() -> argparse.Namespace:
             f"--{name}", type=positive, default=default, metavar="N", help=f"{text} (default: {default})"
         )
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate of pre-training (default: 1e-3)")
-    parser.add_argument("--finetune-lr", type=float, default=2e-4, help="the same of fine-tuning (default: 2e-4)")
+    parser.add_argument("--finetune-lr", type=float, default=1e-3, help="the same of fine-tuning (default: 1e-3)")
     parser.add_argument("--dropout", type=float, default=0.0, help="of pre-training (default: 0)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="of pre-training (default: 1)")
     parser.add_argument("--finetune-seeds", nargs="+", type=int, default=[1, 2, 3], help="(default: 1 2 3)")
