@@ -22,10 +22,10 @@ if _installation.first_problem() is None:
 
     _version_shims.apply()
     _saved_configurations.apply()
-    from mlsm_plugin import criterions, models, tasks
+    from mlsm_plugin import criterions, models, optimizers, tasks
     from mlsm_plugin.tokenization import hf_bpe as _hf_bpe  # noqa: F401
 elif "fairseq" in _sys.modules:
     _installation.require_supported_installation()
 # else: the `mlsm` command reports the problem in one line
 
-__all__ = ["__version__", "criterions", "models", "tasks"]
+__all__ = ["__version__", "criterions", "models", "optimizers", "tasks"]

@@ -22,6 +22,7 @@ LAYERS = (
     ("data",),
     ("hidden_states",),
     ("auxiliary",),
+    ("optimizers",),
     ("models", "criterions", "tasks"),
     ("retrieval",),
     ("hub",),
@@ -33,7 +34,7 @@ WITHOUT_FAIRSEQ = ("version", "files", "losses", "sparse_coding")
 LARGEST_FILE = 400
 KERNELS = {"sparse_coding/active_set_kernel.py"}
 # fairseq's own models have this class method; here it is another name for the hub's function
-UPWARDS_ON_PURPOSE = {("models.mlsm_roberta", "hub")}
+UPWARDS_ON_PURPOSE = {("models.latent_semantic_model", "hub")}
 
 
 @cache

@@ -1,10 +1,34 @@
-"""The device on which models run."""
+"""The device on which models run, and what it is fast in."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import torch
+
+# instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
 def default_device(device: str | torch.device | None = None) -> torch.device:
     """``device`` if it is given, else the GPU if there is one, else the CPU."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are faster than in float32 on ``device``."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and bool(bf16_instructions())
+
+
+@cache
+def bf16_instructions() -> tuple[str, ...]:
+    """Those of :data:`BF16_INSTRUCTIONS` that this CPU has; empty where Linux does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return tuple(name for name in BF16_INSTRUCTIONS if name in flags)

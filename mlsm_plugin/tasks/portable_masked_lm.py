@@ -11,6 +11,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split, split_path, training_samples
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.files.tokenizer_files import bpe_options
+from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.shared_options import SavedRunConfig, copy_tokenizer_to_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     """The options of ``masked_lm``, and those for saving the run."""
 
 
-class PortableMaskedLMTask(OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints."""
 
     cfg: PortableMaskedLMConfig

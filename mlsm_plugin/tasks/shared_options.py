@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from omegaconf import II, MISSING
 
 from mlsm_plugin.files.tokenizer_files import copy_tokenizer
+from mlsm_plugin.tasks.autocast import AutocastConfig
 
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
@@ -19,8 +20,8 @@ SAMPLE_BREAK_MODE_HELP = (
 
 
 @dataclass
-class SavedRunConfig(FairseqDataclass):
-    """Options for the seed, for saving a run, and for its loader processes."""
+class SavedRunConfig(AutocastConfig):
+    """Options for the seed, for saving a run, for its loader processes, and for the precision of its steps."""
 
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")

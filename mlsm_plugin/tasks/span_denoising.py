@@ -25,6 +25,7 @@ from mlsm_plugin.data.token_blocks import load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
+from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.shared_options import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
@@ -70,7 +71,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
-class SpanDenoisingTask(FairseqTask):
+class SpanDenoisingTask(AutocastSteps, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
     A dataset made by ``mlsm binarize --train`` is corrupted anew in every epoch. One made by ``mlsm binarize --source``

@@ -13,7 +13,8 @@ from fairseq import tasks
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
-from mlsm_plugin.models.mlsm_roberta import ATOM_PROJECTION, LatentSemanticHead, MlsmRobertaModel
+from mlsm_plugin.models.latent_semantic_model import ATOM_PROJECTION, LatentSemanticHead
+from mlsm_plugin.models.mlsm_roberta import MlsmRobertaModel
 from tests.tiny_run import INFERENCE_COPY, seeded_model, training_config
 
 HEAD = {f"{ATOM_PROJECTION}weight", f"{ATOM_PROJECTION}bias"}

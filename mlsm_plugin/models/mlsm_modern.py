@@ -1,0 +1,179 @@
+"""The encoder of today: pre-norm, rotary positions, GeGLU, no biases; Hugging Face's ModernBERT computes the same.
+
+Source: Warner et al., "Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder for Fast, Memory Efficient, and
+Long Context Finetuning and Inference", 2024, arXiv 2412.13663.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta.model import base_architecture
+from fairseq.utils import get_available_activation_fns, safe_getattr
+from torch import Tensor, nn
+
+from mlsm_plugin.fairseq_seams.roberta_parts import sentence_encoder
+from mlsm_plugin.models.latent_semantic_model import LatentSemanticEncoder, LatentSemanticHead, LatentSemanticModel
+from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
+
+# from this number of positions on, most layers see only a window unless --attention-window says otherwise
+POSITIONS_WITH_WINDOW = 512
+DEFAULT_WINDOW = 128
+
+
+class ModernHead(LatentSemanticHead):
+    """The LM head without biases, except for that of the vocabulary."""
+
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
+        super().__init__(embed_dim, output_dim, activation_fn, weight)
+        self.dense = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.layer_norm = nn.LayerNorm(embed_dim, bias=False)
+        self.activation_fn = nn.functional.gelu  # fairseq's computes in float32
+
+
+class ModernEncoder(LatentSemanticEncoder):
+    """A :class:`ModernTransformer` with a :class:`ModernHead`."""
+
+    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> ModernTransformer:
+        return ModernTransformer(size_of(args, len(dictionary), dictionary.pad()), embed_tokens)
+
+    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> ModernHead:
+        return ModernHead(embed_dim, output_dim, activation_fn, weight)
+
+    def extract_features(
+        self, src_tokens: Tensor, return_all_hiddens: bool = False, has_padding: bool | None = None, **unused: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The final hidden states ``(B, T, dim)``; arguments are those of :meth:`ModernTransformer.forward`."""
+        found = self.sentence_encoder(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
+        features = found["encoder_out"][0].transpose(0, 1)
+        return features, {"inner_states": found["encoder_states"] if return_all_hiddens else None}
+
+
+@register_model("mlsm_modern")
+class MlsmModernModel(LatentSemanticModel):
+    """A ModernBERT with a latent head."""
+
+    encoder_class = ModernEncoder
+
+    def finish_parameters(self) -> None:
+        """See :meth:`LatentSemanticModel.finish_parameters`."""
+        sentence_encoder(self).scale_down_residual_projections()
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add the options of the encoder and its heads, named as those of ``mlsm_roberta``."""
+        whole = {
+            "encoder-layers": "number of layers",
+            "encoder-embed-dim": "width of the hidden states",
+            "encoder-ffn-embed-dim": "width of the GeGLU (default: 8/3 of the width, as many parameters as 4x MLP)",
+            "encoder-attention-heads": "number of attention heads (default: one for every 64 of the width)",
+            "max-positions": "longest sample in tokens (default: --tokens-per-sample)",
+            "attention-window": f"tokens that a local layer sees; 0: all layers are global (default: {DEFAULT_WINDOW} "
+            f"from {POSITIONS_WITH_WINDOW} positions on, else 0)",
+            "global-attention-every": "every N-th layer is global, the others are local (default: 3)",
+        }
+        for name, text in whole.items():
+            parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
+        shares = {
+            "dropout": "dropout of the embeddings and of what each block adds (default: 0)",
+            "attention-dropout": "dropout of the attention weights (default: 0)",
+            "activation-dropout": "dropout in the GeGLU (default: 0)",
+            "pooler-dropout": "dropout in the head of a fine-tuned model (default: 0)",
+            "rope-theta": "base of the rotary angles in global layers (default: 10000)",
+            "local-rope-theta": "base of the rotary angles in local layers (default: 10000)",
+        }
+        for name, text in shares.items():
+            parser.add_argument(f"--{name}", type=float, metavar="X", help=text)
+        parser.add_argument(
+            "--pooler-activation-fn",
+            choices=get_available_activation_fns(),
+            help="activation in the head of a fine-tuned model (default: tanh)",
+        )
+        parser.add_argument(
+            "--load-checkpoint-heads", action="store_true", help="load the heads of a fine-tuned checkpoint"
+        )
+        LatentSemanticModel.add_atoms_option(parser)
+
+
+def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
+    """The size of the encoder from the options of the model.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
+    if heads < 1 or dim % (2 * heads):
+        raise ValueError(f"--encoder-embed-dim {dim} is not a multiple of 2 x --encoder-attention-heads {heads}")
+    if args.global_attention_every < 1:
+        raise ValueError(f"--global-attention-every must be at least 1, got {args.global_attention_every}")
+    window = args.attention_window
+    if window is None:
+        window = DEFAULT_WINDOW if args.max_positions >= POSITIONS_WITH_WINDOW else 0
+    if window < 0 or window % 2:
+        raise ValueError(f"--attention-window must be even and not negative, got {window}")
+    return ModernSize(
+        num_symbols=num_symbols,
+        padding=padding,
+        layers=args.encoder_layers,
+        dim=dim,
+        ffn_dim=args.encoder_ffn_embed_dim,
+        heads=heads,
+        dropout=args.dropout,
+        attention_dropout=args.attention_dropout,
+        activation_dropout=args.activation_dropout,
+        window=window,
+        global_every=args.global_attention_every,
+        theta=args.rope_theta,
+        local_theta=args.local_rope_theta,
+    )
+
+
+def _architecture(args: Any, *, layers: int, dim: int) -> None:
+    args.encoder_layers = safe_getattr(args, "encoder_layers", layers)
+    args.encoder_embed_dim = safe_getattr(args, "encoder_embed_dim", dim)
+    defaults = {
+        "encoder_ffn_embed_dim": geglu_dim(args.encoder_embed_dim),
+        "encoder_attention_heads": max(1, args.encoder_embed_dim // 64),
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "attention_window": None,
+        "global_attention_every": 3,
+        "rope_theta": 10_000.0,
+        "local_rope_theta": 10_000.0,
+        "num_atoms": None,
+    }
+    for name, value in defaults.items():
+        setattr(args, name, safe_getattr(args, name, value))
+    base_architecture(args)
+
+
+@register_model_architecture("mlsm_modern", "mlsm_modern")
+def mlsm_modern(args: Any) -> None:
+    """The size of BERT base, unless options set other sizes."""
+    _architecture(args, layers=12, dim=768)
+
+
+@register_model_architecture("mlsm_modern", "mlsm_modern_tiny")
+def mlsm_modern_tiny(args: Any) -> None:
+    """2 layers, width 128 (Turc et al., 2019)."""
+    _architecture(args, layers=2, dim=128)
+
+
+@register_model_architecture("mlsm_modern", "mlsm_modern_small")
+def mlsm_modern_small(args: Any) -> None:
+    """4 layers, width 512 (Turc et al., 2019)."""
+    _architecture(args, layers=4, dim=512)
+
+
+@register_model_architecture("mlsm_modern", "mlsm_modern_medium")
+def mlsm_modern_medium(args: Any) -> None:
+    """8 layers, width 512 (Turc et al., 2019)."""
+    _architecture(args, layers=8, dim=512)
+
+
+@register_model_architecture("mlsm_modern", "mlsm_modern_base")
+def mlsm_modern_base(args: Any) -> None:
+    """12 layers, width 768."""
+    _architecture(args, layers=12, dim=768)

@@ -1,0 +1,258 @@
+"""The layers of today's encoders in plain PyTorch: pre-norm, rotary positions, GeGLU, no biases.
+
+They compute what Hugging Face's ModernBERT computes (Warner et al., 2024, arXiv 2412.13663), with other names of weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
+# (docs/speed.md); the fused kernel takes less memory.
+LONGEST_UNFUSED = 512
+# Added to the score of a token that is not seen. It is finite, so that a token that sees nothing gets finite hidden
+# states, and twice this number is a float16.
+NEVER = -30_000.0
+
+
+@dataclass(frozen=True)
+class ModernSize:
+    """What a :class:`ModernTransformer` looks like.
+
+    Attributes:
+        num_symbols: rows of the embeddings.
+        padding: the padding id.
+        layers: number of layers.
+        dim: width of the hidden states.
+        ffn_dim: width of the GeGLU; its first matrix makes ``2 * ffn_dim`` values, of which one half gates the other.
+        heads: attention heads.
+        dropout: of the embeddings, and of what a block adds to the hidden states.
+        attention_dropout: of the attention weights.
+        activation_dropout: of the GeGLU.
+        window: tokens that a local layer sees, about half of them on each side; 0: all layers are global.
+        global_every: every so-many-th layer, beginning with the first, is global.
+        theta: base of the rotary angles in global layers.
+        local_theta: the same in local layers.
+    """
+
+    num_symbols: int
+    padding: int
+    layers: int
+    dim: int
+    ffn_dim: int
+    heads: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    window: int = 0
+    global_every: int = 3
+    theta: float = 10_000.0
+    local_theta: float = 10_000.0
+
+    def is_local(self, layer: int) -> bool:
+        """Whether layer number ``layer``, from 0, sees only its window."""
+        return self.window > 0 and layer % self.global_every != 0
+
+
+def geglu_dim(dim: int) -> int:
+    """The width of a GeGLU with about as many parameters as an MLP of width ``4 * dim``: 8/3 ``dim``, rounded to 32."""
+    return max(32, 32 * round(8 * dim / 3 / 32))
+
+
+def rotary_angles(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of RoPE (Su et al., 2021), ``(length, head_dim / 2)``, on the device of ``like``.
+
+    The angle of position t and pair i is ``t * theta ** (-2 i / head_dim)``.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    pairs = torch.arange(0, head_dim, 2, dtype=dtype, device=like.device)
+    angles = torch.outer(torch.arange(length, dtype=dtype, device=like.device), theta ** (-pairs / head_dim))
+    return angles.cos(), angles.sin()
+
+
+class _RotatedHeads(torch.autograd.Function):
+    """Cuts the projections into queries, keys and values, and rotates the first two, in one pass each way."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From ``(B, T, 3, H, d)`` to three tensors ``(B, H, T, d)``."""
+        ctx.save_for_backward(cos, sin)
+        sources = projected.permute(2, 0, 3, 1, 4)
+        query, key = (_rotate(source, cos, sin, into=torch.empty_like(source)) for source in sources[:2])
+        return query, key, sources[2].contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
+        """Rotate the gradients back."""
+        cos, sin = ctx.saved_tensors
+        batch, heads, length, dim = value.shape
+        gradient = value.new_empty(batch, length, 3, heads, dim)
+        targets = gradient.permute(2, 0, 3, 1, 4)
+        for source, target in zip((query, key), targets[:2], strict=True):
+            _rotate(source, cos, -sin, into=target)
+        targets[2].copy_(value)
+        return gradient, None, None
+
+
+def _rotate(source: Tensor, cos: Tensor, sin: Tensor, *, into: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + d/2) of ``source``, ``(..., T, d)``; as in GPT-NeoX and ModernBERT."""
+    first, second = source.chunk(2, dim=-1)
+    new_first, new_second = into.chunk(2, dim=-1)
+    torch.mul(first, cos, out=new_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=new_second).addcmul_(first, sin)
+    return into
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """Scaled dot-product attention.
+
+    Args:
+        query, key, value: ``(B, H, T, d)``.
+        mask: added to the scores, broadcast to ``(B, H, T, T)``; None: every token sees every other.
+        dropout: share of the attention weights that is set to 0.
+
+    Returns:
+        ``(B, H, T, d)``
+    """
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.size(2) <= LONGEST_UNFUSED:
+        scores = (query * (1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
+        weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+        return F.dropout(weights, dropout, training=dropout > 0) @ value
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+
+
+class ModernLayer(nn.Module):
+    """One layer: attention and GeGLU, each on normalized hidden states, and added to them.
+
+    Args:
+        size: of the whole encoder.
+        number: of the layer, from 0. The first one has no norm before its attention, since one follows the embeddings.
+    """
+
+    def __init__(self, size: ModernSize, number: int) -> None:
+        super().__init__()
+        self.size = size
+        self.is_local = size.is_local(number)
+        dim = size.dim
+        self.attention_norm = nn.LayerNorm(dim, bias=False) if number else nn.Identity()
+        self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+        self.ffn_norm = nn.LayerNorm(dim, bias=False)
+        self.fc1 = nn.Linear(dim, 2 * size.ffn_dim, bias=False)
+        self.fc2 = nn.Linear(size.ffn_dim, dim, bias=False)
+
+    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """Hidden states after this layer, ``(B, T, dim)``.
+
+        Args:
+            hidden: ``(B, T, dim)``.
+            angles: of :func:`rotary_angles`.
+            mask: see :func:`attend`.
+        """
+        hidden = hidden + self._dropped(self._attention(self.attention_norm(hidden), angles, mask))
+        return hidden + self._dropped(self._geglu(self.ffn_norm(hidden)))
+
+    def _attention(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        projected = self.qkv_proj(hidden)
+        cos, sin = (values.to(projected.dtype) for values in angles)
+        heads = projected.unflatten(-1, (3, self.size.heads, -1))
+        query, key, value = _RotatedHeads.apply(heads, cos, sin)
+        dropout = self.size.attention_dropout if self.training else 0.0
+        attended = attend(query, key, value, None if mask is None else mask.to(query.dtype), dropout)
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+    def _geglu(self, hidden: Tensor) -> Tensor:
+        """Shazeer, 2020, arXiv 2002.05202."""
+        activated, gate = self.fc1(hidden).chunk(2, dim=-1)
+        inner = F.gelu(activated) * gate
+        return self.fc2(F.dropout(inner, self.size.activation_dropout, training=self.training))
+
+    def _dropped(self, values: Tensor) -> Tensor:
+        return F.dropout(values, self.size.dropout, training=self.training)
+
+
+class ModernTransformer(nn.Module):
+    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``."""
+
+    def __init__(self, size: ModernSize, embed_tokens: nn.Embedding) -> None:
+        super().__init__()
+        self.size = size
+        self.embed_tokens = embed_tokens
+        self.embedding_norm = nn.LayerNorm(size.dim, bias=False)
+        self.layers = nn.ModuleList(ModernLayer(size, number) for number in range(size.layers))
+        self.layer_norm: nn.LayerNorm | None = nn.LayerNorm(size.dim, bias=False)
+
+    def scale_down_residual_projections(self, std: float = 0.02) -> None:
+        """Draw the weights of what each block adds with ``std / sqrt(2 layers)`` (GPT-2; Radford et al., 2019)."""
+        for layer in self.layers:
+            for projection in (layer.out_proj, layer.fc2):
+                nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.size.layers))
+
+    def forward_embedding(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden state 0, ``(B, T, dim)``, and the embeddings before their norm."""
+        embedded = self.embed_tokens(src_tokens)
+        hidden = self.embedding_norm(embedded)
+        return F.dropout(hidden, self.size.dropout, training=self.training), embedded
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+        has_padding: bool | None = None,
+    ) -> dict[str, Any]:
+        """Hidden states of a batch.
+
+        Args:
+            src_tokens: ``(B, T)`` ids, right-padded.
+            src_lengths, token_embeddings: not used.
+            return_all_hiddens: also return the hidden states before and after each layer.
+            has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
+
+        Returns:
+            ``encoder_out``: a list of the final hidden states, ``(T, B, dim)``; and ``encoder_states``: of the hidden
+            states 0 to the number of layers, each ``(T, B, dim)``, without the final norm.
+        """
+        padding = src_tokens.eq(self.size.padding)
+        if has_padding is None:
+            has_padding = bool(padding.any())
+        hidden = self.forward_embedding(src_tokens)[0]
+        states = [hidden.transpose(0, 1)]
+        masks = self._masks(hidden, padding if has_padding else None)
+        angles = self._angles(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local])
+            if return_all_hiddens:
+                states.append(hidden.transpose(0, 1))
+        if self.layer_norm is not None:
+            hidden = self.layer_norm(hidden)
+        return {"encoder_out": [hidden.transpose(0, 1)], "encoder_states": states if return_all_hiddens else []}
+
+    def _angles(self, hidden: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
+        """The rotary angles of global (False) and local (True) layers."""
+        size, length = self.size, hidden.size(1)
+        of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
+        if size.window == 0 or size.local_theta == size.theta:
+            return {False: of_global, True: of_global}
+        return {False: of_global, True: rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)}
+
+    def _masks(self, hidden: Tensor, padding: Tensor | None) -> dict[bool, Tensor | None]:
+        """The masks of global (False) and local (True) layers; None where a layer sees all tokens."""
+        global_mask = None
+        if padding is not None:
+            global_mask = hidden.new_zeros(padding.shape).masked_fill_(padding, NEVER)[:, None, None, :]
+        half, length = self.size.window // 2, hidden.size(1)
+        if self.size.window == 0 or length <= half + 1:
+            return {False: global_mask, True: global_mask}
+        place = torch.arange(length, device=hidden.device)
+        outside = (place[:, None] - place).abs() > half
+        local_mask = hidden.new_zeros(outside.shape).masked_fill_(outside, NEVER)[None, None]
+        return {False: global_mask, True: local_mask if global_mask is None else local_mask + global_mask}

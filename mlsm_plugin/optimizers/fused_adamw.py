@@ -1,0 +1,126 @@
+"""AdamW (Loshchilov and Hutter, 2019) as one fused kernel of torch, on the CPU and on GPUs."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+import ast
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from omegaconf import II, OmegaConf
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+# fairseq's FP16Optimizer copies this attribute to its float32 copies
+GROUP_ATTRIBUTE, EMBEDDINGS = "param_group", "embeddings"
+
+
+@dataclass
+class FusedAdamWConfig(FairseqDataclass):
+    """The options of the optimizer; those that fairseq's ``adam`` has too are named as there."""
+
+    adam_betas: Any = field(
+        default=(0.9, 0.98), metadata={"help": "decay rates of the running averages, such as '(0.9, 0.98)'"}
+    )
+    adam_eps: float = field(default=1e-6, metadata={"help": "term added to the denominator"})
+    weight_decay: float = field(default=0.01, metadata={"help": "decoupled weight decay, multiplied by the rate"})
+    decay_matrices_only: bool = field(
+        default=False, metadata={"help": "no weight decay of norms, biases and embeddings"}
+    )
+    # fairseq understands typing.List, but not `list`
+    lr: list[float] = II("optimization.lr")
+
+
+@register_optimizer("fused_adamw", dataclass=FusedAdamWConfig)
+class FusedAdamW(FairseqOptimizer):
+    """``torch.optim.AdamW(fused=True)``; where torch has no fused kernel, its ``foreach`` implementation.
+
+    Raises:
+        ValueError: an option is out of range, or ``decay_matrices_only`` gets flat parameters.
+    """
+
+    def __init__(self, cfg: FusedAdamWConfig, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(cfg)
+        params = list(params)
+        settings = self.optimizer_config
+        if not all(0 <= beta < 1 for beta in settings["betas"]) or not settings["eps"] > 0 or cfg.weight_decay < 0:
+            raise ValueError(
+                "--adam-betas must be in [0, 1), --adam-eps positive and --weight-decay not negative; got "
+                f"{settings['betas']}, {settings['eps']} and {cfg.weight_decay}"
+            )
+        groups = [{"params": params, "weight_decay": cfg.weight_decay}]
+        if cfg.decay_matrices_only:
+            groups = decay_groups(params, cfg.weight_decay)
+        try:
+            self._optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+        except RuntimeError as error:
+            logger.info("AdamW is not fused here: %s", error)
+            self._optimizer = torch.optim.AdamW(groups, foreach=True, **settings)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """What overrides the settings in a checkpoint; the weight decay of a group is set in :meth:`load_state_dict`."""
+        lr = self.cfg.lr
+        return {
+            "lr": lr if isinstance(lr, float) else lr[0],
+            "betas": _betas(self.cfg.adam_betas),
+            "eps": self.cfg.adam_eps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
+        """Load the averages of a checkpoint; the settings, also those of each group, stay those of this run."""
+        own = [group["weight_decay"] for group in self.param_groups]
+        if len(own) != len(state_dict["param_groups"]):
+            raise ValueError(
+                "--decay-matrices-only differs from the run in the checkpoint; set it as there, or pass "
+                "--reset-optimizer"
+            )
+        super().load_state_dict(state_dict, optimizer_overrides)
+        for group, weight_decay in zip(self.param_groups, own, strict=True):
+            group["weight_decay"] = weight_decay
+
+    @property
+    def supports_flat_params(self) -> bool:
+        """Whether a rank may hold a part of all parameters in one vector."""
+        return not self.cfg.decay_matrices_only
+
+
+def mark_embeddings(model: nn.Module) -> None:
+    """Mark the weights of all embeddings in ``model``, so that ``--decay-matrices-only`` knows them."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            setattr(module.weight, GROUP_ATTRIBUTE, EMBEDDINGS)
+
+
+def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: matrices, with decay; and vectors and marked embeddings, without.
+
+    Raises:
+        ValueError: no parameter is a matrix, since ``--fp16`` has joined all into one vector.
+    """
+    matrices, others = [], []
+    for parameter in params:
+        is_embedding = getattr(parameter, GROUP_ATTRIBUTE, None) == EMBEDDINGS
+        (others if parameter.dim() < 2 or is_embedding else matrices).append(parameter)
+    if not matrices:
+        raise ValueError(
+            "--decay-matrices-only needs separate parameters: use --autocast bf16 instead of --fp16 or --bf16, or add "
+            "--fp16-no-flatten-grads"
+        )
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def _betas(given: Any) -> tuple[float, float]:
+    """The two rates; raises ValueError if ``given`` is something else."""
+    try:
+        found = ast.literal_eval(given) if isinstance(given, str) else given
+        if OmegaConf.is_config(found):
+            found = OmegaConf.to_container(found)
+        first, second = (float(rate) for rate in found)
+    except (ValueError, TypeError, SyntaxError):
+        raise ValueError(f"--adam-betas must be two numbers, such as '(0.9, 0.98)', got {given!r}") from None
+    return first, second

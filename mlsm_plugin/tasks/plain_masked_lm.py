@@ -1,0 +1,23 @@
+"""The fairseq task of plain masked LM (Devlin et al., 2019), for auxiliary models and comparisons."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+from dataclasses import dataclass
+
+from fairseq.tasks import register_task
+
+from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
+
+
+@dataclass
+class PlainMaskedLMConfig(PortableMaskedLMConfig):
+    """The options of fairseq's ``masked_lm``, and those for the run."""
+
+
+@register_task("plain_masked_lm", dataclass=PlainMaskedLMConfig)
+class PlainMaskedLMTask(PortableMaskedLMTask):
+    """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere.
+
+    The criterion is fairseq's ``masked_lm``.
+    """
+
+    cfg: PlainMaskedLMConfig
