@@ -32,6 +32,13 @@ def _byte_level() -> tuple[Tokenizer, Any, list[str]]:
     return tokenizer, trainer, ROBERTA_SPECIAL
 
 
+def _modern_byte_level() -> tuple[Tokenizer, Any, list[str]]:
+    """As ModernBERT's: the special tokens are those of BERT, and come after all others."""
+    tokenizer, trainer, _ = _byte_level()
+    trainer.vocab_size, trainer.special_tokens = VOCABULARY - len(BERT_SPECIAL), []
+    return tokenizer, trainer, BERT_SPECIAL
+
+
 def _unigram() -> tuple[Tokenizer, Any, list[str]]:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -40,10 +47,20 @@ def _unigram() -> tuple[Tokenizer, Any, list[str]]:
     return tokenizer, trainer, ROBERTA_SPECIAL
 
 
+def _deberta_unigram() -> tuple[Tokenizer, Any, list[str]]:
+    """As that of DeBERTa-v3: of the special tokens, which are those of BERT, the mask is the last of all."""
+    tokenizer, _, _ = _unigram()
+    first = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=VOCABULARY - 1, special_tokens=first, unk_token="[UNK]")
+    return tokenizer, trainer, BERT_SPECIAL
+
+
 TOKENIZERS: dict[str, Callable[[], tuple[Tokenizer, Any, list[str]]]] = {
     "word_piece": _word_piece,
     "byte_level": _byte_level,
+    "modern_byte_level": _modern_byte_level,
     "unigram": _unigram,
+    "deberta_unigram": _deberta_unigram,
 }
 TOKENIZER_OF = {
     "bert": "word_piece",
@@ -60,6 +77,7 @@ def make_tokenizer(kind: str, text: Path, folder: Path) -> PreTrainedTokenizerFa
     """Train a tokenizer of a kind and save it."""
     tokenizer, trainer, special = TOKENIZERS[kind]()
     tokenizer.train([str(text)], trainer)
+    tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is None])
     bert = special is BERT_SPECIAL
     begin, end = ("[CLS]", "[SEP]") if bert else ("<s>", "</s>")
     tokenizer.post_processor = processors.TemplateProcessing(

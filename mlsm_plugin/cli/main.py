@@ -27,7 +27,7 @@ COMMANDS = {
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
     "evaluate-pairs": "measure the accuracy of a masked LM on minimal pairs (BLiMP)",
     "infill": "fill the gaps of texts with a denoising model",
-    "export-hf": "export to Hugging Face (stock RobertaForMaskedLM) and verify",
+    "export-hf": "export to Hugging Face (stock RobertaForMaskedLM or ModernBertForMaskedLM) and verify",
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }

@@ -1,4 +1,4 @@
-"""Export of a checkpoint to Hugging Face: a stock ``RobertaForMaskedLM`` with a fast tokenizer."""
+"""Export of a checkpoint to Hugging Face: a stock model for masked LM with a fast tokenizer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams import roberta_parts, weight_names
+from mlsm_plugin.fairseq_seams import roberta_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
+from mlsm_plugin.hub.modernbert_export import modernbert_model
+from mlsm_plugin.hub.roberta_export import roberta_model
+from mlsm_plugin.models.modern_layers import ModernTransformer
 from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 LATENT_HEAD = "latent_head.safetensors"
 LARGEST_DIFFERENCE = 1e-4
-BIASES = ("lm_head.decoder.bias", "lm_head.bias")
-# by the keys of weight_names.LAYER_PARTS
-OF_LAYER = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention output": "attention.output.dense",
-    "attention norm": "attention.output.LayerNorm",
-    "widening": "intermediate.dense",
-    "narrowing": "output.dense",
-    "output norm": "output.LayerNorm",
-}
 
 
 @dataclass(frozen=True)
@@ -54,24 +45,15 @@ class ExportProof:
 
 
 def check_exportable(interface: Any) -> None:
-    """Raise ValueError unless ``RobertaForMaskedLM`` computes what the model computes."""
+    """Raise ValueError unless the model is a pre-trained encoder whose tokenizer can be exported."""
     from mlsm_plugin.hub import MlsmHubInterface
 
     if not isinstance(interface, MlsmHubInterface):
         raise ValueError("only RoBERTa-like encoders can be exported; this is an encoder-decoder (span denoising)")
-    encoder, args = roberta_parts.sentence_encoder(interface.model), interface.model.args
     if not hasattr(interface.bpe, "sp") and not isinstance(interface.bpe, HuggingFaceBPE):
         raise ValueError("only models with a SentencePiece or Hugging Face tokenizer can be exported")
     if len(roberta_parts.classification_heads(interface.model)):
         raise ValueError("this is a fine-tuned classifier; export the pre-trained checkpoint that it came from")
-    if getattr(args, "encoder_normalize_before", False) or roberta_parts.final_norm(encoder) is not None:
-        raise ValueError(
-            "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
-        )
-    if roberta_parts.embedding_norm(encoder) is None or roberta_parts.position_embeddings(encoder) is None:
-        raise ValueError(
-            "a model without embedding layer norm or learned positions cannot be exported: stock RoBERTa has both"
-        )
 
 
 def exported_ids(interface: Any) -> Tensor:
@@ -95,64 +77,14 @@ def exported_ids(interface: Any) -> Tensor:
     return ids
 
 
-def roberta_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.RobertaConfig`` of the model; ``ids`` come from :func:`exported_ids`."""
-    from transformers import RobertaConfig
+def stock_model(interface: Any, ids: Tensor) -> Any:
+    """The library's model that computes what ours computes, with ``ids`` from :func:`exported_ids`.
 
-    args, encoder = interface.model.args, roberta_parts.sentence_encoder(interface.model)
-    dictionary = interface.task.source_dictionary
-    pad = int(ids[dictionary.pad()])
-    return RobertaConfig(
-        vocab_size=len(dictionary),
-        hidden_size=args.encoder_embed_dim,
-        num_hidden_layers=roberta_parts.num_layers(encoder),
-        num_attention_heads=args.encoder_attention_heads,
-        intermediate_size=args.encoder_ffn_embed_dim,
-        hidden_act=args.activation_fn,
-        hidden_dropout_prob=args.dropout,
-        attention_probs_dropout_prob=args.attention_dropout,
-        max_position_embeddings=roberta_parts.position_embeddings(encoder).num_embeddings - dictionary.pad() + pad,
-        type_vocab_size=1,
-        layer_norm_eps=roberta_parts.embedding_norm(encoder).eps,
-        pad_token_id=pad,
-        bos_token_id=int(ids[dictionary.bos()]),
-        eos_token_id=int(ids[dictionary.eos()]),
-        tie_word_embeddings=not getattr(args, "untie_weights_roberta", False),
-    )
-
-
-def roberta_weights(state: dict[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
-    """Weights of ``RobertaForMaskedLM`` from those of a model, float32.
-
-    Args:
-        state: state dict of the model.
-        ids: result of :func:`exported_ids`.
-        pad: padding id of the dictionary; positions begin after it, and in the exported model after ``ids[pad]``.
+    Raises:
+        ValueError: the library has no such model.
     """
-    embeddings = state[weight_names.EMBEDDINGS]
-    names = {
-        "roberta.embeddings.word_embeddings.weight": weight_names.EMBEDDINGS,
-        "roberta.embeddings.position_embeddings.weight": weight_names.POSITIONS,
-        "lm_head.decoder.weight": weight_names.OUTPUT,
-        **dict.fromkeys(BIASES, weight_names.OUTPUT_BIAS),
-    }
-    pairs = [("roberta.embeddings.LayerNorm", weight_names.EMBEDDING_NORM)]
-    pairs += [(f"lm_head.{name}", f"{weight_names.LM_HEAD}{name}") for name in weight_names.LM_HEAD_PARTS]
-    for layer in weight_names.layer_numbers(state):
-        pairs += [
-            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{weight_names.LAYERS}{layer}.{ours}")
-            for part, ours in weight_names.LAYER_PARTS.items()
-        ]
-    names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")}
-    found = {theirs: state[ours].float() for theirs, ours in names.items()}
-    found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, embeddings.size(1))
-    order = ids.argsort()
-    for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight", *BIASES):
-        found[name] = found[name][order]
-    positions = found["roberta.embeddings.position_embeddings.weight"]
-    unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
-    found["roberta.embeddings.position_embeddings.weight"] = torch.cat([unused, positions[pad + 1 :]])
-    return found
+    modern = isinstance(roberta_parts.sentence_encoder(interface.model), ModernTransformer)
+    return modernbert_model(interface, ids) if modern else roberta_model(interface, ids)
 
 
 def fast_tokenizer(interface: Any) -> Any:
@@ -229,13 +161,11 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         ValueError: the model cannot be exported, ids differ, or a logit differs by more than 1e-4.
     """
     from safetensors.torch import save_file
-    from transformers import RobertaForMaskedLM
 
     check_exportable(interface)
     interface.eval().float().cpu()
-    state, ids = interface.model.state_dict(), exported_ids(interface)
-    model = RobertaForMaskedLM(roberta_config(interface, ids)).eval()
-    model.load_state_dict(roberta_weights(state, ids, interface.task.source_dictionary.pad()))
+    ids = exported_ids(interface)
+    model = stock_model(interface, ids)
     with atomic_directory(output) as folder:
         model.save_pretrained(folder)
         fast_tokenizer(interface).save_pretrained(folder)

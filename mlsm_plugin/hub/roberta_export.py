@@ -1,0 +1,115 @@
+"""The stock ``RobertaForMaskedLM`` that computes what a RoBERTa-like model of fairseq computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.fairseq_seams import roberta_parts, weight_names
+
+BIASES = ("lm_head.decoder.bias", "lm_head.bias")
+# by the keys of weight_names.LAYER_PARTS
+OF_LAYER = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention output": "attention.output.dense",
+    "attention norm": "attention.output.LayerNorm",
+    "widening": "intermediate.dense",
+    "narrowing": "output.dense",
+    "output norm": "output.LayerNorm",
+}
+
+
+def roberta_model(interface: Any, ids: Tensor) -> Any:
+    """The ``transformers.RobertaForMaskedLM`` with the weights of a model.
+
+    Args:
+        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
+        ids: for each id of the dictionary its id in the exported model, ``(len(dictionary),)``, a permutation.
+
+    Raises:
+        ValueError: stock RoBERTa lacks a part of the model.
+    """
+    from transformers import RobertaForMaskedLM
+
+    check_roberta(interface)
+    model = RobertaForMaskedLM(roberta_config(interface, ids)).eval()
+    pad = interface.task.source_dictionary.pad()
+    model.load_state_dict(roberta_weights(interface.model.state_dict(), ids, pad))
+    return model
+
+
+def check_roberta(interface: Any) -> None:
+    """Raise ValueError unless ``RobertaForMaskedLM`` computes what the model computes."""
+    encoder, args = roberta_parts.sentence_encoder(interface.model), interface.model.args
+    if getattr(args, "encoder_normalize_before", False) or roberta_parts.final_norm(encoder) is not None:
+        raise ValueError(
+            "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
+        )
+    if roberta_parts.embedding_norm(encoder) is None or roberta_parts.position_embeddings(encoder) is None:
+        raise ValueError(
+            "a model without embedding layer norm or learned positions cannot be exported: stock RoBERTa has both"
+        )
+
+
+def roberta_config(interface: Any, ids: Tensor) -> Any:
+    """The ``transformers.RobertaConfig`` of the model; ``ids`` as of :func:`roberta_model`."""
+    from transformers import RobertaConfig
+
+    args, encoder = interface.model.args, roberta_parts.sentence_encoder(interface.model)
+    dictionary = interface.task.source_dictionary
+    pad = int(ids[dictionary.pad()])
+    return RobertaConfig(
+        vocab_size=len(dictionary),
+        hidden_size=args.encoder_embed_dim,
+        num_hidden_layers=roberta_parts.num_layers(encoder),
+        num_attention_heads=args.encoder_attention_heads,
+        intermediate_size=args.encoder_ffn_embed_dim,
+        hidden_act=args.activation_fn,
+        hidden_dropout_prob=args.dropout,
+        attention_probs_dropout_prob=args.attention_dropout,
+        max_position_embeddings=roberta_parts.position_embeddings(encoder).num_embeddings - dictionary.pad() + pad,
+        type_vocab_size=1,
+        layer_norm_eps=roberta_parts.embedding_norm(encoder).eps,
+        pad_token_id=pad,
+        bos_token_id=int(ids[dictionary.bos()]),
+        eos_token_id=int(ids[dictionary.eos()]),
+        tie_word_embeddings=not getattr(args, "untie_weights_roberta", False),
+    )
+
+
+def roberta_weights(state: dict[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
+    """Weights of ``RobertaForMaskedLM`` from those of a model, float32.
+
+    Args:
+        state: state dict of the model.
+        ids: as of :func:`roberta_model`.
+        pad: padding id of the dictionary; positions begin after it, and in the exported model after ``ids[pad]``.
+    """
+    embeddings = state[weight_names.EMBEDDINGS]
+    names = {
+        "roberta.embeddings.word_embeddings.weight": weight_names.EMBEDDINGS,
+        "roberta.embeddings.position_embeddings.weight": weight_names.POSITIONS,
+        "lm_head.decoder.weight": weight_names.OUTPUT,
+        **dict.fromkeys(BIASES, weight_names.OUTPUT_BIAS),
+    }
+    pairs = [("roberta.embeddings.LayerNorm", weight_names.EMBEDDING_NORM)]
+    pairs += [(f"lm_head.{name}", f"{weight_names.LM_HEAD}{name}") for name in weight_names.LM_HEAD_PARTS]
+    for layer in weight_names.layer_numbers(state):
+        pairs += [
+            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{weight_names.LAYERS}{layer}.{ours}")
+            for part, ours in weight_names.LAYER_PARTS.items()
+        ]
+    names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")}
+    found = {theirs: state[ours].float() for theirs, ours in names.items()}
+    found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, embeddings.size(1))
+    order = ids.argsort()
+    for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight", *BIASES):
+        found[name] = found[name][order]
+    positions = found["roberta.embeddings.position_embeddings.weight"]
+    unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
+    found["roberta.embeddings.position_embeddings.weight"] = torch.cat([unused, positions[pad + 1 :]])
+    return found
