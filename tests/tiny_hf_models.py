@@ -70,7 +70,21 @@ TOKENIZER_OF = {
     "roberta": "byte_level",
     "xlm-roberta": "unigram",
     "camembert": "unigram",
+    "modernbert": "modern_byte_level",
+    "deberta-v2": "deberta_unigram",
 }
+SETTINGS: dict[str, dict[str, Any]] = {
+    # a window of 4 tokens on each side, which is shorter than the samples
+    "modernbert": {"local_attention": 8, "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    }},
+    # as DeBERTa-v3, with fewer buckets
+    "deberta-v2": {
+        "relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "norm_rel_ebd": "layer_norm",
+        "share_att_key": True, "position_biased_input": False, "max_relative_positions": -1, "type_vocab_size": 0,
+    },
+}  # fmt: skip
 
 
 def make_tokenizer(kind: str, text: Path, folder: Path) -> PreTrainedTokenizerFast:
@@ -98,10 +112,13 @@ def make_model(model_type: str, text: Path, folder: Path, **settings: Any) -> Pa
     sizes = {"dim": 32, "n_layers": 3, "n_heads": 2, "hidden_dim": 64} if model_type == "distilbert" else {
         "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64
     }  # fmt: skip
+    special = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("cls", "sep")}
+    sizes |= {**special, "bos_token_id": special["cls_token_id"], "eos_token_id": special["sep_token_id"]}
     config = AutoConfig.for_model(
         model_type,
         **{"vocab_size": len(tokenizer), "max_position_embeddings": 70, "pad_token_id": tokenizer.pad_token_id}
         | sizes
+        | SETTINGS.get(model_type, {})
         | settings,
     )
     AutoModel.from_config(config).save_pretrained(folder)

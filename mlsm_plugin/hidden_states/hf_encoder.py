@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, weight_files
@@ -16,15 +17,28 @@ from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.text_tokenizer import check_dictionary
 
-# Encoders whose output is that of their last layer, and among these the ones whose positions are numbered from the
-# padding id + 1.
-SUPPORTED = ("bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
+# Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
+# positions are numbered from the padding id + 1.
+SUPPORTED = (
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+)
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
 LARGEST_PADDING = 128  # extra rows that an embedding may have after the vocabulary, to make its size round
 
 
 class HuggingFaceEncoder(HiddenStateEncoder):
-    """A BERT- or RoBERTa-like model of Hugging Face's ``transformers``.
+    """A BERT- or RoBERTa-like model of Hugging Face's ``transformers``, DeBERTa-v2 (and v3) or ModernBERT.
+
+    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``.
 
     Args:
         name: ``hf:`` followed by a folder or hub name.
@@ -55,14 +69,15 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         check_layer(layer, self.num_layers, folder)
         tokenizer = HuggingFaceTokenizer(folder)
         check_dictionary(tokenizer, Path(data_bin))
-        _check_vocabulary(tokenizer, int(config.vocab_size), folder)
+        check_vocabulary(tokenizer, int(config.vocab_size), folder)
         self.max_tokens = _positions(config)
         self.fingerprint = self.fingerprint_of(folder)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
         self._ids = torch.from_numpy(tokenizer.hf_ids)
-        config.num_hidden_layers = layer
-        self._model = _load_model(folder, config).float().eval()
+        self._model = load_model(folder, _first_layers(config, layer)).float().eval()
+        if config.model_type == "modernbert" and layer < self.num_layers:
+            self._model.final_norm = nn.Identity()  # follows the last layer only
         if fp16:
             self._model = self._model.half()
         self.to(self.device)
@@ -78,7 +93,11 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         """Hidden states ``(B, T, dim)``, float32, of fairseq's ids ``(B, T)``."""
         tokens = tokens.to(self.device)
         attended = tokens.ne(self.dictionary.pad())
-        found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended.long())[0]
+        batch = {"input_ids": self._ids[tokens], "attention_mask": attended.long()}
+        if self._model.config.num_hidden_layers > self.layer:
+            found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
+        else:
+            found = self._model(**batch)[0]
         return found.float()
 
     @classmethod
@@ -105,20 +124,29 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         return os.fspath(name)
 
 
-def supported_config(folder: Path) -> Any:
-    """The configuration of a model; raises ValueError if its type is not supported."""
+def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
+    """The configuration of a model; raises ValueError if its type is not among ``types``."""
     transformers = import_transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except Exception as error:  # transformers has no common error for missing files, damaged files and unknown types
         raise ValueError(f"{folder} does not hold a Hugging Face model: {first_line(error)}") from None
-    if config.model_type not in SUPPORTED:
-        raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(SUPPORTED)}")
+    if config.model_type not in types:
+        raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
+    return config
+
+
+def _first_layers(config: Any, number: int) -> Any:
+    """``config``, changed to that of a model of the first ``number`` layers, or of more if there is no such model."""
+    number = max(number, FEWEST_LAYERS.get(config.model_type, 0))
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:number]
+    config.num_hidden_layers = number
     return config
 
 
 def _positions(config: Any) -> int:
-    """Longest sample in tokens that the model can take."""
+    """Longest sample in tokens that the model can take, or that it is made for if its positions are relative."""
     positions = int(config.max_position_embeddings)
     if config.model_type not in POSITIONS_AFTER_PADDING:
         return positions
@@ -127,7 +155,8 @@ def _positions(config: Any) -> int:
     return positions - padding - 1
 
 
-def _check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
+def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
+    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer."""
     needed = tokenizer.largest_id + 1
     if not needed <= rows < needed + LARGEST_PADDING:
         raise ValueError(
@@ -135,10 +164,20 @@ def _check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) 
         )
 
 
-def _load_model(folder: Path, config: Any) -> Any:
+def load_model(folder: Path, config: Any, kind: str = "AutoModel") -> Any:
+    """A model of the library; weights that are no part of it, such as those of later layers, are not loaded.
+
+    Args:
+        folder: holds the weights.
+        config: of the model to make.
+        kind: name of the library's class that makes it.
+
+    Raises:
+        ValueError: the weights cannot be read, have other shapes, or some of them are missing.
+    """
     transformers = import_transformers()
     try:
-        model, info = transformers.AutoModel.from_pretrained(folder, config=config, output_loading_info=True)
+        model, info = getattr(transformers, kind).from_pretrained(folder, config=config, output_loading_info=True)
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,12 +49,27 @@ def test_binarized_text_holds_the_librarys_tokens(pipeline: Pipeline, roberta: P
     assert summary["splits"]["train"]["unknown"] == 0
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
-def test_hidden_states_are_the_librarys(model_type: str, pipeline: Pipeline, tmp_path: Path) -> None:
-    folder = make_model(model_type, pipeline.train_text, tmp_path / "model")
+# models whose positions are relative: they run on longer samples than they are made for
+RELATIVE = ("deberta-v2", "modernbert")
+# further settings that decide how a model is cut: the convolution of DeBERTa-v2-xlarge, embeddings of another width,
+# positions in the embeddings and separate projections of positions; and ModernBERT's type of each layer
+OTHER_SETTINGS = (
+    ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu", "embedding_size": 16}),
+    ("deberta-v2", {"position_biased_input": True, "share_att_key": False, "type_vocab_size": 2}),
+    ("deberta-v2", {"relative_attention": False, "position_biased_input": True, "pos_att_type": None}),
+    ("modernbert", {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+    ("modernbert", {"layer_types": ["full_attention"] * 3, "norm_bias": True, "attention_bias": True}),
+)
+
+
+@pytest.mark.parametrize(("model_type", "settings"), [*((model_type, {}) for model_type in SUPPORTED), *OTHER_SETTINGS])
+def test_hidden_states_are_the_librarys(
+    model_type: str, settings: dict[str, Any], english_text: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = make_model(model_type, english_text[0], tmp_path / "model", **settings)
     mlsm(
         *("binarize", "--tokenizer", f"hf:{folder}", "--output", tmp_path / "data", "--workers", 1),
-        *("--train", pipeline.valid_text, "--valid", pipeline.valid_text),
+        *("--train", english_text[1], "--valid", english_text[1]),
     )
     texts = ["Short.", "The value of an expression is an object that has a name, and a much longer text it is."]
     theirs, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
@@ -69,9 +85,13 @@ def test_hidden_states_are_the_librarys(model_type: str, pipeline: Pipeline, tmp
         found = encoder.hidden_states(tokens)
         assert (encoder.num_layers, encoder.dim) == (3, 32)
         attended = batch["attention_mask"].bool()
+        assert states[attended].std() > 0.1
         torch.testing.assert_close(found[attended], states[attended], rtol=0, atol=1e-5)
     longest = torch.full((1, encoder.max_tokens), 5)
     assert torch.isfinite(encoder.hidden_states(longest)).all()
+    if model_type in RELATIVE:
+        assert encoder.max_tokens == model.config.max_position_embeddings
+        return
     with pytest.raises((IndexError, RuntimeError)):
         encoder.hidden_states(torch.full((1, encoder.max_tokens + 1), 5))
 
