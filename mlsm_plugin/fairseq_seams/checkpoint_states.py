@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 from torch import Tensor
+
+from mlsm_plugin.files.atomic_files import atomic_open
 
 
 def read_state(
@@ -80,3 +86,34 @@ def updates_of(checkpoint: Path) -> int:
         return 0
     state = torch.load(checkpoint, map_location="cpu", mmap=True)
     return int(state["optimizer_history"][-1]["num_updates"])
+
+
+def write_untrained(path: str | os.PathLike[str], words: Sequence[str], weights: dict[str, Tensor]) -> None:
+    """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
+
+    Args:
+        path: the file.
+        words: arguments of ``fairseq-train`` that make the model and its task.
+        weights: by name.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    args = options.parse_args_and_arch(options.get_training_parser(), list(words))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fairseq calls hydra as its older versions want it
+        cfg = convert_namespace_to_omegaconf(args)
+    state = {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": weights,
+        "criterion": None,
+        "optimizer_history": [
+            {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+        ],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "last_optimizer_state": None,
+    }
+    with atomic_open(path) as file:
+        torch.save(state, file)

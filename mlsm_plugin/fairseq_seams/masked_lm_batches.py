@@ -38,7 +38,7 @@ def replace_masks(batches: Any, inputs: Any, targets: Any, *, pad: int) -> None:
 
 
 def add_to_batches(batches: Any, key: str, dataset: Any) -> None:
-    """Let each batch also hold what ``dataset`` collates, as ``key``."""
+    """Let each batch also hold what ``dataset`` collates, as ``key``; ``net_input.name`` is handed to the model."""
     _entries(batches)[key] = dataset
 
 

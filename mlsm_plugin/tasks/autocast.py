@@ -75,6 +75,8 @@ class AutocastSteps:
 
     def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
         """What computes ``criterion`` for a model and a sample."""
+        if str(self.cfg.autocast) == "off":
+            return criterion
 
         def compute(model: Any, sample: Any) -> Any:
             with self.precision(next(model.parameters()).device):
@@ -83,12 +85,9 @@ class AutocastSteps:
         return compute
 
     def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """The context of a step on ``device``."""
-        wanted = str(self.cfg.autocast)
-        chosen = wanted == "bf16" or (wanted == "auto" and not self._others and has_fast_bf16(device))
-        if wanted == "auto" and not self._logged:
+        """The context of a step on ``device``, unless ``--autocast`` is off."""
+        chosen = str(self.cfg.autocast) == "bf16" or (not self._others and has_fast_bf16(device))
+        if not self._logged:
             self._logged = True
-            logger.info("--autocast auto: %s", "bf16" if chosen else "off")
-        if not chosen:
-            return contextlib.nullcontext()
-        return torch.autocast(device.type, torch.bfloat16)
+            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if chosen else "off")
+        return torch.autocast(device.type, torch.bfloat16) if chosen else contextlib.nullcontext()

@@ -15,7 +15,7 @@ from mlsm_plugin.data.token_blocks import load_dictionary, load_split
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
 from tests.tiny_models import TinyData
-from tests.tiny_run import training_config
+from tests.tiny_run import batches, training_config
 
 TACO = {"task": "taco", "criterion": "token_contrastive", "arch": "roberta"}
 
@@ -28,7 +28,7 @@ def task_of(data: object, *flags: object) -> PortableMaskedLMTask:
 
 def test_tasks_that_share_it() -> None:
     own = {name for name, task in TASK_REGISTRY.items() if issubclass(task, PortableMaskedLMTask)}
-    assert own == {"masked_latent_semantic", "taco", "nonparametric_masked_lm"}
+    assert own == {"plain_masked_lm", "masked_latent_semantic", "taco", "nonparametric_masked_lm"}
 
 
 def test_task_is_set_up_with_the_dictionary_alone(tiny: TinyData, tmp_path: Path) -> None:
@@ -57,6 +57,15 @@ def test_samples_hold_all_tokens_and_positions_follow_them(tiny: TinyData, mode:
         assert tokens[1:].tolist() == text[positions[1:]].tolist()
         seen += positions[1:].tolist()
     assert seen == list(range(len(text)))
+
+
+def test_model_is_told_which_batches_have_padding(tiny: TinyData) -> None:
+    cfg = training_config(tiny.data_bin, "--tokens-per-sample", 16, **TACO)
+    found = batches(cfg)
+    pad = load_dictionary(tiny.data_bin).pad()
+    told = [batch["net_input"]["has_padding"] for batch in found]
+    assert told == [bool(batch["net_input"]["src_tokens"].eq(pad).any()) for batch in found]
+    assert set(told) == {True, False}
 
 
 def test_data_folders_take_turns(tiny: TinyData, tmp_path: Path) -> None:
