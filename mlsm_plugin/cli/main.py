@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate-pairs": "measure the accuracy of a masked LM on minimal pairs (BLiMP)",
     "infill": "fill the gaps of texts with a denoising model",
     "export-hf": "export to Hugging Face (stock RobertaForMaskedLM or ModernBertForMaskedLM) and verify",
+    "import-hf": "import a ModernBERT of Hugging Face, to train it further, and verify",
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,6 +160,7 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         ValueError: the model cannot be exported, ids differ, or a logit differs by more than 1e-4.
     """
     from safetensors.torch import save_file
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     check_exportable(interface)
     interface.eval().float().cpu()
@@ -173,29 +173,45 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         if interface.num_atoms:
             weights = {name: value.float().contiguous() for name, value in head.atom_projection.state_dict().items()}
             save_file(weights, str(folder / LATENT_HEAD))
-        reordered, tokens, difference = _compare(interface, ids, folder, lines)
+        written = AutoModelForMaskedLM.from_pretrained(folder).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        reordered, tokens, difference = compare(interface, ids, tokenizer, written, lines, word="exported")
     return ExportProof(len(lines) - reordered, reordered, tokens, difference, interface.num_atoms)
 
 
-def _compare(interface: Any, exported: Tensor, folder: Path, lines: Sequence[str]) -> tuple[int, int, float]:
-    """Number of reordered lines and of tokens, and largest difference of a logit; ValueError if something differs."""
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+@torch.no_grad()
+def compare(
+    interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str
+) -> tuple[int, int, float]:
+    """Compare a model with the library's: ids and logits of lines of text.
 
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    Args:
+        interface: our model, in eval mode.
+        ids: for each of our ids the library's, ``(len(dictionary),)`` int64.
+        tokenizer, model: the library's.
+        lines: the text; a token of each line is masked.
+        word: how an error calls the model, such as "exported".
+
+    Returns:
+        number of lines whose pieces come in another order, number of tokens, and largest difference of a logit.
+
+    Raises:
+        ValueError: ids differ, or a logit differs by more than 1e-4.
+    """
     limit = int(interface.model.max_positions())
     reordered, tokens, difference = 0, 0, 0.0
     for line in lines:
-        ids = interface.encode(line)
-        found, expected = tokenizer(line)["input_ids"], exported[ids].tolist()
+        own = interface.encode(line)
+        found, expected = tokenizer(line)["input_ids"], ids[own].tolist()
         reordered += found != expected
         if sorted(found) != sorted(expected):
-            raise ValueError(f"the exported tokenizer gives other ids for {line!r}; nothing was written")
-        ids = ids[:limit].clone()
-        if len(ids) > 2:
-            ids[len(ids) // 2] = interface.task.mask_idx
-        ours, theirs = interface.model(ids[None])[0], model(input_ids=exported[ids][None]).logits
-        largest = float((ours - theirs[..., exported]).abs().max())
+            raise ValueError(f"the {word} tokenizer gives other ids for {line!r}; nothing was written")
+        own = own[:limit].clone()
+        if len(own) > 2:
+            own[len(own) // 2] = interface.task.mask_idx
+        ours, theirs = interface.model(own[None])[0], model(input_ids=ids[own][None]).logits
+        largest = float((ours - theirs[..., ids]).abs().max())
         if not largest <= LARGEST_DIFFERENCE:  # true for NaN, too
-            raise ValueError(f"the exported model's logits differ by {largest:.2g}; nothing was written")
-        tokens, difference = tokens + len(ids), max(difference, largest)
+            raise ValueError(f"the {word} model's logits differ by {largest:.2g}; nothing was written")
+        tokens, difference = tokens + len(own), max(difference, largest)
     return reordered, tokens, difference

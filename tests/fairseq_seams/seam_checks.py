@@ -69,6 +69,7 @@ from mlsm_plugin.fairseq_seams.update_lookahead import UpdateLookahead
 from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset
 from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
 from tests import tiny_run
+from tests.conftest import TINY_MODEL
 from tests.fairseq_seams.test_update_lookahead import watched
 from tests.tiny_run import training_config
 
@@ -283,6 +284,24 @@ def without_history(original: Any) -> Any:
 def _updates() -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert checkpoint_states.updates_of(saved_checkpoint(folder)) == 0
+
+
+@seam(
+    "checkpoint_states",
+    "options.parse_args_and_arch(parser, words), as convert_namespace_to_omegaconf wants it",
+    partial(instead, options, "parse_args_and_arch", lambda parser: None),
+)
+def _untrained() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = saved_checkpoint(folder)
+        weights = checkpoint_states.weights_in(checkpoint_states.read_state(saved))
+        words = [folder, "--task", "masked_lm", "--criterion", "masked_lm", *TINY_MODEL, "--max-positions", "16"]
+        path = Path(folder, "untrained.pt")
+        checkpoint_states.write_untrained(path, words, weights)
+        model, cfg, _ = checkpoint_states.load_model(path, {})
+        assert checkpoint_states.updates_of(path) == 0
+    assert cfg.model.max_positions == 16
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 # compiled_parts

@@ -1,4 +1,4 @@
-"""Small models of ``mlsm_modern`` with weights that make every part of them matter."""
+"""Small models of ``mlsm_modern``, and of the library's ModernBERT, whose weights make every part matter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from fairseq import tasks
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
+from tests.tiny_hf_models import SETTINGS, make_tokenizer
 from tests.tiny_models import positions, save_model
 from tests.tiny_run import seeded_model, training_config
 
@@ -35,3 +37,30 @@ def save_modern(data_bin: Path, folder: Path, *flags: object, **options: Any) ->
     model = seeded_model(cfg, tasks.setup_task(cfg.task))
     spread_weights(model)
     return save_model(cfg, model, folder, data_bin)
+
+
+def make_modernbert(text: Path, folder: Path, *, rows: int = 0, **settings: Any) -> Any:
+    """Write a stock ``ModernBertForMaskedLM`` of 4 layers with its tokenizer; its window is shorter than the samples.
+
+    Args:
+        text: what the tokenizer is trained on.
+        folder: the folder to write.
+        rows: embeddings that no token has.
+        settings: of the configuration.
+
+    Returns:
+        the model, in eval mode.
+    """
+    tokenizer = make_tokenizer("modern_byte_level", text, folder)
+    special = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("cls", "sep", "pad")}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48}
+    config = ModernBertConfig(
+        **{"vocab_size": len(tokenizer) + rows, "max_position_embeddings": POSITIONS, **special, **sizes}
+        | {"bos_token_id": special["cls_token_id"], "eos_token_id": special["sep_token_id"]}
+        | SETTINGS["modernbert"]
+        | settings
+    )
+    model = ModernBertForMaskedLM(config).eval()
+    spread_weights(model)
+    model.save_pretrained(folder)
+    return model

@@ -1,0 +1,199 @@
+"""A stock ``ModernBertForMaskedLM`` of Hugging Face as a checkpoint of ``mlsm_modern``, which training starts from."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.fairseq_seams.checkpoint_states import write_untrained
+from mlsm_plugin.fairseq_seams.model_options import flags_of
+from mlsm_plugin.fairseq_seams.weight_names import VOCABULARY_WEIGHTS
+from mlsm_plugin.files.atomic_files import atomic_directory
+from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
+from mlsm_plugin.hub.hf_export import compare
+from mlsm_plugin.hub.loading import from_pretrained
+from mlsm_plugin.hub.modernbert_export import GLOBAL, LOCAL, library_classes, modernbert_names
+from mlsm_plugin.models.mlsm_modern import MlsmModernModel, mlsm_modern
+from mlsm_plugin.tasks.plain_masked_lm import PlainMaskedLMConfig
+from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
+
+CHECKPOINT = "model.pt"
+BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+NORM_EPS = 1e-5
+OBJECTIVE = ("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", "mlsm_modern")
+
+
+@dataclass(frozen=True)
+class ImportProof:
+    """What was found when the written files were loaded.
+
+    Attributes:
+        lines: number of lines of text whose ids are the same.
+        reordered: number of further lines that are cut into the same pieces in another order.
+        tokens: number of tokens of all these lines.
+        largest_difference: largest absolute difference of two logits.
+        flags: arguments of ``fairseq-train`` that make the same model, without those that have their default.
+    """
+
+    lines: int
+    reordered: int
+    tokens: int
+    largest_difference: float
+    flags: tuple[str, ...]
+
+
+def import_modernbert(
+    name: str | os.PathLike[str], output: str | os.PathLike[str], lines: Sequence[str]
+) -> ImportProof:
+    """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with the library's model.
+
+    The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes
+    with this tokenizer.
+
+    Args:
+        name: folder or hub name of the model, with or without ``hf:``.
+        output: a new folder; nothing appears there unless the comparison succeeds.
+        lines: text on which ids and logits are compared.
+
+    Raises:
+        ValueError: the model is no ModernBERT that ``mlsm_modern`` can compute, its weights or its tokenizer cannot be
+            read, ids differ, a logit differs by more than 1e-4, or the folder is not new.
+    """
+    output = Path(output)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"{output} exists already; an import needs a new folder")
+    folder = hf_folder(name, weights=True)
+    config = supported_config(folder, ["modernbert"])
+    library_classes()  # raises an error where the library is too old
+    check_importable(config, folder)
+    tokenizer = HuggingFaceTextTokenizer(folder)
+    check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
+    model = load_model(folder, config, "ModernBertForMaskedLM").float().eval()
+    ids = torch.from_numpy(tokenizer.tokenizer.hf_ids)
+    flags = architecture_flags(config)
+    words = [str(output.resolve()), *OBJECTIVE, *flags]
+    if "--max-positions" not in flags:
+        words += ["--max-positions", str(config.max_position_embeddings)]
+    with atomic_directory(output) as temporary:
+        tokenizer.write_to(temporary)
+        weights = imported_weights(model.state_dict(), ids, config.num_hidden_layers)
+        write_untrained(temporary / CHECKPOINT, words, weights)
+        interface = from_pretrained(temporary)
+        reordered, tokens, difference = compare(interface, ids, _tokenizer_of(folder), model, lines, word="imported")
+    return ImportProof(len(lines) - reordered, reordered, tokens, difference, tuple(flags))
+
+
+def _tokenizer_of(folder: Path) -> Any:
+    """The library's tokenizer as it is: that of :class:`HuggingFaceTextTokenizer` takes special tokens as text."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def check_importable(config: Any, folder: Path) -> None:
+    """Raise ValueError unless ``mlsm_modern`` computes what a model with this configuration computes."""
+    for name in BIASES:
+        if getattr(config, name):
+            raise ValueError(f"{folder} has biases that mlsm_modern lacks ({name}); it cannot be imported")
+    for name in ("hidden_activation", "classifier_activation"):
+        if getattr(config, name) != "gelu":
+            raise ValueError(f"{folder} has {name} {getattr(config, name)}; only gelu can be imported")
+    if not config.tie_word_embeddings:
+        raise ValueError(f"{folder} has separate embeddings for input and output; only tied ones can be imported")
+    if config.norm_eps != NORM_EPS:
+        raise ValueError(f"{folder} has norm_eps {config.norm_eps}; only {NORM_EPS} can be imported")
+    for kind in set(config.layer_types):
+        rope = config.rope_parameters[kind]["rope_type"]
+        if rope != "default":
+            raise ValueError(f"{folder} has rotary positions of type {rope}; only the default type can be imported")
+    if LOCAL in config.layer_types and config.local_attention < 2:
+        raise ValueError(f"{folder} has local_attention {config.local_attention}; it must be at least 2 to be imported")
+    if global_every(config.layer_types) is None:
+        raise ValueError(
+            f"{folder} has other layer_types than every N-th layer global, beginning with the first; it cannot be "
+            "imported"
+        )
+
+
+def global_every(layer_types: Sequence[str]) -> int | None:
+    """N, where every N-th layer, beginning with the first, is global; None where there is no such number.
+
+    If several numbers say the same, it is the default of ``--global-attention-every``, or else the smallest one.
+    """
+    default = _defaults().global_attention_every
+    for number in (default, *range(1, len(layer_types) + 1)):
+        if list(layer_types) == [LOCAL if layer % number else GLOBAL for layer in range(len(layer_types))]:
+            return int(number)
+    return None
+
+
+def architecture_flags(config: Any) -> list[str]:
+    """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``, without those that have their default.
+
+    Samples are as long as the default, or as the model can take if that is less.
+    """
+    dim, positions = int(config.hidden_size), int(config.max_position_embeddings)
+    tokens = min(positions, int(PlainMaskedLMConfig.tokens_per_sample))
+    rope = config.rope_parameters
+    values: dict[str, Any] = {
+        "encoder_layers": int(config.num_hidden_layers),
+        "encoder_embed_dim": dim,
+        "encoder_ffn_embed_dim": int(config.intermediate_size),
+        "encoder_attention_heads": int(config.num_attention_heads),
+        "attention_window": 0,
+        "rope_theta": float(rope[GLOBAL]["rope_theta"]),
+        "dropout": float(config.embedding_dropout),
+        "attention_dropout": float(config.attention_dropout),
+        "activation_dropout": float(config.mlp_dropout),
+    }
+    if LOCAL in config.layer_types:
+        values |= {
+            "attention_window": 2 * (int(config.local_attention) // 2),
+            "global_attention_every": global_every(config.layer_types),
+            "local_rope_theta": float(rope[LOCAL]["rope_theta"]),
+        }
+    if positions != tokens:
+        values["max_positions"] = positions
+    defaults = _defaults(encoder_embed_dim=dim)
+    defaults.encoder_embed_dim = _defaults().encoder_embed_dim
+    changed = {name: _text(value) for name, value in values.items() if value != getattr(defaults, name, None)}
+    flags = flags_of(MlsmModernModel.add_args, Namespace(**changed), without=())
+    if tokens != PlainMaskedLMConfig.tokens_per_sample:
+        flags += ["--tokens-per-sample", str(tokens)]
+    return flags
+
+
+def _defaults(**given: Any) -> Any:
+    """The options of ``--arch mlsm_modern`` with their defaults."""
+    args = Namespace(**given)
+    mlsm_modern(args)
+    return args
+
+
+def _text(value: Any) -> str:
+    """A value as text, whole numbers without a point: ``flags_of`` leaves out the number 0, not its text."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def imported_weights(state: dict[str, Tensor], ids: Tensor, layers: int) -> dict[str, Tensor]:
+    """Weights of ``mlsm_modern`` from those of a ``ModernBertForMaskedLM``, float32.
+
+    Args:
+        state: state dict of the library's model; without a bias of its output, the bias is 0.
+        ids: for each id of the dictionary the library's, ``(len(dictionary),)`` int64.
+        layers: number of layers.
+    """
+    state = {"decoder.bias": torch.zeros(len(state["decoder.weight"]))} | state
+    found = {}
+    for theirs, ours in modernbert_names(layers).items():
+        values = state[theirs]
+        found[ours] = (values[ids] if ours in VOCABULARY_WEIGHTS else values).float().clone()
+    return found

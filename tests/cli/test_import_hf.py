@@ -1,0 +1,68 @@
+"""``mlsm import-hf``: what it says when it is done, and the training command that it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlsm_plugin.fairseq_seams.checkpoint_states import read_state, updates_of, weights_in
+from mlsm_plugin.files.hf_files import import_transformers
+from tests.conftest import PLUGIN, failing_mlsm, fairseq_train, mlsm
+from tests.tiny_models import TinyData
+
+import_transformers()  # before the helper imports it
+from tests.hub.modern_models import make_modernbert  # noqa: E402
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_command_says_what_it_proved_and_what_follows(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    make_modernbert(tiny.text, tmp_path / "library")
+    capsys.readouterr()
+    mlsm("import-hf", f"hf:{tmp_path}/library", tmp_path / "model", "--text", tiny.text, "--lines", 20)
+    printed = capsys.readouterr().out
+    found = re.search(r"ids are the same on 20 lines, logits of ([\d,]+) tokens differ by at most (\S+)", printed)
+    assert found is not None
+    assert int(found.group(1).replace(",", "")) > 200
+    assert 0 <= float(found.group(2)) <= 1e-4
+    assert f"`mlsm binarize --tokenizer {tmp_path}/model`" in printed
+    assert training_words(printed)[:3] == ["DATA_BIN", "--user-dir", str(PLUGIN)]
+    assert training_words(printed)[-2:] == ["--finetune-from-model", f"{tmp_path}/model/model.pt"]
+
+
+def test_what_cannot_be_compared_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    words = ("import-hf", tmp_path / "nowhere", tmp_path / "model", "--text")
+    assert "--lines must be positive, got 0" in failing_mlsm(capsys, *words, tiny.text, "--lines", 0)
+    assert "is not a folder of a Hugging Face model" in failing_mlsm(capsys, *words, tiny.text)
+    (tmp_path / "empty.txt").write_text("\n")
+    assert "empty.txt holds no text" in failing_mlsm(capsys, *words, tmp_path / "empty.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+def training_words(printed: str) -> list[str]:
+    """The arguments of the printed command."""
+    program, *words = shlex.split(printed.strip().splitlines()[-1])
+    assert program == "fairseq-train"
+    return words
+
+
+@pytest.mark.slow
+def test_printed_command_trains_the_imported_weights(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    make_modernbert(tiny.text, tmp_path / "library")
+    mlsm("import-hf", tmp_path / "library", tmp_path / "model", "--text", tiny.text, "--lines", 5)
+    words = training_words(capsys.readouterr().out)
+    texts = ("--train", tiny.text, "--valid", tiny.text)
+    mlsm("binarize", "--tokenizer", tmp_path / "model", *texts, "--output", tmp_path / "data", "--workers", 1)
+    rate, flags = 1e-5, ("--max-update", 2, "--disable-validation", "--batch-size", 4)
+    fairseq_train(tmp_path / "data", tmp_path / "run", *words[3:], *flags, "--lr", rate, task="masked_lm")
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    assert updates_of(last) == 2
+    before, after = (weights_in(read_state(path)) for path in (tmp_path / "model" / "model.pt", last))
+    assert before.keys() == after.keys()
+    changes = [float((before[name] - after[name]).abs().max()) for name in before]
+    assert 0 < max(changes) <= 2.1 * rate  # Adam changes no weight by more than its rate
+    assert torch.stack([values.std() for values in after.values()]).min() > 0.1  # random ones would be far away
