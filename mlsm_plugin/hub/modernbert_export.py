@@ -81,7 +81,7 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
     begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
     config_class = library_classes()[0]
     windows = {"local_attention": size.window} if size.window else {}
-    return config_class(
+    config = config_class(
         vocab_size=size.num_symbols,
         hidden_size=size.dim,
         intermediate_size=size.ffn_dim,
@@ -105,6 +105,10 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
         tie_word_embeddings=not getattr(interface.model.args, "untie_weights_roberta", False),
         **windows,
     )
+    # what version 4 of the library reads instead of the types of layers and rope_parameters
+    config.global_attn_every_n_layers = size.global_every if size.window else 1
+    config.global_rope_theta, config.local_rope_theta = size.theta, size.local_theta
+    return config
 
 
 def modernbert_weights(state: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:

@@ -53,6 +53,8 @@ def test_stock_classes_compute_what_the_model_computes(flags: Any, tiny: TinyDat
     assert tokenizer.model_max_length == config["max_position_embeddings"] == POSITIONS
     names = ("cls_token_id", "bos_token_id", "pad_token_id", "eos_token_id", "sep_token_id")
     assert [config[name] for name in names] == [0, 0, 1, 2, 2]
+    names = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")  # of version 4 of the library
+    assert [config[name] for name in names] == ([3, 160_000, 500] if flags else [1, 10_000, 10_000])
     filled = FillMaskPipeline(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), tokenizer, top_k=3)
     found_scores = [score for _, score, _ in ours.fill_mask("The <mask> is bound.", topk=3)]
     assert [found["score"] for found in filled("The <mask> is bound.")] == pytest.approx(found_scores, rel=1e-4)
