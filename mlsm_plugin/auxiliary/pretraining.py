@@ -7,35 +7,45 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.checkpoint_states import updates_of
+from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of, optimizer_of, updates_of
+from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.files.atomic_files import copy_file
 from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 
-PLUGIN_DIR = Path(version_shims.PACKAGE_DIR)
+PLUGIN_DIR = Path(PACKAGE_DIR)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
+DEFAULT_ARCHITECTURE = "mlsm_modern_small"
+# name of fairseq's own optimizer in checkpoints; version 0.1 used it
+FAIRSEQ_ADAM = "FairseqAdam"
 
 
-def default_flags(max_update: int, arch: str, given: list[str]) -> list[str]:
+def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw") -> list[str]:
     """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
 
     The options of the default optimizer or schedule are left out if another one is given, since fairseq refuses the
     options of an optimizer or schedule that is not chosen.
+
+    Args:
+        max_update: number of updates, over which the learning rate rises and falls.
+        arch: a fairseq architecture; today's encoder has no dropout, and learns at a higher rate.
+        given: further flags.
+        optimizer: ``fused_adamw``, or ``adam`` to resume a run that began with it.
     """
+    modern = arch.startswith("mlsm_modern")
+    dropout = [] if modern else ["--dropout", "0.1", "--attention-dropout", "0.1"]
     flags = [
-        *("--task", "masked_lm", "--criterion", "masked_lm", "--arch", arch),
+        *("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", arch, "--autocast", "auto"),
         *("--sample-break-mode", "complete", "--tokens-per-sample", "512"),
         *("--skip-invalid-size-inputs-valid-test", "--required-batch-size-multiple", "1"),
-        *("--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1", "--lr", "5e-4"),
+        *("--clip-norm", "1.0", *dropout, "--lr", "1e-3" if modern else "5e-4"),
         *("--batch-size", "32", "--seed", "1"),
         *("--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"),
         *("--log-format", "simple", "--log-interval", "100"),
     ]
-    if version_shims.loader_processes_keep_their_epoch():
-        flags += ["--num-workers", "0"]  # loading in the training process masks other tokens every epoch
     if "--optimizer" not in given:
-        flags += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"]
+        flags += ["--optimizer", optimizer, "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"]
+        flags += ["--weight-decay", "0.01"]
     if "--lr-scheduler" not in given:
         warmup = max(1, max_update * 6 // 100)
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
@@ -44,7 +54,12 @@ def default_flags(max_update: int, arch: str, given: list[str]) -> list[str]:
 
 
 def pretrain(
-    data_bin: str | os.PathLike[str], save_dir: str | os.PathLike[str], *, arch: str, max_update: int, flags: list[str]
+    data_bin: str | os.PathLike[str],
+    save_dir: str | os.PathLike[str],
+    *,
+    arch: str | None,
+    max_update: int,
+    flags: list[str],
 ) -> list[Path]:
     """Train, keeping ``checkpoint_at_P_percent.pt`` for P in 10, 25, 50 and 100 % of the updates.
 
@@ -54,7 +69,7 @@ def pretrain(
     Args:
         data_bin: a binarized dataset.
         save_dir: folder for the checkpoints; a run that is already there is resumed.
-        arch: a fairseq architecture.
+        arch: a fairseq architecture; None: that of the run that is there, else ``mlsm_modern_small``.
         max_update: total number of updates.
         flags: further ``fairseq-train`` flags; they override the defaults.
 
@@ -75,11 +90,28 @@ def pretrain(
             continue
         last = save_dir / "checkpoint_last.pt"
         if updates_of(last) < goal:
-            defaults = default_flags(max_update, arch, flags)
+            source = last if last.exists() else _restored(flags)
+            chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
+            defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
             _train_until(goal, data_bin, save_dir, [*defaults, *_without_restart(flags, last)])
         if updates_of(last) <= goal:
             copy_file(last, snapshot)
     return [checkpoint for checkpoint in kept if checkpoint.exists()]
+
+
+def _restored(flags: list[str]) -> Path | None:
+    """The checkpoint that ``--restore-file`` names, if it is there."""
+    if "--restore-file" not in flags[:-1]:
+        return None
+    named = Path(flags[flags.index("--restore-file") + 1])
+    return named if named.is_file() else None
+
+
+def _optimizer(source: Path | None, flags: list[str]) -> str:
+    """The optimizer that can continue the checkpoint ``source``, and that the flags allow."""
+    half = {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags)
+    begun = source is not None and "--reset-optimizer" not in flags and optimizer_of(source) == FAIRSEQ_ADAM
+    return "adam" if half or begun else "fused_adamw"
 
 
 def _train_until(max_update: int, data_bin: str | os.PathLike[str], save_dir: Path, flags: list[str]) -> None:

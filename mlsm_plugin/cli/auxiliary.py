@@ -10,16 +10,17 @@ TAKES_EXTRA_FLAGS = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command; every other flag goes to fairseq-train."""
     parser.epilog = (
-        "Every other flag is handed to fairseq-train, e.g. --tokens-per-sample 128 --batch-size 64 --fp16, "
+        "Every other flag is handed to fairseq-train, e.g. --tokens-per-sample 128 --batch-size 64, "
         "--restore-file to continue from a checkpoint, --finetune-from-model to start from one with a fresh optimizer. "
-        "Run the same command again to resume a stopped run."
+        "Matrix products are in bfloat16 where the machine is fast in it (--autocast off: in float32). Run the same "
+        "command again to resume a stopped run."
     )
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset that `mlsm binarize` wrote")
     parser.add_argument("--save-dir", required=True, metavar="DIR", help="folder for the checkpoints")
     parser.add_argument(
         "--arch",
-        default="mlsm_roberta_small",
-        help="fairseq architecture: mlsm_roberta_tiny, _small, ..., roberta_base",
+        help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "
+        "mlsm_modern_small, or that of the run in DIR)",
     )
     parser.add_argument(
         "--max-update",

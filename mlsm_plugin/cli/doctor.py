@@ -56,4 +56,14 @@ def _check_imports() -> list[Finding]:
         findings.append(Finding("device", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"))
     else:
         findings.append(Finding("device", f"CPU, {torch.get_num_threads()} threads"))
-    return findings
+    return [*findings, _bf16_finding()]
+
+
+def _bf16_finding() -> Finding:
+    """Whether ``--autocast auto`` chooses bfloat16 on the device that training uses."""
+    from mlsm_plugin.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
+
+    device = default_device()
+    if not has_fast_bf16(device):
+        return Finding("bfloat16", "not fast", note="--autocast auto trains in float32")
+    return Finding("bfloat16", f"fast: {bf16_instructions()[0]}" if device.type == "cpu" else "fast")

@@ -42,10 +42,10 @@ def training_command(
 ) -> str:
     """The ``fairseq-train`` command that trains MLSM and MLM together on a coded dataset."""
     return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)} \\
-    --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_roberta_small \\
+    --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
     --sample-break-mode complete --tokens-per-sample {tokens_per_sample} \\
-    --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
-    --lr-scheduler polynomial_decay --lr 1e-4 --warmup-updates 1000 --total-num-update 100000 \\
+    --optimizer fused_adamw --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
+    --autocast auto --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates 1000 --total-num-update 100000 \\
     --max-update 100000 --batch-size 32 --log-format simple --log-interval 100 \\
     --no-epoch-checkpoints --save-interval-updates 5000 --keep-interval-updates 1 \\
     --save-dir {shlex.quote(str(save_dir))}"""

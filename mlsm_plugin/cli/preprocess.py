@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder or hub name",
     )
     auxiliary.add_argument(
-        "--auxiliary-arch", default="mlsm_roberta_small", metavar="ARCH", help="architecture of the auxiliary model"
+        "--auxiliary-arch",
+        metavar="ARCH",
+        help="architecture of the auxiliary model (default: mlsm_modern_small, or that of a run that is there)",
     )
     auxiliary.add_argument(
         "--auxiliary-updates", type=int, default=100_000, metavar="N", help="updates of the auxiliary model"
@@ -126,7 +128,8 @@ def _steps_until_auxiliary(
     steps.append(Step("binarize", command, _texts(args), [data_bin]))
     if not args.auxiliary:
         save_dir = output / "auxiliary"
-        command = ["auxiliary", str(data_bin), "--save-dir", str(save_dir), "--arch", args.auxiliary_arch]
+        command = ["auxiliary", str(data_bin), "--save-dir", str(save_dir)]
+        command += ["--arch", args.auxiliary_arch] if args.auxiliary_arch else []
         command += [
             "--max-update",
             str(args.auxiliary_updates),

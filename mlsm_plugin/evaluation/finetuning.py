@@ -20,6 +20,7 @@ from mlsm_plugin.evaluation.classification_data import DICTIONARY, write_classif
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.fairseq_seams import model_options
 from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, read_state, weights_in
+from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
 from mlsm_plugin.files.atomic_files import atomic_open, copy_file
@@ -58,10 +59,13 @@ class FinetuneSettings:
 
 def architecture_flags(model_cfg: Any) -> list[str]:
     """Flags of ``fairseq-train`` for a model of the same size, and of the class that drops unused heads."""
+    from mlsm_plugin.models.mlsm_modern import MlsmModernModel
     from mlsm_plugin.models.mlsm_roberta import MlsmRobertaModel
 
-    own = model_options.flags_of(MlsmRobertaModel.add_args, model_cfg, without=NOT_TAKEN_OVER)
-    return ["--arch", "mlsm_roberta", *own]
+    modern = registered_name(model_cfg).startswith("mlsm_modern")
+    add_args = MlsmModernModel.add_args if modern else MlsmRobertaModel.add_args
+    own = model_options.flags_of(add_args, model_cfg, without=NOT_TAKEN_OVER)
+    return ["--arch", "mlsm_modern" if modern else "mlsm_roberta", *own]
 
 
 class Finetuning:

@@ -6,6 +6,7 @@ A state is the dictionary that fairseq's trainer writes: ``model`` (weights by n
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import warnings
@@ -82,10 +83,28 @@ def load_model(
 
 def updates_of(checkpoint: Path) -> int:
     """Updates that a checkpoint has seen; 0 where there is none. The weights are not read."""
-    if not checkpoint.exists():
-        return 0
-    state = torch.load(checkpoint, map_location="cpu", mmap=True)
-    return int(state["optimizer_history"][-1]["num_updates"])
+    return 0 if not checkpoint.exists() else int(_last_run(checkpoint)["num_updates"])
+
+
+def optimizer_of(checkpoint: Path) -> str:
+    """Class name of the optimizer whose averages a checkpoint holds; the weights are not read."""
+    return str(_last_run(checkpoint)["optimizer_name"])
+
+
+def architecture_of(checkpoint: Path) -> str:
+    """Registered name of the architecture in a checkpoint; the weights are not read."""
+    model = _without_weights(checkpoint)["cfg"]["model"]
+    return str(vars(model)["_name"] if isinstance(model, argparse.Namespace) else model["_name"])
+
+
+def _last_run(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = _without_weights(checkpoint)["optimizer_history"][-1]
+    return found
+
+
+def _without_weights(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(checkpoint, map_location="cpu", mmap=True)
+    return found
 
 
 def write_untrained(path: str | os.PathLike[str], words: Sequence[str], weights: dict[str, Tensor]) -> None:

@@ -26,7 +26,7 @@ def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, wi
     flags = []
     for action in parser._actions:
         value = getattr(cfg, action.dest, None)
-        if action.dest in without or value in (None, False, "") or value == action.default:
+        if action.dest in without or value is None or value is False or value in ("", action.default):
             continue
         flags.append(action.option_strings[0])
         if action.nargs != 0:

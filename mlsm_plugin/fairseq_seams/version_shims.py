@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
-import inspect
 import os
 import queue
 import sys
@@ -192,11 +191,3 @@ def open_config(cfg: Any) -> Iterator[Any]:
         yield cfg
     finally:
         OmegaConf.set_struct(cfg, True)
-
-
-def loader_processes_keep_their_epoch() -> bool:
-    """Whether fairseq keeps its loader processes after an epoch, which then draw the masks of the first epoch again.
-
-    fairseq-fixed does. A task can switch it off (``reuse_dataloader``); fairseq's own ``masked_lm`` does not.
-    """
-    return "reuse_dataloader" in inspect.signature(iterators.EpochBatchIterator.__init__).parameters

@@ -87,9 +87,7 @@ class LatentSemanticEncoder(RobertaEncoder):
             the vocabulary logits, or the features; and ``extra``. With logits, ``extra["zero_with_gradient"]`` is the
             zero to add to a loss (:func:`~mlsm_plugin.losses.zero_gradients.zero_with_gradient`).
         """
-        x, extra = self.extract_features(
-            src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding
-        )
+        x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
         if features_only:
             return x, extra
         transformed = self.lm_head.transform(x, masked_tokens)

@@ -98,7 +98,7 @@ class MlsmModernModel(LatentSemanticModel):
 
 
 def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
-    """The size of the encoder from the options of the model.
+    """The size of the encoder from the options of the model, among which the window is set if it is not.
 
     Raises:
         ValueError: an option is out of range.
@@ -108,9 +108,9 @@ def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
         raise ValueError(f"--encoder-embed-dim {dim} is not a multiple of 2 x --encoder-attention-heads {heads}")
     if args.global_attention_every < 1:
         raise ValueError(f"--global-attention-every must be at least 1, got {args.global_attention_every}")
+    if args.attention_window is None:  # it stays so wherever the checkpoint is loaded
+        args.attention_window = DEFAULT_WINDOW if args.max_positions >= POSITIONS_WITH_WINDOW else 0
     window = args.attention_window
-    if window is None:
-        window = DEFAULT_WINDOW if args.max_positions >= POSITIONS_WITH_WINDOW else 0
     if window < 0 or window % 2:
         raise ValueError(f"--attention-window must be even and not negative, got {window}")
     return ModernSize(

@@ -1,6 +1,7 @@
 """The layers of today's encoders in plain PyTorch: pre-norm, rotary positions, GeGLU, no biases.
 
-They compute what Hugging Face's ModernBERT computes (Warner et al., 2024, arXiv 2412.13663), with other names of weights.
+They compute what Hugging Face's ModernBERT computes (Warner et al., 2024, arXiv 2412.13663); the weights have other
+names.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class ModernTransformer(nn.Module):
         self.size = size
         self.embed_tokens = embed_tokens
         self.embedding_norm = nn.LayerNorm(size.dim, bias=False)
-        self.layers = nn.ModuleList(ModernLayer(size, number) for number in range(size.layers))
+        self.layers: Any = nn.ModuleList(ModernLayer(size, number) for number in range(size.layers))
         self.layer_norm: nn.LayerNorm | None = nn.LayerNorm(size.dim, bias=False)
 
     def scale_down_residual_projections(self, std: float = 0.02) -> None:

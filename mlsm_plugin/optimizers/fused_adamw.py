@@ -31,8 +31,7 @@ class FusedAdamWConfig(FairseqDataclass):
     decay_matrices_only: bool = field(
         default=False, metadata={"help": "no weight decay of norms, biases and embeddings"}
     )
-    # fairseq understands typing.List, but not `list`
-    lr: list[float] = II("optimization.lr")
+    lr: list[float] = field(default=II("optimization.lr"))
 
 
 @register_optimizer("fused_adamw", dataclass=FusedAdamWConfig)
@@ -63,7 +62,7 @@ class FusedAdamW(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """What overrides the settings in a checkpoint; the weight decay of a group is set in :meth:`load_state_dict`."""
+        """What overrides the settings in a checkpoint; :meth:`load_state_dict` sets the weight decay of each group."""
         lr = self.cfg.lr
         return {
             "lr": lr if isinstance(lr, float) else lr[0],
@@ -102,7 +101,8 @@ def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[s
     Raises:
         ValueError: no parameter is a matrix, since ``--fp16`` has joined all into one vector.
     """
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for parameter in params:
         is_embedding = getattr(parameter, GROUP_ATTRIBUTE, None) == EMBEDDINGS
         (others if parameter.dim() < 2 or is_embedding else matrices).append(parameter)

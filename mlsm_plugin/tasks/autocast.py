@@ -48,7 +48,7 @@ class AutocastSteps:
     cfg: AutocastConfig
 
     def __init__(self, cfg: AutocastConfig, *arguments: Any, **named: Any) -> None:
-        super().__init__(cfg, *arguments, **named)
+        super().__init__(cfg, *arguments, **named)  # type: ignore[call-arg]
         self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
         if str(cfg.autocast) == "bf16" and self._others:
             raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")

@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from fairseq import options
 
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.auxiliary.pretraining import (
     KEPT_PERCENTAGES,
+    _optimizer,
+    _restored,
     _without_restart,
     default_flags,
     pretrain,
     updates_of,
 )
+from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of
 from tests.tiny_models import TinyData
 
 
-def parsed(given: list[str], max_update: int = 1000) -> object:
+def parsed(given: list[str], max_update: int = 1000, arch: str = "mlsm_roberta_tiny", **how: str) -> Any:
     """What fairseq makes of the flags."""
-    words = ["data", *default_flags(max_update, "mlsm_roberta_tiny", given), *given]
+    words = ["data", *default_flags(max_update, arch, given, **how), *given]
     return options.parse_args_and_arch(options.get_training_parser(), words)
 
 
 def test_default_flags_are_one_schedule_over_all_updates() -> None:
     args = parsed([])
-    assert (args.task, args.criterion, args.arch) == ("masked_lm", "masked_lm", "mlsm_roberta_tiny")
-    assert (args.optimizer, args.lr_scheduler) == ("adam", "polynomial_decay")
+    assert (args.task, args.criterion, args.arch) == ("plain_masked_lm", "masked_lm", "mlsm_roberta_tiny")
+    assert (args.optimizer, args.lr_scheduler, args.autocast) == ("fused_adamw", "polynomial_decay", "auto")
     assert (args.warmup_updates, float(args.total_num_update)) == (60, 1000)
     assert (args.sample_break_mode, args.tokens_per_sample) == ("complete", 512)
     assert parsed([], max_update=3).warmup_updates == 1
+
+
+def test_todays_encoder_has_no_dropout_and_a_higher_rate() -> None:
+    old, new = parsed([]), parsed([], arch="mlsm_modern_tiny")
+    assert (old.dropout, old.attention_dropout, old.lr) == (0.1, 0.1, [5e-4])
+    assert (new.dropout, new.attention_dropout, new.lr) == (0.0, 0.0, [1e-3])
 
 
 def test_given_flags_override_the_defaults_and_other_optimizers_and_schedules_replace_them() -> None:
@@ -49,6 +60,37 @@ def test_own_checkpoint_comes_before_the_one_to_restore(tmp_path: Path) -> None:
     last.touch()
     assert _without_restart(flags, last) == ["--fp16", "--lr", "1"]
     assert _without_restart(["--fp16", "--reset-optimizer"], last) == ["--fp16", "--reset-optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "flags", "expected"),
+    [
+        (None, [], "fused_adamw"),
+        ("FairseqAdam", [], "adam"),  # a run of version 0.1
+        ("FairseqAdam", ["--reset-optimizer"], "fused_adamw"),
+        ("FusedAdamW", [], "fused_adamw"),
+        (None, ["--memory-efficient-fp16"], "adam"),
+    ],
+)
+def test_optimizer_is_one_that_can_continue_the_run(
+    tiny: TinyData, tmp_path: Path, saved: str | None, flags: list[str], expected: str
+) -> None:
+    source = None
+    if saved:
+        source = tmp_path / "model.pt"
+        state = torch.load(tiny.model)
+        state["optimizer_history"][-1]["optimizer_name"] = saved
+        torch.save(state, source)
+    assert _optimizer(source, flags) == expected
+    assert parsed([], optimizer=expected).optimizer == expected
+
+
+def test_checkpoint_to_restore_decides_the_architecture(tiny: TinyData, tmp_path: Path) -> None:
+    assert _restored(["--lr", "1"]) is None
+    assert _restored(["--restore-file"]) is None
+    assert _restored(["--restore-file", str(tmp_path / "absent.pt")]) is None
+    assert _restored(["--restore-file", str(tiny.model), "--lr", "1"]) == tiny.model
+    assert architecture_of(tiny.model) == "mlsm_roberta_tiny"
 
 
 def with_updates(tiny: TinyData, path: Path, updates: int) -> Path:

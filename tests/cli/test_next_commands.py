@@ -41,7 +41,7 @@ def test_training_command_is_one_of_mlsm_on_the_blocks_of_the_codes() -> None:
     assert (args.task, args.criterion, args.arch) == (
         "masked_latent_semantic",
         "latent_semantic_kl",
-        "mlsm_roberta_small",
+        "mlsm_modern_small",
     )
     assert (args.sample_break_mode, args.mlm_weight, args.user_dir) == ("complete", 1, str(PLUGIN))
     assert args.max_update == int(args.total_num_update) == 100_000

@@ -1,11 +1,56 @@
-"""The device on which models run by default."""
+"""The device on which models run by default, and whether it is fast in bfloat16."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 import torch
 
-from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.hidden_states import devices
+from mlsm_plugin.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
 
 
 def test_the_device_that_is_asked_for_or_the_gpu_if_there_is_one() -> None:
     assert default_device("meta") == default_device(torch.device("meta")) == torch.device("meta")
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert default_device().type == default_device(None).type == default_device("").type == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor : 0\nflags : fpu avx512_bf16 amx_bf16 amx_tile\n", ("amx_bf16", "avx512_bf16")),
+        ("flags : fpu avx512_bf16\n", ("avx512_bf16",)),
+        ("flags : fpu avx512f avx512_bf16x\n", ()),
+        ("Features : fp asimd\n", ()),
+        (None, ()),
+    ],
+)
+def test_processor_says_what_it_is_fast_in(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, expected: tuple[str, ...]
+) -> None:
+    def read_text(path: Path, encoding: str) -> str:
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(
+        devices, "Path", lambda name: type("Fake", (), {"read_text": lambda _, **how: read_text(Path(name), **how)})()
+    )
+    bf16_instructions.cache_clear()
+    try:
+        assert bf16_instructions() == expected
+        assert has_fast_bf16(torch.device("cpu")) == bool(expected)
+        assert not has_fast_bf16(torch.device("meta"))
+    finally:
+        monkeypatch.undo()
+        bf16_instructions.cache_clear()
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_gpus_are_fast_in_it_from_ampere_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fast: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert has_fast_bf16(torch.device("cuda")) == fast
