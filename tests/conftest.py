@@ -31,6 +31,7 @@ TINY_TRAINING = (
 
 # the criterion of a task, where it is not of the same name
 CRITERIONS = {
+    "plain_masked_lm": "masked_lm",
     "masked_latent_semantic": "latent_semantic_kl",
     "taco": "token_contrastive",
     "nonparametric_masked_lm": "span_contrastive",

@@ -9,6 +9,8 @@ import torch
 
 # instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
+# where Linux lists what the processors can do
+PROCESSORS = Path("/proc/cpuinfo")
 
 
 def default_device(device: str | torch.device | None = None) -> torch.device:
@@ -27,7 +29,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 def bf16_instructions() -> tuple[str, ...]:
     """Those of :data:`BF16_INSTRUCTIONS` that this CPU has; empty where Linux does not say."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = PROCESSORS.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ()
     flags = next((line.split() for line in lines if line.startswith("flags")), [])

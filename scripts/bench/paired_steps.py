@@ -121,12 +121,13 @@ def _synchronize() -> None:
 def configuration(data_bin: Path, args: argparse.Namespace, arch: str, flags: tuple[str, ...]) -> Any:
     """The configuration that ``fairseq-train`` makes from a command line."""
     command = [
-        *(str(data_bin), "--arch", arch, *flags),
+        *(str(data_bin), "--arch", arch),
         *("--sample-break-mode", "none", "--tokens-per-sample", str(args.block), "--batch-size", str(args.batch_size)),
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"),
         *("--lr", "5e-4", "--clip-norm", "1.0", "--dropout", "0.1", "--attention-dropout", "0.1"),
         *("--seed", str(args.seed), "--no-save", "--save-dir", str(data_bin)),
         *(("--cpu",) if args.device == "cpu" else ()),
+        *flags,  # the last one counts
     ]
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
 

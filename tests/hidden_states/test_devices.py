@@ -28,16 +28,12 @@ def test_the_device_that_is_asked_for_or_the_gpu_if_there_is_one() -> None:
     ],
 )
 def test_processor_says_what_it_is_fast_in(
-    monkeypatch: pytest.MonkeyPatch, text: str | None, expected: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: tuple[str, ...]
 ) -> None:
-    def read_text(path: Path, encoding: str) -> str:
-        if text is None:
-            raise FileNotFoundError(path)
-        return text
-
-    monkeypatch.setattr(
-        devices, "Path", lambda name: type("Fake", (), {"read_text": lambda _, **how: read_text(Path(name), **how)})()
-    )
+    file = tmp_path / "cpuinfo"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(devices, "PROCESSORS", file)
     bf16_instructions.cache_clear()
     try:
         assert bf16_instructions() == expected

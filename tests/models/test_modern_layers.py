@@ -51,7 +51,9 @@ def oracle(model: ModernTransformer, sentence: list[int]) -> list[list[list[floa
     def norm(vector: list[float], scale: list[float]) -> list[float]:
         mean = sum(vector) / len(vector)
         variance = sum((value - mean) ** 2 for value in vector) / len(vector)
-        return [(value - mean) / math.sqrt(variance + 1e-5) * factor for value, factor in zip(vector, scale)]
+        return [
+            (value - mean) / math.sqrt(variance + 1e-5) * factor for value, factor in zip(vector, scale, strict=True)
+        ]
 
     def product(matrix: list[list[float]], vector: list[float]) -> list[float]:
         return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
@@ -81,7 +83,8 @@ def oracle(model: ModernTransformer, sentence: list[int]) -> list[list[list[floa
             queries, keys = ([rotated(v, place, theta) for place, v in enumerate(part)] for part in parts[:2])
             for i, query in enumerate(queries):
                 seen = [j for j in range(len(sentence)) if not local or abs(i - j) <= size.window // 2]
-                scores = [math.exp(sum(map(math.prod, zip(query, keys[j]))) / math.sqrt(head_dim)) for j in seen]
+                products = [sum(a * b for a, b in zip(query, keys[j], strict=True)) for j in seen]
+                scores = [math.exp(product / math.sqrt(head_dim)) for product in products]
                 for score, j in zip(scores, seen, strict=True):
                     for d in range(head_dim):
                         attended[i][head * head_dim + d] += score / sum(scores) * parts[2][j][d]

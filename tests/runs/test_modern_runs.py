@@ -1,4 +1,4 @@
-"""The modern encoder through all objectives and all that comes before and after, in bfloat16 with the fused optimizer."""
+"""The modern encoder through all objectives and what comes before and after, in bfloat16, with the fused optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from mlsm_plugin import hub
 from mlsm_plugin.evaluation.minimal_pairs import pseudo_log_likelihoods
-from tests.conftest import PLUGIN, Pipeline, fairseq_train, logged, mlsm
+from tests.conftest import TINY_MODEL, Pipeline, fairseq_train, logged, mlsm
 from tests.runs.training_runs import (
     Run,
     assert_same_updates,
@@ -112,20 +112,7 @@ def test_trained_model_fills_masks_names_properties_and_scores_sentences(runs: d
 def test_trained_model_is_fine_tuned_and_classifies_from_the_hub(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "tests.runs.training_runs.TINY_MODEL",
-        MODERN[:2]
-        + (
-            "--encoder-layers",
-            "2",
-            "--encoder-embed-dim",
-            "32",
-            "--encoder-ffn-embed-dim",
-            "64",
-            "--encoder-attention-heads",
-            "2",
-        ),
-    )
+    monkeypatch.setattr("tests.runs.training_runs.TINY_MODEL", (*TINY_MODEL, *MODERN[:2]))
     output, classifier = fine_tuned(model_of(runs, "mlsm") / "checkpoint_last.pt", pipeline, tmp_path)
     assert output.count("the checkpoint's latent head is not used by this task and is left out") == 1
     assert classifier.num_atoms == 0
@@ -151,6 +138,6 @@ def test_npm_starts_from_a_masked_lm(runs: dict[str, Future[Run]], pipeline: Pip
     start = ("--finetune-from-model", model_of(runs, "plain") / "checkpoint_last.pt")
     run = fairseq_train(
         pipeline.data_bin, tmp_path / "npm", *NPM, *MODERN, *start, "--max-update", 1, "--no-save",
-        task="nonparametric_masked_lm", user_dir=PLUGIN,
+        task="nonparametric_masked_lm",
     )  # fmt: skip
     assert "2 symbols are new, and start as copies of <mask>" in text_of(run)

@@ -95,7 +95,7 @@ def test_losses_of_all_tasks_are_in_float32_and_near_those_without(tiny: TinyDat
         task = tasks.setup_task(cfg.task)
         model, criterion = seeded_model(cfg, task), task.build_criterion(cfg.criterion)
         sample = batches(cfg, task=task)[0]
-        loss, _, log = task.train_step(sample, model, criterion, KeepsGradients(), 0)
+        loss, _, _ = task.train_step(sample, model, criterion, KeepsGradients(), 0)
         assert loss.dtype == torch.float32
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

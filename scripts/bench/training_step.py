@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""How fast encoders train: tokens a second, compared with fairseq's ``masked_lm`` on its RoBERTa.
+
+    python scripts/bench/training_step.py --layers 4 --width 256 [--batch-size 32 --block 128] [--device cpu]
+
+All trainings have encoders of the same number of layers and width, and run side by side in one process, on the same
+batches with the same masks; every step goes through fairseq's own ``Trainer``:
+
+- ``stock``: fairseq's task and criterion ``masked_lm``, its RoBERTa and its Adam, in float32 (on a GPU: ``--fp16``);
+- ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
+- ``modern float32``, ``modern bf16``: the same on ``mlsm_modern``;
+- ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``.
+
+A step is timed from the collation of its batch, without worker processes, to the end of the optimizer's update. In
+every round each training takes one step, and the order rotates; a ratio is the median over the rounds of ratios within
+a round, so that a noisy machine disturbs all alike. Text and codes are synthetic: Zipf-distributed pieces.
+
+``--memory`` also trains each alone in a process of its own, and prints its peak memory. ``--loaders`` also times the
+data loading alone, one process, of MLSM, TACO, span denoising and NPM, in tokens a second relative to the fastest step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.tasks import setup_task
+from mlsm_step import MLSM_FLAGS, write_codes  # in this folder
+from paired_steps import (
+    STOCK_FLAGS,
+    Training,
+    add_general_options,
+    build_training,
+    check_general_options,
+    configuration,
+    machine_state,
+    run_rounds,
+    set_up_process,
+    versions,
+    write_text,
+)
+
+PLAIN_FLAGS = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
+TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
+NO_DROPOUT = ("--dropout", "0", "--attention-dropout", "0")
+FUSED = ("--optimizer", "fused_adamw")
+FLOAT32, BF16 = ("--autocast", "off"), ("--autocast", "bf16")
+# tokens a second of data loading to that of the fastest step
+LOADER_TARGETS = {"mlsm": 10.0, "taco": 10.0, "span_denoising": 10.0, "npm": 3.0}
+LOADER_FLAGS = {
+    "mlsm": MLSM_FLAGS,
+    "taco": TACO_FLAGS,
+    "span_denoising": ("--task", "span_denoising", "--criterion", "cross_entropy"),
+    "npm": ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive"),
+}
+
+
+def recipes(args: argparse.Namespace) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Architecture and flags of each training."""
+    size = ("--encoder-layers", str(args.layers), "--encoder-embed-dim", str(args.width))
+    size += ("--encoder-attention-heads", str(args.width // 64))
+    old = (*size, "--encoder-ffn-embed-dim", str(4 * args.width))
+    modern = (*size, *FUSED, *NO_DROPOUT)
+    half = ("--fp16",) if args.device == "cuda" else ()
+    found = {
+        "stock": ("roberta_base", (*STOCK_FLAGS, *old, *half)),
+        "roberta float32": ("mlsm_roberta", (*PLAIN_FLAGS, *old, *FUSED, *FLOAT32)),
+        "roberta bf16": ("mlsm_roberta", (*PLAIN_FLAGS, *old, *FUSED, *BF16)),
+        "modern float32": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *FLOAT32)),
+        "modern bf16": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16)),
+        "mlsm": ("mlsm_modern", (*MLSM_FLAGS, *modern, *BF16)),
+        "mlsm + mlm": ("mlsm_modern", (*MLSM_FLAGS, "--mlm-weight", "1", *modern, *BF16)),
+        "taco": ("mlsm_modern", (*TACO_FLAGS, *modern, *BF16)),
+    }
+    return {name: recipe for name, recipe in found.items() if name in ("stock", *args.only)}
+
+
+def table(trainings: list[Training], args: argparse.Namespace) -> str:
+    """Tokens a second of each training, to ``stock`` and to ``modern bf16``."""
+    tokens = args.batch_size * args.block
+    by_name = {training.name: training for training in trainings}
+    width = 2 + max(map(len, by_name))
+    lines = [
+        f"{'':<{width}}{'tokens/s':>10}{'step ms':>9}{'data ms':>9}{'to stock':>10}{'quartiles':>14}"
+        f"{'step to modern bf16':>21}"
+    ]
+    for training in trainings:
+        speed = 1 / training.ratios(by_name["stock"])[0]
+        low, ratio, high = np.percentile(speed, [25, 50, 75])
+        step, data = np.median(training.seconds), np.median(training.data)
+        line = f"{training.name:<{width}}{tokens / step:>10,.0f}{1e3 * step:>9.1f}{1e3 * data:>9.1f}{ratio:>10.2f}"
+        line += f"{f'{low:.2f}-{high:.2f}':>14}"
+        if "modern bf16" in by_name:
+            line += f"{np.median(training.ratios(by_name['modern bf16'])[0]):>21.2f}"
+        if args.peak_tflops:
+            line += f"  {flops_of_token(training, args) * tokens / step / args.peak_tflops / 1e12:.1%} of the peak"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def flops_of_token(training: Training, args: argparse.Namespace) -> float:
+    """Operations of forward and backward pass for a token: 6 for each weight of a matrix in the layers, and attention.
+
+    The head, which only masked tokens pass, counts with their share of 15 %.
+    """
+    encoder = training.trainer.get_model().encoder
+    layers = sum(p.numel() for p in encoder.sentence_encoder.layers.parameters() if p.dim() == 2)
+    attention = 12 * args.layers * args.width * args.block
+    head = 6 * 0.15 * (encoder.sentence_encoder.embed_tokens.weight.numel() + args.width**2)
+    return 6 * layers + attention + head
+
+
+def peak_memory(name: str, data_bin: Path, args: argparse.Namespace) -> float:
+    """Peak memory in GB of a few steps in this process; on a GPU that of its tensors."""
+    set_up_process(args)
+    arch, flags = recipes(args)[name]
+    training = build_training(name, data_bin, args, arch, flags)
+    for step in range(3):
+        training.step(np.arange(args.batch_size) + step * args.batch_size, counted_round=-1)
+    if args.device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+def memory_report(data_bin: Path, args: argparse.Namespace) -> str:
+    """Peak memory of each training, each in a process of its own."""
+    context, peaks = multiprocessing.get_context("spawn"), {}
+    for name in recipes(args):
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            peaks[name] = pool.submit(peak_memory, name, data_bin, args).result()
+    shown = (f"{name} {peak:.2f} ({peak / peaks['stock']:.2f})" for name, peak in peaks.items())
+    return f"peak memory in GB, and to stock: {', '.join(shown)}"
+
+
+def loader_report(data_bin: Path, args: argparse.Namespace, fastest: float) -> str:
+    """Tokens a second of data loading alone, relative to the step with ``fastest`` tokens a second."""
+    lines = []
+    for name, flags in LOADER_FLAGS.items():
+        arch = "denoising_small" if name == "span_denoising" else "mlsm_modern_tiny"
+        groups = ("--group-size", "16", "--batch-size", str(max(1, args.batch_size // 16))) if name == "npm" else ()
+        cfg = configuration(data_bin, args, arch, (*flags, *groups))
+        task = setup_task(cfg.task)
+        task.load_dataset("train")
+        batches = task.get_batch_iterator(
+            task.dataset("train"), max_sentences=cfg.dataset.batch_size, max_positions=10**9, seed=args.seed
+        ).next_epoch_itr(shuffle=True)
+        tokens, begin = 0, time.perf_counter()
+        for number, sample in enumerate(batches):
+            if number == 0:  # opens files, compiles
+                begin = time.perf_counter()
+                continue
+            tokens += sample["ntokens"]
+            if number >= 1 + args.rounds:
+                break
+        speed = tokens / (time.perf_counter() - begin)
+        target = LOADER_TARGETS[name]
+        met = "met" if speed >= target * fastest else "missed"
+        lines.append(
+            f"loading {name}: {speed:,.0f} tokens/s, {speed / fastest:.1f} times the step, >= {target:g} {met}"
+        )
+    return "\n".join(lines)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4, help="layers of all encoders (default: 4)")
+    parser.add_argument("--width", type=int, default=256, help="width of all encoders, a multiple of 64 (default: 256)")
+    parser.add_argument("--atoms", type=int, default=3000, help="atoms of the dictionary (default: 3000)")
+    parser.add_argument("--nonzeros", type=float, default=42.0, help="mean non-zeros of a code (default: 42)")
+    parser.add_argument("--memory", action="store_true", help="also measure the peak memory of each")
+    parser.add_argument("--loaders", action="store_true", help="also measure the data loading alone")
+    parser.add_argument("--peak-tflops", type=float, help="bf16 peak of the chip, to print the share of it")
+    names = ["roberta float32", "roberta bf16", "modern float32", "modern bf16", "mlsm", "mlsm + mlm", "taco"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="compare only these with stock")
+    add_general_options(parser, block=128)
+    parser.set_defaults(batch_size=32, vocab=8000)
+    args = parser.parse_args()
+    check_general_options(parser, args, "layers", "width", "atoms", "nonzeros")
+    if args.width % 64:
+        parser.error(f"--width must be a multiple of 64, got {args.width}")
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+    set_up_process(args)
+    rng = np.random.default_rng(args.seed)
+    with tempfile.TemporaryDirectory(prefix="training_step.") as folder:
+        prefix = Path(folder) / "train"
+        write_codes(prefix, write_text(prefix, args, rng), args, rng)
+        trainings = [
+            build_training(name, prefix.parent, args, arch, flags) for name, (arch, flags) in recipes(args).items()
+        ]
+        run_rounds(trainings, args, rng)
+        print(
+            f"{args.layers} x {args.width}, {args.batch_size} x {args.block} tokens a step, {args.vocab} pieces, ",
+            end="",
+        )
+        print(f"{args.rounds} rounds after {args.warmup}; {versions(args)}")
+        print(table(trainings, args))
+        print(machine_state(), flush=True)
+        fastest = max(args.batch_size * args.block / float(np.median(training.seconds)) for training in trainings)
+        del trainings
+        if args.memory:
+            print(memory_report(prefix.parent, args), flush=True)
+        if args.loaders:
+            print(loader_report(prefix.parent, args, fastest))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
