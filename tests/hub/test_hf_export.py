@@ -48,8 +48,7 @@ def test_stock_classes_compute_what_fairseq_computes(pipeline: Pipeline, exporte
             torch.testing.assert_close(row[mask.bool()], own, rtol=0, atol=1e-4)
     filled = FillMaskPipeline(theirs, tokenizer, top_k=3)("The <mask> is bound.")
     expected = ours.fill_mask("The <mask> is bound.", topk=3)
-    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id)  # which fairseq leaves out
-    scores = [found["score"] for found in filled if found["token"] not in ends]
+    scores = [found["score"] for found in filled][: len(expected)]  # fairseq gives fewer if </s> is among them
     assert scores == pytest.approx([score for _, score, _ in expected], rel=1e-4)
     for line in ODD_LINES:
         assert tokenizer(line)["input_ids"] == ours._encode_with_masks(line).tolist()
