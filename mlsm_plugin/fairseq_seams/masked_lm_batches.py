@@ -38,8 +38,13 @@ def replace_masks(batches: Any, inputs: Any, targets: Any, *, pad: int) -> None:
 
 
 def add_to_batches(batches: Any, key: str, dataset: Any) -> None:
-    """Let each batch also hold what ``dataset`` collates, as ``key``; ``net_input.name`` is handed to the model."""
+    """Let each batch also hold what ``dataset`` collates, as ``key``."""
     _entries(batches)[key] = dataset
+
+
+def tell_model(batches: Any, name: str, dataset: Any) -> None:
+    """Hand what ``dataset`` collates to the model, as its argument ``name``."""
+    _entries(batches)[f"net_input.{name}"] = dataset
 
 
 def _entries(batches: Any) -> dict[str, Any]:

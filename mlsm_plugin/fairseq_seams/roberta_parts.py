@@ -58,6 +58,21 @@ def keep_first_layers(encoder: Any, number: int) -> Any:
     return encoder
 
 
+def encoder_output(final: Tensor, states: list[Tensor]) -> dict[str, Any]:
+    """What a sentence encoder returns, in the form of fairseq's ``TransformerEncoder``.
+
+    Args:
+        final: ``(B, T, dim)``, the final hidden states.
+        states: the embeddings and the output of each layer, ``(B, T, dim)``; empty if nobody asked for them.
+    """
+    return {"encoder_out": [final.transpose(0, 1)], "encoder_states": [state.transpose(0, 1) for state in states]}
+
+
+def hidden_states_in(output: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+    """The final hidden states ``(B, T, dim)`` in an output, and all others as fairseq gives them, ``(T, B, dim)``."""
+    return output["encoder_out"][0].transpose(0, 1), output["encoder_states"]
+
+
 def last_hidden_states(encoder: Any, tokens: Tensor) -> Tensor:
     """What the last layer of a sentence encoder gives, of one without layers the embeddings.
 
@@ -69,7 +84,7 @@ def last_hidden_states(encoder: Any, tokens: Tensor) -> Tensor:
     """
     if num_layers(encoder) == 0:  # fairseq 0.12.2 cannot run an encoder without layers
         return encoder.forward_embedding(tokens)[0]
-    return encoder(tokens)["encoder_out"][0].transpose(0, 1)
+    return hidden_states_in(encoder(tokens))[0]
 
 
 @contextmanager

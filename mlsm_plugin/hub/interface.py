@@ -15,6 +15,7 @@ from mlsm_plugin.fairseq_seams.roberta_hub import RobertaHub
 from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
 from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 from mlsm_plugin.tokenization.masked_text import MASK, encode_masked_text
+from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,11 @@ class MlsmHubInterface(RobertaHub):
     def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
         """The most likely tokens for the one ``<mask>`` of a text, each as (filled text, probability, token).
 
+        Special symbols are left out. A token of SentencePiece that begins a word begins with a space, as in fairseq.
+
         Raises:
             AssertionError: the text has no mask, or several masks.
         """
-        if not isinstance(self.bpe, HuggingFaceBPE):
-            found: list[tuple[str, float, str]] = super().fill_mask(masked_input, topk)
-            return found
         assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
         tokens, dictionary = self._encode_with_masks(masked_input), self.task.source_dictionary
         place = int((tokens == self.task.mask_idx).nonzero())
@@ -99,12 +99,16 @@ class MlsmHubInterface(RobertaHub):
             logits = self.model(tokens[None].to(self.device))[0][0, place].float()
         probabilities = logits.softmax(dim=0)
         probabilities[[*range(dictionary.nspecial), self.task.mask_idx]] = 0
+        before, after = masked_input.split(MASK)
         filled = []
         for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):
-            token = self.bpe.decode(dictionary[index])
-            before, after = masked_input.split(MASK)
-            before = before if self.bpe.is_beginning_of_word(dictionary[index]) else before.rstrip()
-            filled.append((before + token + after, probability, token))
+            symbol = dictionary[index]
+            token, start = self.bpe.decode(symbol), before.rstrip()
+            if symbol.startswith(SENTENCEPIECE_BEGIN):
+                token = " " + token
+            elif isinstance(self.bpe, HuggingFaceBPE) and self.bpe.is_beginning_of_word(symbol):
+                start = before
+            filled.append((start + token + after, probability, token))
         return filled
 
     def fill_phrase(self, text: str, datastore: Any, k: int = 5, **settings: Any) -> list[Any]:

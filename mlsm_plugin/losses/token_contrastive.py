@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.losses.token_pairs import NONE
 
-# Entries of the keys that are gathered at once: few enough to stay in a CPU's cache. A GPU needs more work at a time,
-# and gets the keys in about GPU_CHUNKS parts.
-CHUNK_ENTRIES = 1 << 20
-GPU_CHUNKS = 32
 # Vectors shorter than this count as zero, as their gradient would not be finite.
 SHORTEST = 1e-8
 
@@ -98,8 +95,20 @@ def _norms(vectors: Tensor) -> Tensor:
     return norms.masked_fill(norms < SHORTEST, torch.inf)
 
 
+def _cosines(anchor: Tensor, keys: Tensor, candidates: Tensor) -> Tensor:
+    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``.
+
+    They are the derivatives of weighted sums of the keys by the weights, which torch computes without gathering the
+    keys in memory.
+    """
+    with torch.enable_grad():
+        weights = keys.new_zeros(candidates.shape, requires_grad=True)
+        sums = F.embedding_bag(candidates, keys, per_sample_weights=weights, mode="sum")
+        return torch.autograd.grad(sums, weights, anchor)[0]
+
+
 class _InfoNce(torch.autograd.Function):
-    """Computes the gradient in the forward pass, a few anchors at a time, so that no (n, K, d) tensor is kept."""
+    """Computes the gradient in the forward pass; no (n, K, d) tensor is ever made."""
 
     @staticmethod
     def forward(
@@ -114,35 +123,27 @@ class _InfoNce(torch.autograd.Function):
         own = unit_rows(semantics)
         keys = own if keys is None else keys
         gradient = torch.zeros_like(own) if ctx.needs_input_grad[0] else None
-        sums = own.new_zeros(4, dtype=torch.float64)
-        rows = max(1, CHUNK_ENTRIES // max(1, candidates.size(1) * own.size(1)))
-        if own.device.type != "cpu":
-            rows = max(rows, len(chosen) // GPU_CHUNKS)
-        for part, others in zip(chosen.split(rows), candidates.split(rows), strict=True):
-            anchor = own[part]  # (r, d)
-            key = keys[others]  # (r, 1 + K, d)
-            cosine = torch.bmm(key, anchor[:, :, None]).squeeze(2)  # (r, 1 + K)
-            logits = (cosine - cosine[:, :1]) / temperature
-            normalizer = logits.logsumexp(dim=1)  # equals the loss, as the positive's logit is 0
-            sums += torch.stack(
-                [
-                    normalizer.sum(),
-                    (cosine[:, 0] > cosine[:, 1:].amax(dim=1)).sum(),
-                    cosine[:, 0].sum(),
-                    cosine[:, 1:].mean(dim=1).sum(),
-                ]
-            )
-            if gradient is not None:
-                probability = (logits - normalizer[:, None]).exp()
-                probability[:, 0] -= 1
-                pull = torch.bmm(probability[:, None], key).squeeze(1) / temperature  # gradient of the unit vector
-                pull -= (pull * anchor).sum(dim=1, keepdim=True) * anchor
-                gradient[part] = pull
+        anchor = own[chosen]  # (a, d)
+        cosine = _cosines(anchor, keys, candidates)  # (a, 1 + K)
+        logits = (cosine - cosine[:, :1]) / temperature
+        normalizer = logits.logsumexp(dim=1)  # equals the loss, as the positive's logit is 0
+        sums = (
+            normalizer.double().sum(),
+            (cosine[:, 0] > cosine[:, 1:].amax(dim=1)).double().sum(),
+            cosine[:, 0].double().sum(),
+            cosine[:, 1:].mean(dim=1).double().sum(),
+        )
+        if gradient is not None:
+            probability = (logits - normalizer[:, None]).exp()
+            probability[:, 0] -= 1
+            # gradient of the unit vectors
+            pull = F.embedding_bag(candidates, keys, per_sample_weights=probability, mode="sum") / temperature
+            gradient[chosen] = pull - (pull * anchor).sum(dim=1, keepdim=True) * anchor
         if gradient is not None:
             gradient /= _norms(semantics.detach().to(gradient.dtype))  # 0 for vectors that count as zero
             ctx.save_for_backward(gradient)
         ctx.dtype = semantics.dtype
-        terms = sums.to(own.dtype).unbind()
+        terms = tuple(term.to(own.dtype) for term in sums)
         ctx.mark_non_differentiable(*terms[1:])
         return terms
 

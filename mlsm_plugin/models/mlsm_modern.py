@@ -14,7 +14,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.roberta_parts import sentence_encoder
+from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, sentence_encoder
 from mlsm_plugin.models.latent_semantic_model import LatentSemanticEncoder, LatentSemanticHead, LatentSemanticModel
 from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
 
@@ -47,8 +47,8 @@ class ModernEncoder(LatentSemanticEncoder):
     ) -> tuple[Tensor, dict[str, Any]]:
         """The final hidden states ``(B, T, dim)``; arguments are those of :meth:`ModernTransformer.forward`."""
         found = self.sentence_encoder(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
-        features = found["encoder_out"][0].transpose(0, 1)
-        return features, {"inner_states": found["encoder_states"] if return_all_hiddens else None}
+        features, states = hidden_states_in(found)
+        return features, {"inner_states": states if return_all_hiddens else None}
 
 
 @register_model("mlsm_modern")

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlsm_plugin.fairseq_seams.roberta_parts import encoder_output
+
 # On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
 # (docs/speed.md); the fused kernel takes less memory.
 LONGEST_UNFUSED = 512
@@ -219,23 +221,23 @@ class ModernTransformer(nn.Module):
             has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
 
         Returns:
-            ``encoder_out``: a list of the final hidden states, ``(T, B, dim)``; and ``encoder_states``: of the hidden
-            states 0 to the number of layers, each ``(T, B, dim)``, without the final norm.
+            the final hidden states, and if asked for hidden states 0 to the number of layers, without the final norm;
+            see :func:`~mlsm_plugin.fairseq_seams.roberta_parts.encoder_output`.
         """
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:
             has_padding = bool(padding.any())
         hidden = self.forward_embedding(src_tokens)[0]
-        states = [hidden.transpose(0, 1)]
+        states = [hidden]
         masks = self._masks(hidden, padding if has_padding else None)
         angles = self._angles(hidden)
         for layer in self.layers:
             hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local])
             if return_all_hiddens:
-                states.append(hidden.transpose(0, 1))
+                states.append(hidden)
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)
-        return {"encoder_out": [hidden.transpose(0, 1)], "encoder_states": states if return_all_hiddens else []}
+        return encoder_output(hidden, states if return_all_hiddens else [])
 
     def _angles(self, hidden: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
         """The rotary angles of global (False) and local (True) layers."""

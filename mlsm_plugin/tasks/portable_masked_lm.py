@@ -10,7 +10,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig
 
 from mlsm_plugin.data.batch_padding_dataset import BatchPaddingDataset
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split, split_path, training_samples
-from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets
+from mlsm_plugin.fairseq_seams.masked_lm_batches import masked_targets, tell_model
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.files.tokenizer_files import bpe_options
 from mlsm_plugin.tasks.autocast import AutocastSteps
@@ -44,7 +44,7 @@ class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
         """Load the samples of ``masked_lm``; the model is told which batches have padding."""
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split]
-        add_to_batches(batches, "net_input.has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
+        tell_model(batches, "has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
 
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""

@@ -42,7 +42,7 @@ STOCK_FLAGS = ("--task", "masked_lm", "--criterion", "masked_lm")
 
 def write_text(prefix: Path, args: argparse.Namespace, rng: np.random.Generator) -> np.ndarray:
     """Write ``dict.txt`` and a binarized split of sentences of Zipf-distributed pieces; returns its ids."""
-    pieces = "".join(f"piece{rank} 1\n" for rank in range(args.vocab))
+    pieces = "".join(f"▁piece{rank} 1\n" for rank in range(args.vocab))
     (prefix.parent / "dict.txt").write_text(pieces, encoding="utf-8")
     frequency = 1.0 / (np.arange(args.vocab) + 2.7)  # Zipf-Mandelbrot
     ids = SPECIAL_SYMBOLS + rng.choice(args.vocab, size=args.tokens, p=frequency / frequency.sum())

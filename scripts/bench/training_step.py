@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import sys
 import tempfile
 import time
@@ -119,7 +118,7 @@ def flops_of_token(training: Training, args: argparse.Namespace) -> float:
 
 
 def peak_memory(name: str, data_bin: Path, args: argparse.Namespace) -> float:
-    """Peak memory in GB of a few steps in this process; on a GPU that of its tensors."""
+    """Peak memory in GB of a few steps in this process (Linux only); on a GPU that of its tensors."""
     set_up_process(args)
     arch, flags = recipes(args)[name]
     training = build_training(name, data_bin, args, arch, flags)
@@ -127,7 +126,8 @@ def peak_memory(name: str, data_bin: Path, args: argparse.Namespace) -> float:
         training.step(np.arange(args.batch_size) + step * args.batch_size, counted_round=-1)
     if args.device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024 / 1e9
 
 
 def memory_report(data_bin: Path, args: argparse.Namespace) -> str:

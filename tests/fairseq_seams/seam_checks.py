@@ -546,15 +546,6 @@ for _name in ("cfg", "task", "model", "bpe"):
 
 @seam(
     "roberta_hub",
-    "RobertaHubInterface.fill_mask(masked_input, topk)",
-    partial(instead, RobertaHubInterface, "fill_mask", lambda self, text: []),
-)
-def _fill_mask() -> None:
-    inspect.signature(RobertaHubInterface.fill_mask).bind("self", "a <mask> b", 5)
-
-
-@seam(
-    "roberta_hub",
     "SentencePredictionTask.label_dictionary",
     partial(without, SentencePredictionTask, "label_dictionary"),
 )

@@ -58,6 +58,34 @@ def test_fill_mask_gives_the_likeliest_tokens(model, topk):
         assert token in text
 
 
+def test_fill_mask_leaves_special_symbols_out_with_their_probabilities(model):
+    dictionary = model.task.source_dictionary
+    head = model.model.encoder.lm_head
+    before = head.bias.detach().clone()
+    try:
+        with torch.no_grad():
+            head.bias[dictionary.eos()] += 10.0
+        found = model.fill_mask("The value of the <mask> is a list.", topk=4)
+        tokens = model._encode_with_masks("The value of the <mask> is a list.")
+        place = int((tokens == model.task.mask_idx).nonzero())
+        with torch.no_grad():
+            probabilities = model.model(tokens[None])[0][0, place].softmax(dim=0)
+    finally:
+        head.bias.data.copy_(before)
+    assert len(found) == 4
+    for _, probability, token in found:
+        symbol = token.replace(" ", "▁")
+        assert probability == pytest.approx(float(probabilities[dictionary.index(symbol)]), rel=1e-5)
+    assert sum(probability for _, probability, _ in found) < 0.1  # </s> has the rest
+
+
+@pytest.mark.parametrize("text", ["<mask> is bound.", "A <mask>.", "(<mask>)", "A  <mask> b"])
+def test_fill_mask_puts_tokens_where_fairseq_does(model, text):
+    for filled, _, token in model.fill_mask(text, topk=20):
+        before, after = text.split("<mask>")
+        assert filled == (before.rstrip() if before.strip() else "") + token + after
+
+
 def test_latent_distribution_is_one(model):
     tokens = model.encode(TEXT)
     assert model.num_atoms == 48

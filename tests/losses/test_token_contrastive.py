@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlsm_plugin.losses import token_contrastive
 from mlsm_plugin.losses.token_contrastive import contrastive_terms, token_contrastive_loss
 from mlsm_plugin.losses.token_pairs import sample_pairs
 
@@ -177,28 +176,20 @@ def slow(semantics: Any, anchors: Any, positive: Any, negative: Any, problem: di
     return oracle(semantics, anchors, positive, negative, problem["temperature"])
 
 
-@pytest.mark.parametrize("chunk_entries", [1, 1 << 20])
-def test_loss_gradient_and_statistics_are_those_of_the_plain_formula(
-    chunk_entries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_contrastive, "CHUNK_ENTRIES", chunk_entries)
-
-    @settings(max_examples=40, deadline=None)
-    @given(problems())
-    def check(problem: dict[str, Any]) -> None:
-        expected, expected_gradient = loss_and_gradient(slow, problem, torch.float64)
-        exact, gradient = loss_and_gradient(ours, problem, torch.float64)
-        for name, value in expected.items():
-            torch.testing.assert_close(getattr(exact, name), value.detach(), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(gradient, torch.nan_to_num(expected_gradient), rtol=1e-8, atol=1e-8)
-        single, gradient = loss_and_gradient(ours, problem, torch.float32)
-        assert single.loss.dtype == torch.float32
-        assert float(single.loss.detach()) == pytest.approx(float(expected["loss"].detach()), rel=2e-4, abs=2e-4)
-        scale = 1e-3 * max(1.0, float(expected_gradient.nan_to_num().abs().max()))
-        torch.testing.assert_close(gradient.double(), expected_gradient.nan_to_num(), rtol=1e-3, atol=scale)
-        assert bool((gradient[~problem["anchors"]] == 0).all())
-
-    check()
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_loss_gradient_and_statistics_are_those_of_the_plain_formula(problem: dict[str, Any]) -> None:
+    expected, expected_gradient = loss_and_gradient(slow, problem, torch.float64)
+    exact, gradient = loss_and_gradient(ours, problem, torch.float64)
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(exact, name), value.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, torch.nan_to_num(expected_gradient), rtol=1e-8, atol=1e-8)
+    single, gradient = loss_and_gradient(ours, problem, torch.float32)
+    assert single.loss.dtype == torch.float32
+    assert float(single.loss.detach()) == pytest.approx(float(expected["loss"].detach()), rel=2e-4, abs=2e-4)
+    scale = 1e-3 * max(1.0, float(expected_gradient.nan_to_num().abs().max()))
+    torch.testing.assert_close(gradient.double(), expected_gradient.nan_to_num(), rtol=1e-3, atol=scale)
+    assert bool((gradient[~problem["anchors"]] == 0).all())
 
 
 def test_neighbours_that_agree_and_sequences_that_do_not_give_the_least_loss() -> None:
@@ -242,8 +233,7 @@ def test_vectors_of_any_length_give_finite_gradients_and_autocast_rounds_nothing
         assert torch.equal(loss, token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07))
 
 
-def test_no_tensor_of_all_keys_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_contrastive, "CHUNK_ENTRIES", 1 << 12)
+def test_no_tensor_of_all_keys_is_made() -> None:
     sizes: list[int] = []
 
     class Recorder(TorchDispatchMode):
