@@ -1,4 +1,4 @@
-# make demo    set up, then raw text to a trained MLSM model with a report (at most 8 minutes on 2 cores)
+# make demo    set up, then raw text to a trained MLSM model with a report (at most 6 minutes on 2 cores)
 # make test    set up, then lint, types and the tests of the fast lane (at most 5 minutes on 2 cores)
 # make test-all  the same, then the slow lane: everything else that needs no GPU
 # PYTHON=...   another interpreter; it gets its own environment, .venv-X.Y

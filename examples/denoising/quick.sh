@@ -19,7 +19,7 @@ fairseq-train "$output/data-bin" --user-dir "${USER_DIR:-mlsm_plugin}" --save-di
     --task span_denoising --criterion cross_entropy --tokens-per-sample 128 \
     --arch denoising_small --encoder-layers 3 --encoder-embed-dim 256 --encoder-attention-heads 4 --dropout 0 \
     --batch-size 32 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
-    --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates $((updates / 10)) --total-num-update "$updates" \
+    --autocast auto --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates $((updates / 10)) --total-num-update "$updates" \
     --max-update "$updates" --log-format simple --log-interval 50 --no-epoch-checkpoints \
     --save-interval-updates 500 --keep-interval-updates 1 "$@"
 

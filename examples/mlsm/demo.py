@@ -17,18 +17,23 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from mlsm_plugin.files.step_record import Step, StepRecord
 from mlsm_plugin.reports.latent_report import AtomSummary
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENS_PER_SAMPLE = "128"
-ARCH = "mlsm_roberta_tiny"  # 2 layers, 128 wide
-# for minutes instead of days: a high learning rate, and no dropout, since so short a run cannot overfit
+SHOWN_TOKENS = 9  # of a latent property
+WORD = re.compile("\u2581[A-Za-z]{3,}")
+# for minutes instead of days: a small model, small batches and a high learning rate
 SHORT_TRAINING = (
-    *("--batch-size", "16", "--lr", "2e-3", "--warmup-updates", "150"),
-    *("--dropout", "0", "--attention-dropout", "0"),
+    *("--encoder-layers", "4", "--encoder-embed-dim", "256", "--encoder-attention-heads", "4"),
+    *("--encoder-ffn-embed-dim", "672", "--batch-size", "16", "--clip-norm", "1.0", "--autocast", "auto"),
 )
+ARCH = "mlsm_modern_small"
 
 
 def main() -> int:
@@ -36,9 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="demo", help="folder for all files of the demo (default: demo)")
     parser.add_argument("--corpus", help="your own text: one sentence per line, blank lines between documents")
-    parser.add_argument("--updates", type=int, default=2200, help="updates of the MLSM model (default: 2200)")
+    parser.add_argument("--updates", type=int, default=600, help="updates of the MLSM model (default: 600)")
     parser.add_argument(
-        "--auxiliary-updates", type=int, default=800, help="updates of the auxiliary model (default: 800)"
+        "--auxiliary-updates", type=int, default=1000, help="updates of the auxiliary model (default: 1000)"
     )
     args = parser.parse_args()
     start = time.perf_counter()
@@ -59,7 +64,7 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
     """Collect the corpus, preprocess it, train the model, write the report."""
     corpus, data_bin, model = output / "corpus", output / "run" / "data-bin", output / "model"
     collect = [sys.executable, str(REPOSITORY / "scripts" / "collect_corpus.py"), "--output", str(corpus)]
-    run([*collect, "--max-megabytes", "2.5", *(["--corpus", args.corpus] if args.corpus else [])])
+    run([*collect, "--max-megabytes", "3.5", *(["--corpus", args.corpus] if args.corpus else [])])
     preprocess = [
         *(
             "preprocess",
@@ -70,21 +75,22 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
             "--output",
             f"{output}/run",
         ),
-        *("--vocab-size", "4000", "--auxiliary-arch", ARCH),
+        *("--vocab-size", "6000", "--auxiliary-arch", ARCH, "--keep-at", "100", "--sample-break-mode", "none"),
         *("--auxiliary-updates", str(args.auxiliary_updates), "--tokens-per-sample", TOKENS_PER_SAMPLE),
-        *("--atoms", "512", "--tokens", "100000", "--iterations", "200"),
-        *SHORT_TRAINING,
+        *("--layer", "3", "--atoms", "512", "--lambda", "0.15", "--tokens", "100000", "--iterations", "200"),
+        *(*SHORT_TRAINING, "--lr", "2e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)),
     ]
     run([sys.executable, "-m", "mlsm_plugin.cli.main", *preprocess])
     train = [
         *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(REPOSITORY / "mlsm_plugin")),
         *("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl", "--mlm-weight", "1"),
-        *("--arch", ARCH, "--save-dir", str(model)),
-        *("--sample-break-mode", "complete", "--tokens-per-sample", TOKENS_PER_SAMPLE),
-        *(*SHORT_TRAINING, "--max-update", str(args.updates)),
-        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", "0.01"),
-        *("--lr-scheduler", "polynomial_decay", "--clip-norm", "1.0"),
-        *("--total-num-update", str(args.updates)),
+        # the model starts from the auxiliary one, so that nothing is learned twice
+        *("--arch", ARCH, "--finetune-from-model", str(output / "run" / "auxiliary" / "checkpoint_last.pt")),
+        *("--save-dir", str(model)),
+        *("--sample-break-mode", "none", "--tokens-per-sample", TOKENS_PER_SAMPLE),
+        *(*SHORT_TRAINING, "--lr", "1e-3", "--warmup-updates", str(1 + args.updates // 12)),
+        *("--max-update", str(args.updates), "--total-num-update", str(args.updates)),
+        *("--optimizer", "fused_adamw", "--lr-scheduler", "polynomial_decay"),
         *("--log-format", "simple", "--log-interval", "50", "--no-epoch-checkpoints"),
     ]
     codes = [data_bin / f"{split}.codes" / "meta.json" for split in ("train", "valid")]
@@ -120,16 +126,33 @@ def show_what_came_out(output: Path) -> None:
         filled = ", ".join(f"{token.strip()} {p:.2f}" for _, p, token in model.fill_mask(sentence, topk=5))
         print(f"  {sentence}\n    was: {word}\n    model: {filled}")
     summaries, _ = summarize_split(data_bin, "valid", max_tokens=200_000)
-    print("\nten latent properties: the tokens that carry most of their weight")
-    for summary in shared_by_several_tokens(summaries)[:10]:
-        tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens[:9])
+    print("\nten latent properties of whole words: the tokens that carry most of their weight")
+    for summary in most_coherent(of_several_words(summaries), model)[:10]:
+        tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens[:SHOWN_TOKENS])
         print(f"  atom {summary.atom:>3}: {tokens}")
 
 
-def shared_by_several_tokens(summaries: list[AtomSummary]) -> list[AtomSummary]:
-    """Atoms in which no token has half of the weight, sorted by the weight of their top nine tokens together."""
-    shared = [summary for summary in summaries if summary.top_tokens and summary.top_tokens[0][1] < 0.5]
-    return sorted(shared, key=lambda summary: -sum(share for _, share in summary.top_tokens[:9]))
+def of_several_words(summaries: list[AtomSummary]) -> list[AtomSummary]:
+    """Atoms whose top nine tokens begin words: no token has half of the weight, at most one is a short piece."""
+    return [
+        summary
+        for summary in summaries
+        if len(summary.top_tokens) >= SHOWN_TOKENS
+        and summary.top_tokens[0][1] < 0.5
+        and sum(WORD.fullmatch(token) is None for token, _ in summary.top_tokens[:SHOWN_TOKENS]) <= 1
+    ]
+
+
+def most_coherent(summaries: list[AtomSummary], model: Any) -> list[AtomSummary]:
+    """Atoms sorted by how alike their top tokens are to the model: the mean cosine of the tokens' embeddings."""
+    weights = model.model.encoder.sentence_encoder.embed_tokens.weight.detach()
+    directions = torch.nn.functional.normalize(weights - weights.mean(dim=0), dim=1)
+
+    def likeness(summary: AtomSummary) -> float:
+        ids = [model.task.source_dictionary.index(token) for token, _ in summary.top_tokens[:SHOWN_TOKENS]]
+        return float((directions[ids] @ directions[ids].T).sum())
+
+    return sorted(summaries, key=likeness, reverse=True)
 
 
 def masked_sentences(text: Path, *, count: int) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ train() { # tokens per sample, samples at once, last update, save dir, further f
     shift 4
     fairseq-train "$data" --user-dir "${USER_DIR:-mlsm_plugin}" --save-dir "$dir" \
         --task masked_latent_semantic --criterion latent_semantic_kl \
-        --arch mlsm_roberta_medium --max-positions 512 \
+        --arch mlsm_roberta_medium --max-positions 512 --autocast auto \
         --sample-break-mode complete --tokens-per-sample "$tokens" \
         --batch-size "$at_once" --update-freq $((batch / (at_once * gpus) > 0 ? batch / (at_once * gpus) : 1)) \
         --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-8 --weight-decay 0.01 --clip-norm 1.0 \

@@ -24,7 +24,7 @@ fairseq-train "$output/data-bin" --user-dir "${USER_DIR:-mlsm_plugin}" --save-di
     --encoder-attention-heads 2 --sample-break-mode complete --tokens-per-sample 128 \
     --batch-size 32 --required-batch-size-multiple 1 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \
-    --lr-scheduler polynomial_decay --lr 2e-3 --warmup-updates $((updates / 10)) --total-num-update "$updates" \
+    --autocast auto --lr-scheduler polynomial_decay --lr 2e-3 --warmup-updates $((updates / 10)) --total-num-update "$updates" \
     --max-update "$updates" --log-format simple --log-interval 50 --no-epoch-checkpoints \
     --save-interval-updates 200 --keep-interval-updates 1 "$@"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of, optimizer_of, updates_of
@@ -60,8 +61,9 @@ def pretrain(
     arch: str | None,
     max_update: int,
     flags: list[str],
+    keep_at: Sequence[int] = KEPT_PERCENTAGES,
 ) -> list[Path]:
-    """Train, keeping ``checkpoint_at_P_percent.pt`` for P in 10, 25, 50 and 100 % of the updates.
+    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates.
 
     The trainer stops at each of them and resumes from there, as it does after a kill. One learning-rate schedule
     spans all parts.
@@ -72,6 +74,7 @@ def pretrain(
         arch: a fairseq architecture; None: that of the run that is there, else ``mlsm_modern_small``.
         max_update: total number of updates.
         flags: further ``fairseq-train`` flags; they override the defaults.
+        keep_at: the percentages, from 1 to 100; the last checkpoint is always kept.
 
     Returns:
         the kept checkpoints.
@@ -82,7 +85,7 @@ def pretrain(
     save_dir = Path(save_dir)
     copy_tokenizer(data_bin, save_dir)
     kept = []
-    for percentage in KEPT_PERCENTAGES:
+    for percentage in sorted({*keep_at, 100}):
         goal = max(1, max_update * percentage // 100)
         snapshot = save_dir / f"checkpoint_at_{percentage}_percent.pt"
         kept.append(snapshot)

@@ -27,19 +27,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=100_000,
         metavar="N",
-        help="number of updates; the checkpoints after 10, 25, 50 and 100 %% of them are kept",
+        help="number of updates",
+    )
+    parser.add_argument(
+        "--keep-at",
+        nargs="+",
+        type=int,
+        metavar="PERCENT",
+        help="percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
+        "useful, too (default: 10 25 50 100; the last one is always kept)",
     )
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Train and list the checkpoints that were kept."""
-    from mlsm_plugin.auxiliary.pretraining import pretrain
+    from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES, pretrain
     from mlsm_plugin.data.token_blocks import load_dictionary
 
     if args.max_update < 1:
         raise ValueError(f"--max-update must be at least 1, got {args.max_update}")
+    keep_at = args.keep_at or KEPT_PERCENTAGES
+    if not all(1 <= percentage <= 100 for percentage in keep_at):
+        raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, keep_at))}")
     load_dictionary(args.data_bin)
     flags = [*extra, "--user-dir", args.user_dir] if args.user_dir else extra
-    kept = pretrain(args.data_bin, args.save_dir, arch=args.arch, max_update=args.max_update, flags=flags)
+    kept = pretrain(
+        args.data_bin, args.save_dir, arch=args.arch, max_update=args.max_update, flags=flags, keep_at=keep_at
+    )
     print("checkpoints kept:", *kept, sep="\n  ")
     return 0
