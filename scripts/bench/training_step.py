@@ -157,7 +157,7 @@ def loader_report(data_bin: Path, args: argparse.Namespace, fastest: float) -> s
             if number == 0:  # opens files, compiles
                 begin = time.perf_counter()
                 continue
-            tokens += sample["ntokens"]
+            tokens += sample["net_input"]["src_tokens"].numel()
             if number >= 1 + args.rounds:
                 break
         speed = tokens / (time.perf_counter() - begin)

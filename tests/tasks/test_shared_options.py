@@ -36,6 +36,7 @@ def test_defaults_of_the_blocks() -> None:
         for options in (TASK_DATACLASS_REGISTRY[task]().__class__,)
     }
     assert {task: (str(mode), tokens) for task, (mode, tokens) in found.items()} == {
+        "plain_masked_lm": ("none", 1024),
         "masked_latent_semantic": ("none", 1024),
         "taco": ("none", 1024),
         "nonparametric_masked_lm": ("complete", 256),
