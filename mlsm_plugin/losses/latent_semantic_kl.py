@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,12 +32,32 @@ def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor
     """
     _check_shapes(logits, atoms, weights)
     target, coded = _normalized_targets(atoms, weights)
-    logits = logits.float()
-    # KL(t || softmax(z)) = sum_j t_j log t_j - sum_j t_j z_j + logsumexp(z), as sum_j t_j = 1
-    negative_entropy = torch.special.xlogy(target, target).sum(dim=1)  # (n,)
-    expected_logit = (target * logits.gather(1, atoms.clamp(min=0).long())).sum(dim=1)  # (n,)
-    divergence = negative_entropy - expected_logit + logits.logsumexp(dim=1)
-    return divergence.masked_fill(~coded, 0.0).sum()
+    divergence: Tensor = _SparseKl.apply(logits, atoms.clamp(min=0).long(), target, coded)
+    return divergence
+
+
+class _SparseKl(torch.autograd.Function):
+    """Computes the gradient in the forward pass, in the memory of the probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, atoms: Tensor, target: Tensor, coded: Tensor) -> Tensor:
+        """The sum of the divergences of the rows that are coded."""
+        log_probability = logits.log_softmax(dim=1, dtype=torch.float32)
+        # KL(t || p) = sum_j t_j log t_j - sum_j t_j log p_j
+        negative_entropy = torch.special.xlogy(target, target).sum(dim=1)  # (n,)
+        divergence = negative_entropy - (target * log_probability.gather(1, atoms)).sum(dim=1)
+        if ctx.needs_input_grad[0]:  # p - t, as the target of a coded row sums to 1
+            gradient = log_probability.exp_().scatter_add_(1, atoms, -target)
+            ctx.save_for_backward(gradient.masked_fill_(~coded[:, None], 0.0))
+            ctx.dtype = logits.dtype
+        return divergence.masked_fill(~coded, 0.0).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None]:
+        """Scale the gradient that the forward pass computed."""
+        (gradient,) = ctx.saved_tensors
+        return (gradient * scale).to(ctx.dtype), None, None, None
 
 
 def strongest_atom_cross_entropy(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor:
