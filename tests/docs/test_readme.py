@@ -22,14 +22,14 @@ README = read("README.md")
 EXAMPLE = read("examples/mlsm/README.md")
 SMALLER = {
     "--vocab-size 30000": "--vocab-size 400",
-    "--arch mlsm_roberta_base --max-update 100000": " ".join(
+    "--arch mlsm_modern_base --max-update 100000": " ".join(
         [*TINY_MODEL, *TINY_TRAINING, "--max-update", "2", "--warmup-updates", "1"]
     ).replace("--lr-scheduler fixed", ""),
     "--layer 12": "--layer 2",
     "--output dict": "--output dict --atoms 16 --tokens 500 --iterations 3 --tokens-per-sample 64",
     "--dictionary dict": "--dictionary dict --tokens-per-sample 64",
-    "--auxiliary-arch mlsm_roberta_base": " ".join(
-        ["--auxiliary-arch", "mlsm_roberta_tiny", *TINY_MODEL[2:], "--auxiliary-updates", "2", "--cpu"]
+    "--auxiliary-arch mlsm_modern_base": " ".join(
+        ["--auxiliary-arch", "mlsm_modern_tiny", *TINY_MODEL[2:], "--auxiliary-updates", "2", "--cpu"]
     ),
     "--atoms 3000 --lambda 0.05": "--atoms 16 --lambda 0.05 --tokens 500 --iterations 3 --tokens-per-sample 64",
 }

@@ -64,6 +64,7 @@ def test_yaml_trains_exactly_as_the_flags_do_and_the_model_loads(
         *("--max-positions", 512, "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-8", "--weight-decay", 0.01),
         *("--lr-scheduler", "polynomial_decay", "--warmup-updates", 2, "--total-num-update", 4, "--lr", "1e-3"),
         *("--clip-norm", 1.0, "--update-freq", 2, "--max-update", 4, "--mlm-weight", 0.5, "--no-save"),
+        *("--autocast", "auto"),
     )
     with ThreadPoolExecutor(2) as pool:
         by_flags = pool.submit(fairseq_train, pipeline.data_bin, tmp_path / "flags", *flags)

@@ -118,6 +118,31 @@ def test_trained_model_is_fine_tuned_and_classifies_from_the_hub(
     assert classifier.num_atoms == 0
 
 
+def test_mlsm_finetune_keeps_the_architecture(
+    runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line for line in pipeline.train_text.read_text(encoding="utf-8").splitlines() if 20 < len(line) < 90]
+    for split, chosen in (("train", lines[:64]), ("valid", lines[64:96])):
+        rows = [f"{'long' if len(line) > 55 else 'short'}\t{line}\n" for line in chosen]
+        (tmp_path / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
+    texts = ("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
+    mlsm("finetune", "--checkpoint", model_of(runs, "plain"), *texts, "--output", tmp_path / "out", "--max-epoch", 1,
+         "--batch-size", 16, "--cpu", "--num-workers", 0)  # fmt: skip
+    model = hub.from_pretrained(tmp_path / "out")
+    assert type(model.model).__name__ == "MlsmModernModel"
+    assert model.predict_label("A name.") in ("long", "short")
+
+
+def test_phrases_of_a_modern_npm_are_stored_and_fill_masks(
+    runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = ("--checkpoint", model_of(runs, "npm") / "checkpoint_last.pt")
+    mlsm("datastore", "build", pipeline.data_bin, *checkpoint, "--output", tmp_path / "store", "--splits", "valid")
+    capsys.readouterr()
+    mlsm("fill", *checkpoint, "--datastore", tmp_path / "store", "--topk", 2, "The <mask> is executed.")
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
 def test_modern_auxiliary_is_coded_and_its_codes_are_learned(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path
 ) -> None:
