@@ -168,3 +168,21 @@ def test_the_commands_of_the_docs_run(folder: Path) -> None:
     shutil.rmtree(folder / "model-of-docs")
     run_in(folder, doc_command("online_and_coverage.md", "--latent-source online"))
     assert (folder / "model-of-docs" / "checkpoint_best.pt").exists()
+
+
+def test_a_hold_phase_is_brought_to_its_end(folder: Path) -> None:
+    """The schedule of docs/speed.md: constant in the middle, and decayed by the same command with other numbers."""
+    tiny = "--arch mlsm_modern_tiny --encoder-layers 2 --encoder-embed-dim 32 --encoder-attention-heads 2 --cpu"
+    block = block_with("docs/speed.md", "tri_stage").replace("--arch mlsm_modern_small", tiny)
+    steps = "--warmup-steps 1000 --hold-steps 89000 --decay-steps 10000 --max-update 100000"
+    assert steps in block
+    log = " --log-format simple --log-interval 1 --num-workers 0 --no-epoch-checkpoints"
+    held = block.replace(steps, "--warmup-steps 1 --hold-steps 8 --decay-steps 3 --max-update 4").rstrip() + log
+    decayed = block.replace(steps, "--warmup-steps 1 --hold-steps 4 --decay-steps 3 --max-update 8").rstrip() + log
+    rates = [
+        [float(rate) for rate in re.findall(r"train_inner .*? lr=([\d.e-]+)", run_in(folder, command))]
+        for command in (held, decayed)
+    ]
+    assert rates[0][1:] == [1e-3] * 3
+    assert len(rates[1]) == 4
+    assert rates[1][-1] < rates[1][-2] < 1e-3
