@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq import tasks
-from omegaconf import OmegaConf
 
+from mlsm_plugin.fairseq_seams.checkpoint_states import write_untrained
 from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 from tests.conftest import mlsm
 from tests.tiny_run import seeded_model, training_config
@@ -65,20 +64,7 @@ def save_untrained(data_bin: Path, folder: Path, *flags: object, seed: int = 1, 
 def save_model(cfg: Any, model: Any, folder: Path, data_bin: Path) -> Path:
     """As :func:`save_untrained`, of a model that is there."""
     copy_tokenizer(data_bin, folder)
-    history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
-    torch.save(
-        {
-            "args": None,
-            "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
-            "model": model.state_dict(),
-            "criterion": None,
-            "optimizer_history": [history],
-            "task_state": {},
-            "extra_state": {"train_iterator": {"epoch": 1}},
-            "last_optimizer_state": None,
-        },
-        folder / "checkpoint_last.pt",
-    )
+    write_untrained(folder / "checkpoint_last.pt", cfg, model.state_dict())
     return folder / "checkpoint_last.pt"
 
 

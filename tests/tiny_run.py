@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import tasks
 
 import mlsm_plugin  # noqa: F401  (registers)
+from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of
 from tests.conftest import TINY_MODEL, TINY_TRAINING
 
 T = TypeVar("T")
@@ -31,8 +31,7 @@ def training_config(
 ) -> Any:
     """What fairseq-train's options become; later flags override the tiny ones."""
     words = [data, "--task", task, "--criterion", criterion, *TINY_MODEL, *TINY_TRAINING, "--arch", arch, *flags]
-    parser = options.get_training_parser()
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(word) for word in words]))
+    return configuration_of([str(word) for word in words])
 
 
 def seeded_model(cfg: Any, task: Any, seed: int = 1) -> Any:

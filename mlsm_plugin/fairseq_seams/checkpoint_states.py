@@ -107,21 +107,25 @@ def _without_weights(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-def write_untrained(path: str | os.PathLike[str], words: Sequence[str], weights: dict[str, Tensor]) -> None:
+def configuration_of(words: Sequence[str]) -> Any:
+    """The whole configuration that ``fairseq-train`` makes of its arguments."""
+    args = options.parse_args_and_arch(options.get_training_parser(), list(words))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fairseq calls hydra as its older versions want it
+        return convert_namespace_to_omegaconf(args)
+
+
+def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
     Args:
         path: the file.
-        words: arguments of ``fairseq-train`` that make the model and its task.
+        cfg: the whole configuration, see :func:`configuration_of`.
         weights: by name.
 
     Raises:
         OSError: the file cannot be written.
     """
-    args = options.parse_args_and_arch(options.get_training_parser(), list(words))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq calls hydra as its older versions want it
-        cfg = convert_namespace_to_omegaconf(args)
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),

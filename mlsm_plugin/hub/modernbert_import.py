@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams.checkpoint_states import write_untrained
+from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of, write_untrained
 from mlsm_plugin.fairseq_seams.model_options import flags_of
 from mlsm_plugin.fairseq_seams.weight_names import VOCABULARY_WEIGHTS
 from mlsm_plugin.files.atomic_files import atomic_directory
@@ -21,7 +21,8 @@ from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, s
 from mlsm_plugin.hub.hf_export import compare
 from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.hub.modernbert_export import GLOBAL, LOCAL, library_classes, modernbert_names
-from mlsm_plugin.models.mlsm_modern import MlsmModernModel, mlsm_modern
+from mlsm_plugin.models.latent_semantic_model import SIZES
+from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture
 from mlsm_plugin.tasks.plain_masked_lm import PlainMaskedLMConfig
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
 
@@ -85,7 +86,7 @@ def import_modernbert(
     with atomic_directory(output) as temporary:
         tokenizer.write_to(temporary)
         weights = imported_weights(model.state_dict(), ids, config.num_hidden_layers)
-        write_untrained(temporary / CHECKPOINT, words, weights)
+        write_untrained(temporary / CHECKPOINT, configuration_of(words), weights)
         interface = from_pretrained(temporary)
         reordered, tokens, difference = compare(interface, ids, _tokenizer_of(folder), model, lines, word="imported")
     return ImportProof(len(lines) - reordered, reordered, tokens, difference, tuple(flags))
@@ -174,12 +175,12 @@ def architecture_flags(config: Any) -> list[str]:
 def _defaults(**given: Any) -> Any:
     """The options of ``--arch mlsm_modern`` with their defaults."""
     args = Namespace(**given)
-    mlsm_modern(args)
+    architecture(args, *SIZES["base"])
     return args
 
 
 def _text(value: Any) -> str:
-    """A value as text, whole numbers without a point: ``flags_of`` leaves out the number 0, not its text."""
+    """A number as text, a whole one without a point."""
     return str(int(value)) if value == int(value) else repr(value)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
+from fairseq.models import register_model_architecture
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.utils import safe_getattr
@@ -21,6 +24,8 @@ from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
 logger = logging.getLogger(__name__)
 
 ATOM_PROJECTION = f"{LM_HEAD}atom_projection."
+# layers and width of the named architectures (Turc et al., 2019)
+SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
 
 
 class LatentSemanticHead(DividedLMHead):
@@ -189,3 +194,16 @@ class LatentSemanticModel(RobertaModel):
         from mlsm_plugin import hub
 
         return hub.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **kwargs)
+
+
+def register_sizes(model: str, architecture: Callable[..., None], sizes: dict[str, tuple[int, int]]) -> None:
+    """Register the architecture ``model`` with the size ``base``, and one for each size, such as ``model_tiny``.
+
+    Args:
+        model: a registered model.
+        architecture: sets the options that are not set, from ``args``, ``layers`` and ``dim``.
+        sizes: layers and width by name.
+    """
+    named = {model: sizes["base"]} | {f"{model}_{name}": size for name, size in sizes.items()}
+    for name, (layers, dim) in named.items():
+        register_model_architecture(model, name)(functools.partial(architecture, layers=layers, dim=dim))

@@ -9,13 +9,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
 from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, sentence_encoder
-from mlsm_plugin.models.latent_semantic_model import LatentSemanticEncoder, LatentSemanticHead, LatentSemanticModel
+from mlsm_plugin.models.latent_semantic_model import (
+    SIZES,
+    LatentSemanticEncoder,
+    LatentSemanticHead,
+    LatentSemanticModel,
+    register_sizes,
+)
 from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
 
 # from this number of positions on, most layers see only a window unless --attention-window says otherwise
@@ -130,7 +136,8 @@ def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
     )
 
 
-def _architecture(args: Any, *, layers: int, dim: int) -> None:
+def architecture(args: Any, layers: int, dim: int) -> None:
+    """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
     args.encoder_layers = safe_getattr(args, "encoder_layers", layers)
     args.encoder_embed_dim = safe_getattr(args, "encoder_embed_dim", dim)
     defaults = {
@@ -149,31 +156,4 @@ def _architecture(args: Any, *, layers: int, dim: int) -> None:
     base_architecture(args)
 
 
-@register_model_architecture("mlsm_modern", "mlsm_modern")
-def mlsm_modern(args: Any) -> None:
-    """The size of BERT base, unless options set other sizes."""
-    _architecture(args, layers=12, dim=768)
-
-
-@register_model_architecture("mlsm_modern", "mlsm_modern_tiny")
-def mlsm_modern_tiny(args: Any) -> None:
-    """2 layers, width 128 (Turc et al., 2019)."""
-    _architecture(args, layers=2, dim=128)
-
-
-@register_model_architecture("mlsm_modern", "mlsm_modern_small")
-def mlsm_modern_small(args: Any) -> None:
-    """4 layers, width 512 (Turc et al., 2019)."""
-    _architecture(args, layers=4, dim=512)
-
-
-@register_model_architecture("mlsm_modern", "mlsm_modern_medium")
-def mlsm_modern_medium(args: Any) -> None:
-    """8 layers, width 512 (Turc et al., 2019)."""
-    _architecture(args, layers=8, dim=512)
-
-
-@register_model_architecture("mlsm_modern", "mlsm_modern_base")
-def mlsm_modern_base(args: Any) -> None:
-    """12 layers, width 768."""
-    _architecture(args, layers=12, dim=768)
+register_sizes("mlsm_modern", architecture, SIZES)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.roberta.model import RobertaModel, base_architecture
 from fairseq.utils import safe_getattr
 
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.roberta_parts import sentence_encoder
-from mlsm_plugin.models.latent_semantic_model import LatentSemanticModel
+from mlsm_plugin.models.latent_semantic_model import SIZES, LatentSemanticModel, register_sizes
 
 
 @register_model("mlsm_roberta")
@@ -29,7 +29,7 @@ class MlsmRobertaModel(LatentSemanticModel):
         LatentSemanticModel.add_atoms_option(parser)
 
 
-def _architecture(args: Any, *, layers: int, dim: int) -> None:
+def _architecture(args: Any, layers: int, dim: int) -> None:
     args.encoder_layers = safe_getattr(args, "encoder_layers", layers)
     args.encoder_embed_dim = safe_getattr(args, "encoder_embed_dim", dim)
     args.encoder_ffn_embed_dim = safe_getattr(args, "encoder_ffn_embed_dim", 4 * args.encoder_embed_dim)
@@ -38,37 +38,4 @@ def _architecture(args: Any, *, layers: int, dim: int) -> None:
     base_architecture(args)
 
 
-@register_model_architecture("mlsm_roberta", "mlsm_roberta")
-def mlsm_roberta(args: Any) -> None:
-    """The size of BERT base, unless options set other sizes."""
-    _architecture(args, layers=12, dim=768)
-
-
-@register_model_architecture("mlsm_roberta", "mlsm_roberta_tiny")
-def mlsm_roberta_tiny(args: Any) -> None:
-    """2 layers, width 128 (Turc et al., 2019)."""
-    _architecture(args, layers=2, dim=128)
-
-
-@register_model_architecture("mlsm_roberta", "mlsm_roberta_small")
-def mlsm_roberta_small(args: Any) -> None:
-    """4 layers, width 512 (Turc et al., 2019)."""
-    _architecture(args, layers=4, dim=512)
-
-
-@register_model_architecture("mlsm_roberta", "mlsm_roberta_medium")
-def mlsm_roberta_medium(args: Any) -> None:
-    """8 layers, width 512 (Turc et al., 2019)."""
-    _architecture(args, layers=8, dim=512)
-
-
-@register_model_architecture("mlsm_roberta", "mlsm_roberta_base")
-def mlsm_roberta_base(args: Any) -> None:
-    """12 layers, width 768."""
-    _architecture(args, layers=12, dim=768)
-
-
-@register_model_architecture("mlsm_roberta", "mlsm_roberta_large")
-def mlsm_roberta_large(args: Any) -> None:
-    """24 layers, width 1024."""
-    _architecture(args, layers=24, dim=1024)
+register_sizes("mlsm_roberta", _architecture, SIZES | {"large": (24, 1024)})

@@ -69,9 +69,7 @@ class AutocastSteps:
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
         """See :meth:`FairseqTask.valid_step`."""
-        model.eval()
-        with torch.no_grad():
-            return self._in_precision(criterion)(model, sample)
+        return super().valid_step(sample, model, self._in_precision(criterion))  # type: ignore[misc]
 
     def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
         """What computes ``criterion`` for a model and a sample."""

@@ -7,8 +7,8 @@ Both encoders have the same size, text, batches, masks, optimizer and precision 
 dropout of 0.1. For each of them:
 
 1. speed: a short run that has the machine to itself; how many updates fit into ``--minutes`` follows from it;
-2. rate: a run of ``--search-updates`` for each learning rate; the one with the lowest validation loss is taken;
-3. curves: a run of all updates for each seed, with validation every ``--valid-every`` updates.
+2. rate: a run with the first seed for each learning rate; the one with the lowest validation loss is taken;
+3. curves: a run for each seed, with validation every ``--valid-every`` updates.
 
 Time is updates divided by the speed of step 1, so that other work on the machine during the long runs does not count.
 Writes ``learning.json``, ``learning.md`` and ``learning.png`` (with matplotlib). Run the same command again to resume:
@@ -28,6 +28,7 @@ from typing import Any
 
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.files.atomic_files import read_json, write_json
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.reports.training_log import TrainingLog, read_training_log
 
 NAMES = ("roberta", "modern")
@@ -49,11 +50,10 @@ class Runs:
             flags += ["--encoder-ffn-embed-dim", 4 * args.width, "--dropout", 0.1, "--attention-dropout", 0.1]
         return flags
 
-    def train(self, folder: str, name: str, rate: float, updates: int, seed: int, *more: Any) -> TrainingLog:
+    def train(self, name: str, rate: float, updates: int, seed: int, *more: Any) -> TrainingLog:
         """Train, unless the run is finished; returns its log."""
-        args, path = self.args, self.args.output / folder
-        path.mkdir(parents=True, exist_ok=True)
-        log, marker = path / "train.log", path / "finished"
+        args, path = self.args, self.args.output / f"{name}-rate-{rate:g}-seed-{seed}-updates-{updates}"
+        log = path / "train.log"
         words = [
             *(sys.executable, "-m", "fairseq_cli.train", args.data_bin, "--user-dir", PACKAGE_DIR, "--save-dir", path),
             *("--task", "plain_masked_lm", "--criterion", "masked_lm", "--autocast", args.autocast, *self.flags(name)),
@@ -64,15 +64,17 @@ class Runs:
             *("--no-epoch-checkpoints", "--save-interval-updates", 500, "--keep-interval-updates", 1),
             *("--validate-interval-updates", args.valid_every, "--log-format", "simple", "--log-interval", 10, *more),
         ]
-        if not marker.exists():
-            print(f"{folder}: {updates} updates, learning rate {rate:g}", flush=True)
+        planned = PlannedFolder(path, {"flags": [str(word) for word in words[2:]]}, seal_file="finished.json")
+        planned.begin()
+        if not planned.is_sealed:
+            print(path.name, flush=True)
             with open(log, "a", encoding="utf-8") as file:
                 done = subprocess.run([str(word) for word in words], stdout=file, stderr=subprocess.STDOUT, check=False)
             if done.returncode != 0:
                 raise ValueError(f"fairseq-train stopped with exit status {done.returncode}; its log is {log}")
             for checkpoint in path.glob("*.pt"):
                 checkpoint.unlink()  # the curves stay
-            marker.touch()
+            planned.seal({"updates": updates})
         return read_training_log(log)
 
     def tokens_per_second(self, name: str) -> float:
@@ -81,14 +83,14 @@ class Runs:
         if given:
             return given
         more = ("--disable-validation", "--no-save")
-        log = self.train(f"{name}-speed", name, self.args.rates[0], SPEED_UPDATES, 1, *more)
+        log = self.train(name, self.args.rates[0], SPEED_UPDATES, 1, *more)
         return statistics.median(value for _, value in log.train["wps"][1:])
 
-    def best_rate(self, name: str) -> tuple[float, dict[str, float]]:
-        """The best learning rate, and the validation loss of each after a short run."""
+    def best_rate(self, name: str, updates: int) -> tuple[float, dict[str, float]]:
+        """The best learning rate, and the validation loss of each."""
         losses = {}
         for rate in self.args.rates:
-            log = self.train(f"{name}-rate-{rate:g}", name, rate, self.args.search_updates, 1)
+            log = self.train(name, rate, updates, self.args.seeds[0])
             losses[f"{rate:g}"] = log.valid["loss"][-1][1]
         return float(min(losses, key=losses.__getitem__)), losses
 
@@ -97,11 +99,11 @@ class Runs:
         args = self.args
         speed = self.tokens_per_second(name)
         updates = int(args.minutes * 60 * speed / (args.batch_size * args.block))
-        rate, losses = self.best_rate(name)
+        rate, losses = self.best_rate(name, args.search_updates or updates)
         seconds = args.batch_size * args.block / speed
         seeds = {}
         for seed in args.seeds:
-            log = self.train(f"{name}-seed-{seed}", name, rate, updates, seed)
+            log = self.train(name, rate, updates, seed)
             seeds[str(seed)] = [(round(update * seconds / 60, 3), bits) for update, bits in log.valid["loss"]]
         return {"tokens_per_second": speed, "updates": updates, "rate": rate, "rates": losses, "seeds": seeds}
 
@@ -170,7 +172,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--encoders", nargs="+", choices=NAMES, default=list(NAMES), help="default: both")
     parser.add_argument("--minutes", type=float, default=25.0, help="training time of each run (default: 25)")
     parser.add_argument("--rates", nargs="+", type=float, default=[5e-4, 1e-3, 2e-3], help="default: 5e-4 1e-3 2e-3")
-    parser.add_argument("--search-updates", type=int, default=1000, help="updates for each rate (default: 1000)")
+    parser.add_argument("--search-updates", type=int, help="updates of the runs of step 2 (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="default: 1 2 3")
     parser.add_argument("--layers", type=int, default=4, help="default: 4")
     parser.add_argument("--width", type=int, default=256, help="a multiple of 64 (default: 256)")
@@ -192,7 +194,11 @@ def main() -> int:
     runs, results = Runs(args), args.output / "learning.json"
     found: dict[str, Any] = read_json(results) if results.exists() else {}
     for name in args.encoders:
-        found[name] = runs.curves(name)
+        try:
+            found[name] = runs.curves(name)
+        except ValueError as error:
+            print(f"learning_curves: error: {error}", file=sys.stderr)
+            return 1
         write_json(results, found)
     found = {name: found[name] for name in NAMES if name in found}
     text = report(found)

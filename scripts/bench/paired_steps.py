@@ -24,14 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq import options
 from fairseq.criterions import FairseqCriterion
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
 import mlsm_plugin  # noqa: F401  (registers tasks, criterions and models)
+from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 
 EOS = 2  # as in every fairseq dictionary
@@ -129,7 +128,7 @@ def configuration(data_bin: Path, args: argparse.Namespace, arch: str, flags: tu
         *(("--cpu",) if args.device == "cpu" else ()),
         *flags,  # the last one counts
     ]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+    return configuration_of(command)
 
 
 def build_training(

@@ -68,7 +68,6 @@ from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.fairseq_seams.update_lookahead import UpdateLookahead
 from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset
 from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
-from tests import tiny_run
 from tests.conftest import TINY_MODEL
 from tests.fairseq_seams.test_update_lookahead import watched
 from tests.tiny_run import training_config
@@ -297,7 +296,7 @@ def _untrained() -> None:
         weights = checkpoint_states.weights_in(checkpoint_states.read_state(saved))
         words = [folder, "--task", "masked_lm", "--criterion", "masked_lm", *TINY_MODEL, "--max-positions", "16"]
         path = Path(folder, "untrained.pt")
-        checkpoint_states.write_untrained(path, words, weights)
+        checkpoint_states.write_untrained(path, checkpoint_states.configuration_of(words), weights)
         model, cfg, _ = checkpoint_states.load_model(path, {})
         assert checkpoint_states.updates_of(path) == 0
     assert cfg.model.max_positions == 16
@@ -676,10 +675,15 @@ def nameless(original: Any) -> Any:
 @seam(
     "saved_configurations",
     "the _name in the parts of a configuration",
-    partial(instead, tiny_run, "convert_namespace_to_omegaconf", nameless(tiny_run.convert_namespace_to_omegaconf)),
+    partial(
+        instead,
+        checkpoint_states,
+        "convert_namespace_to_omegaconf",
+        nameless(checkpoint_states.convert_namespace_to_omegaconf),
+    ),
 )
 def _registered_name() -> None:
-    cfg = tiny_run.training_config("", task="masked_lm", criterion="masked_lm")
+    cfg = training_config("", task="masked_lm", criterion="masked_lm")
     assert saved_configurations.registered_name(cfg.task) == "masked_lm"
 
 
