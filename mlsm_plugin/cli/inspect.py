@@ -58,6 +58,7 @@ def find_data_bin(folder: Path) -> Path:
         if (folder / name).is_file():
             data = _training_data(folder / name)
             if (data / "dict.txt").exists():
+                print(f"{folder} was trained on {data}, which is read")
                 return data
             raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")

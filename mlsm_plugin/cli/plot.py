@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.files.atomic_files import atomic_open
 
 if TYPE_CHECKING:
     from mlsm_plugin.reports.training_log import TrainingLog
 
+# the page loads nothing and runs nothing
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 LAST_PANELS = {"lr": "learning rate", "gnorm": "gradient norm", "wps": "tokens per second"}
 
 
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "dpi")
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("mlsm plot needs matplotlib: pip install 'mlsm_plugin[plot]'") from None
@@ -55,16 +59,20 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     panels += [name for name in LAST_PANELS if name not in panels and any(name in log.train for log in logs.values())]
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(5 * columns, 3.4 * rows + 0.5), layout="constrained")
-    for axis, name in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
-        _draw(axis, name, logs)
-    for axis in figure.axes[len(panels) :]:
-        axis.set_visible(False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(f"{args.output}.png", dpi=args.dpi)
-    Path(f"{args.output}.html").write_text(_page(figure, logs), encoding="utf-8")
+    with rc_context({"text.parse_math": False}):  # a dollar in a run's name is a dollar
+        figure = Figure(figsize=(5 * columns, 3.4 * rows + 0.5), layout="constrained")
+        for axis, name in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
+            _draw(axis, name, logs)
+        for axis in figure.axes[len(panels) :]:
+            axis.set_visible(False)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+        with atomic_open(f"{args.output}.png") as file:
+            figure.savefig(file, format="png", dpi=args.dpi)
+        page = _page(figure, logs)
+    with atomic_open(f"{args.output}.html", "w") as file:
+        file.write(page)
     print(f"{args.output}.png and {args.output}.html: {len(panels)} panels of {len(logs)} runs")
     return 0
 
@@ -112,6 +120,7 @@ def _page(figure: Any, logs: dict[str, TrainingLog]) -> str:
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Training curves</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<style>{style}</style></head>"
         f"<body>{svg}<table><tr>{header}</tr>{''.join(rows)}</table></body></html>\n"
     )

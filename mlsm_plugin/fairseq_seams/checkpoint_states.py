@@ -6,9 +6,7 @@ A state is the dictionary that fairseq's trainer writes: ``model`` (weights by n
 
 from __future__ import annotations
 
-import argparse
 import os
-import pickle
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,16 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from mlsm_plugin.fairseq_seams.checkpoint_contents import (
+    NO_FILES,
+    check_configuration,
+    names_in,
+    read_contents,
+    unreadable,
+)
 from mlsm_plugin.files.atomic_files import atomic_open
+
+SHOWN_CHARACTERS = 400
 
 
 def read_state(
@@ -35,19 +42,12 @@ def read_state(
 
     Raises:
         FileNotFoundError: it does not exist.
-        ValueError: it is not a checkpoint of fairseq.
+        ValueError: it is not a checkpoint of fairseq, or it must not be used, see :mod:`checkpoint_contents`.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{kind} {path} does not exist")
-    try:
-        state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
-    except OSError:
-        raise
-    except pickle.UnpicklingError:  # torch's own message advises to load without its protection
-        reason = "it is damaged, or holds Python objects, which are not loaded"
-        raise ValueError(f"{path} is not a readable fairseq checkpoint ({reason})") from None
-    except Exception as error:  # reading another kind of file raises errors of no common type
-        raise ValueError(f"{path} is not a readable fairseq checkpoint ({error or type(error).__name__})") from None
+    check_configuration(read_contents(path), path)
+    state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), {**(overrides or {}), **NO_FILES})
     return state
 
 
@@ -73,37 +73,44 @@ def load_model(
         state: what :func:`read_state` gave for both; None reads it.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`read_state`.
+        FileNotFoundError: the file, or a file of the data such as the dictionary, does not exist.
+        ValueError: as :func:`read_state`, or the model does not fit its weights or the dictionary.
     """
     if state is None:
         state = read_state(path, overrides)
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+    try:
+        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(f"the model in {path} cannot be built: {_shortened(error)}") from error
     return models[0], cfg, task
+
+
+def _shortened(error: Exception) -> str:
+    """What an error says, in one line that is not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def updates_of(checkpoint: Path) -> int:
     """Updates that a checkpoint has seen; 0 where there is none. The weights are not read."""
-    return 0 if not checkpoint.exists() else int(_last_run(checkpoint)["num_updates"])
+    return 0 if not checkpoint.exists() else int(_last_run(checkpoint).get("num_updates", 0))
 
 
 def optimizer_of(checkpoint: Path) -> str:
     """Class name of the optimizer whose averages a checkpoint holds; the weights are not read."""
-    return str(_last_run(checkpoint)["optimizer_name"])
+    return str(_last_run(checkpoint).get("optimizer_name"))
 
 
 def architecture_of(checkpoint: Path) -> str:
     """Registered name of the architecture in a checkpoint; the weights are not read."""
-    model = _without_weights(checkpoint)["cfg"]["model"]
-    return str(vars(model)["_name"] if isinstance(model, argparse.Namespace) else model["_name"])
+    return str(names_in(read_contents(checkpoint))["model"])
 
 
 def _last_run(checkpoint: Path) -> dict[str, Any]:
-    found: dict[str, Any] = _without_weights(checkpoint)["optimizer_history"][-1]
-    return found
-
-
-def _without_weights(checkpoint: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(checkpoint, map_location="cpu", mmap=True)
+    history = read_contents(checkpoint).get("optimizer_history")
+    if history is None:
+        raise unreadable(checkpoint, "it does not say how it was trained")
+    found: dict[str, Any] = history[-1]
     return found
 
 

@@ -7,6 +7,7 @@ option that has moved from a task to its criterion would silently get its defaul
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -14,18 +15,29 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
+from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents, unreadable
 from mlsm_plugin.fairseq_seams.version_shims import open_config
 
 
 def apply() -> None:
-    """Let ``checkpoint_utils.load_checkpoint_to_cpu`` return updated configurations (idempotent)."""
+    """Let ``checkpoint_utils.load_checkpoint_to_cpu`` take plain data only, and update configurations (idempotent).
+
+    All of fairseq's commands load checkpoints with this function. They report a bad file in one line.
+    """
     original = checkpoint_utils.load_checkpoint_to_cpu
     if getattr(original, "moves_options", False):
         return
 
     @functools.wraps(original)
-    def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        state: dict[str, Any] = original(*args, **kwargs)
+    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if os.path.isfile(path):
+            read_contents(path)
+        try:
+            state: dict[str, Any] = original(path, *args, **kwargs)
+        except OSError:
+            raise
+        except Exception as error:  # updating older formats raises errors of no common type
+            raise unreadable(path, str(error) or type(error).__name__) from None
         if OmegaConf.is_config(state.get("cfg")):
             move_loss_options(state["cfg"])
         return state

@@ -128,7 +128,7 @@ def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
     """The configuration of a model; raises ValueError if its type is not among ``types``."""
     transformers = import_transformers()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers has no common error for missing files, damaged files and unknown types
         raise ValueError(f"{folder} does not hold a Hugging Face model: {first_line(error)}") from None
     if config.model_type not in types:
@@ -177,7 +177,9 @@ def load_model(folder: Path, config: Any, kind: str = "AutoModel") -> Any:
     """
     transformers = import_transformers()
     try:
-        model, info = getattr(transformers, kind).from_pretrained(folder, config=config, output_loading_info=True)
+        model, info = getattr(transformers, kind).from_pretrained(
+            folder, config=config, output_loading_info=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)

@@ -100,6 +100,7 @@ def _its_own_tokenizer(interface: Any) -> Any:
     own = interface.bpe.tokenizer
     tokenizer = AutoTokenizer.from_pretrained(
         own.folder,
+        trust_remote_code=False,
         model_max_length=int(interface.model.max_positions()),
         model_input_names=[
             "input_ids",

@@ -96,7 +96,7 @@ def _tokenizer_of(folder: Path) -> Any:
     """The library's tokenizer as it is: that of :class:`HuggingFaceTextTokenizer` takes special tokens as text."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def check_importable(config: Any, folder: Path) -> None:

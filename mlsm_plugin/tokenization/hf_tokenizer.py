@@ -94,7 +94,7 @@ def _load(folder: Path) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
     transformers = import_transformers()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # missing and damaged files raise errors of different types
         raise ValueError(f"{folder} has no readable tokenizer: {first_line(error)}") from None
     if not getattr(tokenizer, "is_fast", False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -48,10 +49,22 @@ def test_command_draws_a_picture_and_a_page(logs: dict[str, Path], tmp_path: Pat
     assert len(colors) > 100
     page = (tmp_path / "new" / "curves.html").read_text("utf-8")
     assert page.count("<svg") == 1
-    assert "http" not in re.sub(r'xmlns[:\w]*="[^"]*"|<metadata>.*?</metadata>|<!DOCTYPE[^>]*>', "", page, flags=re.S)
+    assert not re.search(
+        "https?:", re.sub(r'xmlns[:\w]*="[^"]*"|<metadata>.*?</metadata>|<!DOCTYPE[^>]*>', "", page, flags=re.S)
+    )
     assert re.search(r"<td>stopped \(2\)</td><td>validation</td><td>kl</td><td>4</td>", page)
     mlsm("plot", logs["json"], "--output", output, "--metrics", "kl", "--names", "a run")
     assert "<td>a run</td>" in (tmp_path / "new" / "curves.html").read_text("utf-8")
+
+
+def test_names_are_text(logs: dict[str, Path], tmp_path: Path) -> None:
+    name = "</style><script>alert(1)</script><img src=x onerror=alert(1)>$x_{"
+    mlsm("plot", logs["simple"], "--output", tmp_path / "curves", "--names", name)
+    page = (tmp_path / "curves.html").read_text("utf-8")
+    assert "<script" not in page
+    assert "<img" not in page
+    assert html.escape(name) in page
+    assert '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src' in page
 
 
 def test_what_cannot_be_drawn_is_refused(logs: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:

@@ -48,6 +48,7 @@ from torch import nn
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.fairseq_seams import (
     beam_search,
+    checkpoint_contents,
     checkpoint_states,
     compiled_parts,
     installation,
@@ -238,6 +239,62 @@ def _beam_search() -> None:
 def _generator() -> None:
     task, model = encoder_decoder()
     assert task.build_generator([model], argparse.Namespace(beam=3, max_len_a=0, max_len_b=4)).beam_size == 3
+
+
+# checkpoint_contents
+
+
+def other_registry(name: str) -> Change:
+    """As if a registry of fairseq were empty."""
+    return lambda patch: patch.setattr(checkpoint_contents, name, {})
+
+
+def set_option(contents: Any, kind: str, name: str, value: object) -> None:
+    part = contents["cfg"][kind]
+    (vars(part) if isinstance(part, argparse.Namespace) else part)[name] = value
+
+
+def without_types(original: Any) -> Any:
+    def add_args(parser: Any) -> None:
+        original(parser)
+        for action in parser._actions:
+            action.type = None
+
+    return add_args
+
+
+@seam("checkpoint_contents", "TASK_REGISTRY, by name", other_registry("TASK_REGISTRY"))
+@seam("checkpoint_contents", "TASK_DATACLASS_REGISTRY, by name", other_registry("TASK_DATACLASS_REGISTRY"))
+@seam("checkpoint_contents", "CRITERION_REGISTRY, by name", other_registry("CRITERION_REGISTRY"))
+@seam("checkpoint_contents", "ARCH_MODEL_REGISTRY, by name", other_registry("ARCH_MODEL_REGISTRY"))
+@seam("checkpoint_contents", "ARCH_MODEL_NAME_REGISTRY, by name", other_registry("ARCH_MODEL_NAME_REGISTRY"))
+@seam(
+    "checkpoint_contents",
+    "add_args of a model, whose actions have types",
+    partial(instead, RobertaModel, "add_args", staticmethod(without_types(RobertaModel.add_args))),
+)
+def _what_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved_checkpoint(folder)
+        good = checkpoint_contents.read_contents(path)
+        for kind, name, value in (("model", "_name", "roberta_base"), ("task", "seed", 2)):
+            set_option(good, kind, name, value)
+            checkpoint_contents.check_configuration(good, path)
+        for kind, name in {"task": "mask_prob", "model": "encoder_layers"}.items():
+            contents = deepcopy(good)
+            set_option(contents, kind, name, "many")
+            refused = ""
+            with suppress(ValueError):
+                refused = name
+                checkpoint_contents.check_configuration(contents, path)
+                refused = ""
+            assert refused == name
+
+
+@seam("checkpoint_contents", "meters.Meter, the base of all", partial(without, checkpoint_contents.meters, "Meter"))
+def _meters() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint_contents.read_contents(saved_checkpoint(folder))
 
 
 # checkpoint_states

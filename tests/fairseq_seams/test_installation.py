@@ -119,12 +119,12 @@ BAD = [
     ({**GOOD, "fairseq-fixed": None}, (3, 12, 1), f"fairseq-fixed missing: fix: {FIXED}"),
     ({**SECOND_LANE, "fairseq": None}, (3, 10, 9), f"fairseq missing: fix: {ORIGINAL}"),
     ({**GOOD, "spams-bin": None}, (3, 12, 1), f"spams-bin missing: fix: {CONSTRAINED} 'spams-bin>=2.6'"),
-    ({**GOOD, "torch": "2.0.1"}, (3, 12, 1), f"torch 2.0.1: torch>=2.1 is needed; fix: {CONSTRAINED} 'torch>=2.1'"),
+    ({**GOOD, "torch": "2.0.1"}, (3, 12, 1), f"torch 2.0.1: torch>=2.6 is needed; fix: {CONSTRAINED} 'torch>=2.6'"),
     (
         {**GOOD, "torch": "built by hand"}, (3, 12, 1),
-        f"torch built by hand: torch>=2.1 is needed; fix: {CONSTRAINED} 'torch>=2.1'",
+        f"torch built by hand: torch>=2.6 is needed; fix: {CONSTRAINED} 'torch>=2.6'",
     ),
-    ({**GOOD, "torch": None}, (3, 12, 1), f"torch missing: fix: {CONSTRAINED} 'torch>=2.1'"),
+    ({**GOOD, "torch": None}, (3, 12, 1), f"torch missing: fix: {CONSTRAINED} 'torch>=2.6'"),
     ({**GOOD, "tqdm": None}, (3, 12, 1), f"tqdm missing: fix: {CONSTRAINED} tqdm"),
     ({**GOOD, "omegaconf": None}, (3, 12, 1), f"omegaconf missing: fix: {CONSTRAINED} omegaconf"),
     (

@@ -103,7 +103,7 @@ def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
     requirements = metadata.get_all("Requires-Dist")
     assert 'fairseq-fixed>=0.12.3; python_version >= "3.11"' in requirements
     assert 'fairseq==0.12.2; python_version < "3.11"' in requirements
-    assert {"torch>=2.1", "packaging>=22", 'faiss-cpu>=1.8; extra == "retrieval"'} <= set(requirements)
+    assert {"torch>=2.6", "packaging>=22", 'faiss-cpu>=1.8; extra == "retrieval"'} <= set(requirements)
     assert len(metadata.get_all("Project-URL")) == 4
     assert metadata.get_payload().startswith("# mlsm_plugin\n")
 
@@ -130,7 +130,7 @@ def test_doctor_reads_the_same_requirements_from_a_wheel_as_from_a_checkout(inst
     lines = doctor(installed)
     assert doctor(other, REPOSITORY) == lines
     assert [line.split()[1] for line in lines if line.startswith("  ok  ")] == ["Python", "packaging"]
-    assert any(line.endswith("fix: pip install -c constraints.txt 'torch>=2.1'") for line in lines)
+    assert any(line.endswith("fix: pip install -c constraints.txt 'torch>=2.6'") for line in lines)
     assert any("faiss-cpu" in line and "optional, for mlsm_plugin[retrieval]" in line for line in lines)
     assert not any("hypothesis" in line for line in lines)
 
@@ -138,7 +138,7 @@ def test_doctor_reads_the_same_requirements_from_a_wheel_as_from_a_checkout(inst
 def test_doctor_follows_the_installed_metadata(installed: Path) -> None:
     path = installed / f"mlsm_plugin-{__version__}.dist-info" / "METADATA"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("Requires-Dist: torch>=2.1", "Requires-Dist: torch>=7.8,<9"), encoding="utf-8")
+    path.write_text(text.replace("Requires-Dist: torch>=2.6", "Requires-Dist: torch>=7.8,<9"), encoding="utf-8")
     assert any(line.endswith("'torch<9,>=7.8'") for line in doctor(installed))
     path.write_text(re.sub("Requires-Python: .*", "Requires-Python: >=3.90", text), encoding="utf-8")
     refused, last = doctor(installed)
