@@ -1,26 +1,31 @@
 """Files that are whole or absent: written under a temporary name, flushed, then renamed.
 
-Temporary names are random, since processes on machines that share a disk can have the same process number. They begin
-with a dot and end with ``.tmp``, so that the leftovers of a killed process can be recognized.
+Temporary names begin with a dot and end with ``.tmp``. They are random, since processes on machines that share a disk
+can have the same process number. A process holds a lock on what it writes. The system releases it when the process
+ends, however it ends, so that the leftovers of killed processes can be recognized and removed.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
-import tempfile
 import types
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-LEFTOVERS = ".*.tmp"
+# version 0.1 had eight characters, or the number of the process
+LEFTOVER = re.compile(r"\..+\.(?:[0-9a-f]{32}|[0-9a-z_]{8}|[0-9]+)\.tmp")
+_tidied: set[Path] = set()
 
 
 def temporary_path(path: Path) -> Path:
@@ -32,7 +37,8 @@ def temporary_path(path: Path) -> Path:
 def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
-    If the block fails (a full disk, a kill), ``path`` stays as it was.
+    If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
+    replaced. What killed processes left in the folder is removed when a process first writes there.
 
     Args:
         path: the file, which exists and is complete after the block.
@@ -41,37 +47,23 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[A
     Raises:
         OSError: the file cannot be written.
     """
-    path = Path(path)
-    temporary = temporary_path(path)
-    try:
-        with open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    path = _target_of(path)
+    tidy_once(path.parent)
+    with _temporary_file(path, mode) as (temporary, file):
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(temporary, path)  # before the file is closed, which releases its lock
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file atomically with ``write(file)``, which may be called more than once.
-
-    Another process that seals the folder may delete the temporary file as a leftover (:func:`remove_leftovers`). The
-    file is then written again.
+    """Write a file atomically with ``write(file)``.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path = Path(path)
-    while True:
-        try:
-            with atomic_open(path) as file:
-                write(file)
-            return
-        except FileNotFoundError as error:
-            renamed = error.filename2 is not None and os.fspath(error.filename2) == str(path)
-            if not (renamed and path.parent.is_dir()):  # the folder is missing, or another file
-                raise
+    with atomic_open(path) as file:
+        write(file)
 
 
 def write_npy(path: str | os.PathLike[str], array: np.ndarray) -> None:
@@ -113,37 +105,80 @@ def publish_json(path: str | os.PathLike[str], value: Any, *, keep_existing: boo
     Raises:
         OSError: the file cannot be written.
     """
-    path, content = Path(path), _json_bytes(value)
-    while not _holds(path, content):
-        if not keep_existing:
-            write_file(path, lambda file: file.write(content))
-            return
-        temporary = temporary_path(path)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+    path, content = _target_of(path), _json_bytes(value)
+    if _holds(path, content):
+        return
+    if not keep_existing:
+        write_file(path, lambda file: file.write(content))
+        return
+    with _temporary_file(path, "wb") as (temporary, file):
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileExistsError):
             _link_or_replace(temporary, path)
-            return
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            if not path.parent.is_dir():  # the folder is missing, not only the temporary file
-                raise
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete the temporary files and folders in a folder that no running process is writing.
+
+    Where a file system has no locks, nothing is deleted.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+        for name in [entry.name for entry in entries if LEFTOVER.fullmatch(entry.name)]:
+            _remove_unless_locked(directory / name)
+
+
+def tidy_once(directory: Path) -> None:
+    """:func:`remove_leftovers`, when this process first calls it for a folder."""
+    if directory not in _tidied:
+        _tidied.add(directory)
+        remove_leftovers(directory)
+
+
+def _target_of(path: str | os.PathLike[str]) -> Path:
+    """The file or folder that a symbolic link leads to, or ``path``."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+
+
+@contextmanager
+def _temporary_file(path: Path, mode: str) -> Iterator[tuple[Path, IO[Any]]]:
+    """A temporary file for ``path``, with a lock; it is removed unless the block renames it."""
+    while True:
+        temporary = temporary_path(path)
+        file = open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8")  # noqa: SIM115
+        try:
+            with file:
+                # a process that removes leftovers can be faster than the lock
+                if _locked(file.fileno()) and os.fstat(file.fileno()).st_nlink:
+                    yield temporary, file
+                    return
         finally:
             temporary.unlink(missing_ok=True)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Delete the temporary files that killed processes left in a folder.
+def _locked(descriptor: int) -> bool:
+    """Whether this process holds the lock of a file now, or there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
-    It also deletes those of running processes. All functions here except :func:`atomic_open` then write their file
-    again.
-    """
-    for leftover in directory.glob(LEFTOVERS):
-        if leftover.is_file():
-            leftover.unlink(missing_ok=True)
+
+def _remove_unless_locked(leftover: Path) -> None:
+    with suppress(OSError):  # somebody else's, or gone
+        descriptor = os.open(leftover, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink()
+        finally:
+            os.close(descriptor)
 
 
 def _json_bytes(value: Any) -> bytes:
@@ -182,20 +217,46 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Fill a temporary folder next to ``path`` and move its files into ``path`` when the block succeeds.
+    """Fill a temporary folder next to ``path`` and move its content into ``path`` when the block succeeds.
 
-    Files in ``path`` that have other names stay; files of the same name are replaced.
+    A folder that does not exist, or is empty, appears as a whole. In another folder, files with other names stay. What
+    has the same names is deleted first, so that a kill leaves no mixture of old and new.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
-    path = Path(path)
+    path = _target_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    remove_leftovers(path.parent)
+    temporary = temporary_path(path)
+    temporary.mkdir()
+    descriptor = os.open(temporary, os.O_RDONLY)
     try:
+        _locked(descriptor)
         yield temporary
-        path.mkdir(parents=True, exist_ok=True)
-        for item in sorted(temporary.iterdir()):
-            os.replace(item, path / item.name)
+        _move(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _move(folder: Path, path: Path) -> None:
+    """Rename ``folder`` to ``path``, or move its content there."""
+    try:
+        os.rename(folder, path)
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    items = sorted(folder.iterdir())
+    for item in items:
+        there = path / item.name
+        if there.is_dir() and not there.is_symlink():
+            shutil.rmtree(there)
+        else:
+            there.unlink(missing_ok=True)
+    for item in items:
+        os.replace(item, path / item.name)
 
 
 def sha256_of_files(*paths: str | os.PathLike[str]) -> str:

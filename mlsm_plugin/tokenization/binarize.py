@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,8 +126,7 @@ def binarize(
     opened = open_tokenizer(tokenizer)
     dictionary, encoder = opened.dictionary, opened.line_encoder
     figures = BinarizeFigures(output, opened.fingerprint, len(dictionary))
-    _remove_leftovers(output)
-    with atomic_directory(output) as folder, _locked(folder):
+    with atomic_directory(output) as folder:
         for split, paths in inputs.items():
             builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(dictionary))
             with progress_bar(split, sizes[split], progress) as bar:
@@ -196,29 +192,3 @@ def _remove_earlier_run(output: Path) -> None:
     shutil.rmtree(output / FOLDER_NAME, ignore_errors=True)
     for name in (SUMMARY_NAME, MODEL_NAME, *(f"{split}{ending}" for ending in (".idx", ".bin") for split in SPLITS)):
         (output / name).unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on the temporary folder; the system releases it when the process ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(output: Path) -> None:
-    """Delete the temporary folders of killed runs: those on which no process holds a lock."""
-    for folder in output.parent.glob(f".{output.name}.*.tmp"):
-        if not folder.is_dir():
-            continue
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass  # another run is filling it
-        finally:
-            os.close(descriptor)

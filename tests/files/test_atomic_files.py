@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -176,34 +180,47 @@ def test_files_have_the_permissions_of_a_plain_open(tmp_path, umask):
 
 
 @pytest.mark.parametrize("write", [write_json, publish_json, lambda path, value: write_npy(path, np.array(value))])
-def test_a_temporary_file_that_is_taken_for_a_leftover_is_written_again(tmp_path, monkeypatch, write):
-    real_replace, calls = os.replace, []
+def test_what_is_being_written_is_not_a_leftover(tmp_path, monkeypatch, write):
+    real_replace = os.replace
 
     def after_another_process_sealed(source, target):
-        if not calls:
-            remove_leftovers(tmp_path)
-        calls.append(source)
+        remove_leftovers(tmp_path)
         real_replace(source, target)
 
     monkeypatch.setattr(os, "replace", after_another_process_sealed)
     write(tmp_path / "file", [1, 2])
-    assert len(set(calls)) == 2
     assert names(tmp_path) == ["file"]
+    with atomic_directory(tmp_path / "folder") as folder:
+        remove_leftovers(tmp_path)
+        (folder / "x").touch()
+    assert names(tmp_path) == ["file", "folder"]
 
 
-def test_a_plan_that_is_taken_for_a_leftover_is_written_again(tmp_path, monkeypatch):
-    real_link, calls = os.link, []
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    real_flock, calls = fcntl.flock, []
 
-    def after_another_process_sealed(source, target):
-        if not calls:
+    def after_another_process_tidied(descriptor, operation):
+        calls.append(operation)
+        if len(calls) == 1:
             remove_leftovers(tmp_path)
-        calls.append(source)
+        real_flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_process_tidied)
+    with atomic_open(tmp_path / "file") as file:
+        file.write(b"x")
+    assert names(tmp_path) == ["file"]
+    assert len(calls) == 3  # this file, the one who tidies, the file again
+
+
+def test_the_first_plan_wins_and_the_last_file(tmp_path, monkeypatch):
+    real_link = os.link
+
+    def after_another_process_was_faster(source, target):
+        remove_leftovers(tmp_path)
         real_link(source, target)
 
-    monkeypatch.setattr(os, "link", after_another_process_sealed)
+    monkeypatch.setattr(os, "link", after_another_process_was_faster)
     publish_json(tmp_path / "plan.json", {"a": 1}, keep_existing=True)
-    assert len(calls) == 2
-    assert read_json(tmp_path / "plan.json") == {"a": 1}
     publish_json(tmp_path / "plan.json", {"a": 2}, keep_existing=True)
     assert read_json(tmp_path / "plan.json") == {"a": 1}
     publish_json(tmp_path / "plan.json", {"a": 2})
@@ -211,12 +228,69 @@ def test_a_plan_that_is_taken_for_a_leftover_is_written_again(tmp_path, monkeypa
     assert names(tmp_path) == ["plan.json"]
 
 
-def test_leftovers_are_hidden_files_that_end_in_tmp(tmp_path):
-    for name in (".x.1.tmp", ".y.tmp", "z.tmp", ".hidden"):
+def test_leftovers_are_recognized_by_their_names(tmp_path):
+    random = "0123456789abcdef" * 2
+    for name in (f".x.{random}.tmp", ".y.tmp", "z.tmp", ".hidden", f"x.{random}.tmp", ".x.y.z.tmp"):
         (tmp_path / name).write_text("x")
-    (tmp_path / ".folder.tmp").mkdir()
+    for name in (f".folder.{random}.tmp", ".data-bin.abcd_123.tmp", ".folder.tmp"):  # the second: version 0.1
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "inside").touch()
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == [".folder.tmp", ".hidden", "z.tmp"]
+    assert names(tmp_path) == [".folder.tmp", ".hidden", ".x.y.z.tmp", ".y.tmp", f"x.{random}.tmp", "z.tmp"]
+    remove_leftovers(tmp_path / "absent")
+
+
+def test_nothing_is_removed_where_there_are_no_locks(tmp_path, monkeypatch):
+    def without_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    leftover = temporary_path(tmp_path / "x")
+    leftover.touch()
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    write_json(tmp_path / "file", 1)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted([leftover.name, "file"])
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from mlsm_plugin.files.atomic_files import atomic_directory, atomic_open\n"
+        "with atomic_open(sys.argv[1]) as file, atomic_directory(sys.argv[2]) as folder:\n"
+        "    file.write(b'half'), (folder / 'half').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, tmp_path / "file", tmp_path / "folder"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(names(tmp_path)) == 2
+    write_json(tmp_path / "file", 1)
+    assert names(tmp_path) == ["file"]
+
+
+def test_links_stay_and_their_targets_are_written(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "file")
+    (tmp_path / "folder").symlink_to(tmp_path / "real")
+    write_json(tmp_path / "link", 1)
+    publish_json(tmp_path / "link", 2)
+    with atomic_directory(tmp_path / "folder") as temporary:
+        (temporary / "new").touch()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder").is_symlink()
+    assert read_json(tmp_path / "real" / "file") == 2
+    assert names(tmp_path / "real") == ["file", "new"]
+
+
+def test_an_old_folder_inside_is_replaced_as_a_whole(tmp_path):
+    for name in ("kept", "replaced"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "old").touch()
+    with atomic_directory(tmp_path / "out") as temporary:
+        (temporary / "replaced").mkdir()
+        (temporary / "replaced" / "new").touch()
+    assert names(tmp_path / "out" / "kept") == ["old"]
+    assert names(tmp_path / "out" / "replaced") == ["new"]
 
 
 def test_a_copy_is_whole_and_a_missing_source_is_named(tmp_path):

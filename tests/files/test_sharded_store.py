@@ -258,22 +258,6 @@ def test_writers_of_the_same_shards_at_the_same_time_leave_one_whole_store(tmp_p
         assert folder_bytes(directory) == whole
 
 
-def test_temporary_file_that_another_sealing_process_removes_is_written_again(tmp_path, monkeypatch, whole):
-    store = Numbers(tmp_path / "store")
-    real_replace, removed = os.replace, []
-
-    def sealed_by_another(source, target):
-        if len(removed) < 3 * SHARDS and os.path.basename(source) not in removed and len(removed) % 2 == 0:
-            os.unlink(source)
-        removed.append(os.path.basename(source))
-        real_replace(source, target)
-
-    monkeypatch.setattr(os, "replace", sealed_by_another)
-    store.run()
-    assert len(removed) > 3 * SHARDS + 1
-    assert folder_bytes(store.directory) == whole
-
-
 def test_another_plan_is_refused_before_a_file_is_written(tmp_path):
     first, other = Numbers(tmp_path / "store"), Numbers(tmp_path / "store", seed=2)
     first.write(0)

@@ -305,17 +305,6 @@ def group_is_alive(group: int) -> bool:
     return False
 
 
-def test_the_temporary_folder_of_a_running_run_is_left_alone(corpus, tokenizer, tmp_path, monkeypatch):
-    from mlsm_plugin.tokenization import binarize as module
-
-    running, dead = tmp_path / ".out.aaaa.tmp", tmp_path / ".out.bbbb.tmp"
-    running.mkdir()
-    dead.mkdir()
-    with module._locked(running):
-        module._remove_leftovers(tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == [".out.aaaa.tmp"]
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tokenizer, documents, tmp_path, monkeypatch):
     monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.BATCH_CHARACTERS", 1 << 14)
