@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlsm_plugin.tokenization.text_files import numbered_lines
+
 
 @dataclass(frozen=True)
 class LabelledTexts:
@@ -44,10 +46,7 @@ def read_labelled_texts(path: str | os.PathLike[str], *, regression: bool = Fals
     """
     labels: list[str] = []
     texts: list[tuple[str, ...]] = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
-        line = line.rstrip("\r")
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         label, *rest = (column.strip() for column in line.split("\t"))
         where = f"{path}, line {number}"
         if len(rest) not in (1, 2):

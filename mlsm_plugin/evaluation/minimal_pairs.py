@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +12,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
+from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.tokenization.text_files import numbered_lines
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,11 @@ def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
         ValueError: a line is not a JSON object or lacks a sentence (the message names the line), or there is no pair.
     """
     pairs = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
+            item = parse_json(line)
+        except ValueError as error:
             raise ValueError(f"{where} is not JSON: {error}") from None
         item = item if isinstance(item, dict) else {}
         good, bad = item.get("sentence_good"), item.get("sentence_bad")

@@ -23,6 +23,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from mlsm_plugin.files.json_text import parse_json
+
 # version 0.1 had eight characters, or the number of the process
 LEFTOVER = re.compile(r"\..+\.(?:[0-9a-f]{32}|[0-9a-z_]{8}|[0-9]+)\.tmp")
 _tidied: set[Path] = set()
@@ -210,7 +212,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         ValueError: the file is not JSON (names the file).
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the step again") from None
 

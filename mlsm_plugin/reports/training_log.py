@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from mlsm_plugin.files.json_text import parse_json
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(
@@ -50,6 +52,8 @@ def read_training_log(path: str | os.PathLike[str]) -> TrainingLog:
     with open(path, encoding="utf-8", errors="replace") as file:
         for kind, values in _entries(file):
             curves = log.train if kind == "train" else log.valid
+            if not math.isfinite(values.get("num_updates", 0)):
+                continue
             update = int(values.get("num_updates", 0))
             for name, value in values.items():
                 if name != "num_updates" and not name.startswith("best_"):
@@ -83,8 +87,8 @@ def _numbers(pattern: str, text: str) -> dict[str, float]:
 
 def _json_entry(message: str) -> Iterator[tuple[str, dict[str, float]]]:
     try:
-        entry = json.loads(message)
-    except json.JSONDecodeError:
+        entry = parse_json(message)
+    except ValueError:
         return
     values: dict[str, float] = {}
     for name, value in entry.items():

@@ -20,6 +20,7 @@ from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.losses.similarity import similarity_of
 from mlsm_plugin.retrieval.datastore_files import DICTIONARY_FILE, FORMAT, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import bytes_per_key
+from mlsm_plugin.tokenization.text_files import numbered_lines
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN, PieceClasses, word_boundaries
 
 DTYPES = ("float16", "float32")
@@ -268,5 +269,4 @@ def read_stopwords(path: str | os.PathLike[str] | None) -> frozenset[str]:
     """The words of a file with one word in each line, lower-cased; no words without a file."""
     if path is None:
         return frozenset()
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return frozenset(line.strip().lower() for line in lines if line.strip())
+    return frozenset(line.strip().lower() for _, line in numbered_lines(path))

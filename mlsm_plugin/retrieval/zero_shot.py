@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from mlsm_plugin.losses.similarity import similarities
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 from mlsm_plugin.tokenization.masked_text import ids_between_masks
+from mlsm_plugin.tokenization.text_files import numbered_lines
 
 # How many tokens of the text are compared with a word at once.
 CHUNK_TOKENS = 1 << 22
@@ -36,8 +36,8 @@ def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
         ValueError: a line has another form (the message names it), or there are fewer than two labels.
     """
     found: dict[str, list[str]] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip() or line.startswith("#"):
+    for number, line in numbered_lines(path):
+        if line.startswith("#"):
             continue
         label, tab, words = line.partition("\t")
         found[label.strip()] = [word.strip() for word in words.split(",") if word.strip()]
@@ -55,9 +55,7 @@ def read_texts(path: str | os.PathLike[str], labels: list[str]) -> list[Labelled
         ValueError: there is no text, a label is not in ``labels``, or only some lines have a label.
     """
     found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         label, tab, text = line.partition("\t")
         text, own = (text, label.strip()) if tab else (line, None)
         if not text.strip():

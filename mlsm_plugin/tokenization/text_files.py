@@ -78,6 +78,18 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
         raise ValueError(f"{path} holds no text, only blank lines")
 
 
+def numbered_lines(path: PathLike) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line that is not blank; whitespace in it stays.
+
+    What ends a line, byte-order marks, gzip and errors are as in :func:`read_lines`, but a file may be empty.
+    """
+    with open(path, "rb") as file:
+        for number, raw in enumerate(_raw_lines(Path(path), file), 1):
+            line = _decode(path, number, raw).rstrip("\r\n")
+            if line and not line.isspace():
+                yield number, line
+
+
 def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> Iterator[str]:
     """Yield the lines of several files, with a blank line (a document boundary) between two files.
 

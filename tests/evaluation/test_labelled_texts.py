@@ -62,3 +62,9 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
     for regression in (False, True):
         with pytest.raises(ValueError, match="test has 2 texts in a line, train has 1"):
             check_same_kind(train, [of("valid", "a"), of("test", "a", texts=2)], regression=regression)
+
+
+def test_a_byte_order_mark_is_not_a_part_of_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "marked.tsv"
+    path.write_text("pos\tgood\r\nneg\tbad\r\npos\tfine\r\n", encoding="utf-8-sig")
+    assert read_labelled_texts(path).labels == ("pos", "neg", "pos")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from pathlib import Path
@@ -86,3 +87,10 @@ def test_tensorboard_has_what_the_log_has(logs: dict[str, Path], pipeline: Pipel
     for name in ("loss", "kl", "nonzeros", "coded"):
         assert board[name] == pytest.approx(dict(log.train[name]), abs=6e-4)  # the log is rounded
     assert scalars(tmp_path / "board" / "valid")["kl"][4] == pytest.approx(dict(log.valid["kl"])[4], abs=6e-4)
+
+
+def test_lines_without_a_number_of_updates_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    lines = [json.dumps({"loss": "2", "num_updates": updates}) for updates in ("inf", "nan", "3")]
+    path.write_text("\n".join([*lines, '{"a":' * 100_000]), encoding="utf-8")
+    assert read_training_log(path).train["loss"] == [(3, 2.0)]

@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from mlsm_plugin.tokenization import text_files
-from mlsm_plugin.tokenization.text_files import check_text_files, read_lines, read_text
+from mlsm_plugin.tokenization.text_files import check_text_files, numbered_lines, read_lines, read_text
 
 
 def test_lines_end_at_newlines_only_and_are_stripped(tmp_path):
@@ -74,3 +74,14 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     path.write_bytes(b"ok\n" + b"a " * (1 << 20))
     with pytest.raises(ValueError, match=r"one_line:2: longer than 1 MiB"):
         list(read_lines(path))
+
+
+def test_numbered_lines_keep_their_whitespace(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes("\ufeff\tone \r\n\n \t\n two\u2028half\x0b\n".encode())
+    assert list(numbered_lines(path)) == [(1, "\tone "), (4, " two\u2028half\x0b")]
+    path.write_bytes(b"")
+    assert list(numbered_lines(path)) == []
+    path.write_bytes(b"good\n\xff\n")
+    with pytest.raises(ValueError, match="file:2: not UTF-8"):
+        list(numbered_lines(path))
