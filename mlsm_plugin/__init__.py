@@ -17,11 +17,13 @@ _forward_moved_modules()
 _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
 
 if _installation.first_problem() is None:
+    from mlsm_plugin.fairseq_seams import resumed_runs as _resumed_runs
     from mlsm_plugin.fairseq_seams import saved_configurations as _saved_configurations
     from mlsm_plugin.fairseq_seams import version_shims as _version_shims
 
     _version_shims.apply()
     _saved_configurations.apply()
+    _resumed_runs.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks
     from mlsm_plugin.tokenization import hf_bpe as _hf_bpe  # noqa: F401
 elif "fairseq" in _sys.modules:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
@@ -25,23 +26,32 @@ def _fork_server() -> ForkServerContext:
     return _context
 
 
+def start_fairseq_train(
+    arguments: list[str], *, environment: dict[str, str], outputs: tuple[Path, Path], cwd: Path | None = None
+) -> BaseProcess:
+    """Start what ``python -m fairseq_cli.train arguments`` does; its standard output and error go to two files."""
+    names = [str(path) for path in outputs]
+    process = _fork_server().Process(target=_train, args=(arguments, environment, str(cwd or Path.cwd()), names))
+    process.start()
+    return process
+
+
 def run_fairseq_train(
     arguments: list[str], *, environment: dict[str, str], cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What ``python -m fairseq_cli.train arguments`` does, with its output; the exit status is not looked at."""
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        process = _fork_server().Process(target=_train, args=(arguments, environment, str(cwd or Path.cwd()), outputs))
-        process.start()
+        outputs = (Path(folder, "stdout"), Path(folder, "stderr"))
+        process = start_fairseq_train(arguments, environment=environment, outputs=outputs, cwd=cwd)
         process.join()
-        stdout, stderr = (Path(name).read_text(encoding="utf-8", errors="replace") for name in outputs)
+        stdout, stderr = (path.read_text(encoding="utf-8", errors="replace") for path in outputs)
     assert process.exitcode is not None
     return subprocess.CompletedProcess([*COMMAND, *arguments], process.exitcode, stdout, stderr)
 
 
 def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs: list[str]) -> None:
     for descriptor, name in zip((1, 2), outputs, strict=True):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

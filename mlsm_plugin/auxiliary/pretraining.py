@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of, optimizer_of, updates_of
+from mlsm_plugin.fairseq_seams.resumed_runs import LAST, repair_last
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
-from mlsm_plugin.files.atomic_files import copy_file
+from mlsm_plugin.files.atomic_files import link_file
 from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
@@ -91,14 +92,15 @@ def pretrain(
         kept.append(snapshot)
         if snapshot.exists() and percentage < 100:
             continue
-        last = save_dir / "checkpoint_last.pt"
+        last = save_dir / LAST
+        repair_last(last)
         if updates_of(last) < goal:
             source = last if last.exists() else _restored(flags)
             chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
             defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
             _train_until(goal, data_bin, save_dir, [*defaults, *_without_restart(flags, last)])
         if updates_of(last) <= goal:
-            copy_file(last, snapshot)
+            link_file(last, snapshot)
     return [checkpoint for checkpoint in kept if checkpoint.exists()]
 
 

@@ -174,6 +174,10 @@ class _PairsDataset(WholeEpochsDataset):
         return ordered
 
     @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return False  # fairseq seeds the order by the epoch, so a resumed run must not keep that of the first
+
+    @property
     def supports_prefetch(self) -> bool:
         return False
 
@@ -198,10 +202,6 @@ class SpanDenoisingDataset(_PairsDataset):
         rng = np.random.default_rng([self.corruption.seed, self.epoch, int(index)])
         source, target = self.corruption.apply(self.blocks[index].numpy().astype(np.int64), rng)
         return {"id": index, "source": source, "target": target}
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return True  # batches stay, and the spans are drawn anew
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides the spans."""
@@ -230,7 +230,3 @@ class CorruptedPairsDataset(_PairsDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"id": index, "source": self.sources[index].numpy(), "target": self.targets[index].numpy()}
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return True

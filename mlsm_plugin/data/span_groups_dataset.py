@@ -167,7 +167,7 @@ class SpanGroupsDataset(WholeEpochsDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return True  # batches stay, and the spans are drawn anew
+        return False  # fairseq seeds the order by the epoch, so a resumed run must not keep that of the first
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides the spans."""

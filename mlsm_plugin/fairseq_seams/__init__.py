@@ -13,6 +13,7 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 - ``mmap_builder``: the fields of the builder of binarized datasets; its memory must not grow with the text.
 - ``model_options``: the options that a model's class declares; fine-tuning rebuilds the architecture of a checkpoint.
 - ``rank_gather``: the collective operations; negatives, keys and counts of all ranks.
+- ``resumed_runs``: saving, copying and loading checkpoints, and when to stop; a killed run ends as one never stopped.
 - ``roberta_head``: the parts of the LM head; a second projection shares its transform.
 - ``roberta_hub``: what the interface of a loaded model holds; ours extends it.
 - ``roberta_parts``: the modules of a RoBERTa and the keys of its output; hidden states of any layer.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
 import math
 import os
 import pickle
@@ -62,7 +63,9 @@ def read_contents(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         contents = _loaded(os.fspath(path))
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # torch's, for a file that is too short
+            raise unreadable(path, "it is too short") from None
         raise
     except pickle.UnpicklingError:  # torch's own message advises to load without its protection
         raise unreadable(path, "it is damaged, or holds Python objects, which are not loaded") from None

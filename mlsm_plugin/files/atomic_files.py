@@ -93,6 +93,25 @@ def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) ->
     write_file(target, copy)
 
 
+def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Make ``target`` a second name of the file ``source``, atomically; a copy where there are no hard links.
+
+    Only for files that are replaced, never changed.
+    """
+    target = _target_of(target)
+    tidy_once(target.parent)
+    temporary = temporary_path(target)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        copy_file(source, target)
+        return
+    try:
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)  # still there if both already were the same file
+
+
 def publish_json(path: str | os.PathLike[str], value: Any, *, keep_existing: bool = False) -> None:
     """Write a JSON file that several processes, perhaps on several machines, may write at the same time.
 

@@ -142,7 +142,7 @@ def test_seed_epoch_and_number_decide_the_spans() -> None:
     assert not same(dataset[1], first[1])
     dataset.set_epoch(1)
     assert same(dataset[1], first[1])
-    assert dataset.can_reuse_epoch_itr_across_epochs
+    assert not dataset.can_reuse_epoch_itr_across_epochs
     assert not dataset.supports_prefetch
     ids = Texts([*range(10, 40)], [*range(10, 40)])
     twins = SpanDenoisingDataset(ids, corruption(), shuffle=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -56,6 +57,7 @@ from mlsm_plugin.fairseq_seams import (
     masked_lm_batches,
     model_options,
     rank_gather,
+    resumed_runs,
     roberta_head,
     roberta_hub,
     roberta_parts,
@@ -549,6 +551,62 @@ for _name, _arguments, _named in (
     seam("rank_gather", f"distributed.utils.{_name}", partial(without, distributed, _name))(
         partial(callable_with, _name, *_arguments, **_named)
     )
+
+
+# resumed_runs
+
+
+@seam(
+    "resumed_runs",
+    "checkpoint_utils.torch_persistent_save(obj, filename), which the trainer saves with",
+    partial(instead, checkpoint_utils, "torch_persistent_save", lambda obj, filename, async_write=False: None),
+)
+def _saving() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert saved_checkpoint(folder).is_file()
+        assert not list(Path(folder).glob("*.tmp"))
+
+
+@seam(
+    "resumed_runs",
+    "checkpoint_utils.save_checkpoint, which copies with PathManager.copy and adds to extra_state",
+    partial(without, checkpoint_utils, "save_checkpoint"),
+)
+@seam(
+    "resumed_runs",
+    "checkpoint_utils.load_checkpoint(cfg, trainer), with the names of its options and of the trainer's",
+    partial(without, checkpoint_utils, "load_checkpoint"),
+)
+@seam(
+    "resumed_runs",
+    "fairseq_cli.train.should_stop_early, which counts in best and num_runs",
+    partial(instead, fairseq_cli.train, "should_stop_early", lambda cfg, valid_loss: False),
+)
+def _stopping() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        symbols().save(f"{folder}/dict.txt")
+        cfg = deepcopy(masked_lm_config())
+        cfg.task.data = cfg.checkpoint.save_dir = folder
+        cfg.checkpoint.patience, cfg.checkpoint.save_interval_updates = 2, 1
+        task = MaskedLMTask(cfg.task, symbols())
+        trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+        state = {"version": 2, "epoch": 1, "iterations_in_epoch": 4, "shuffle": True}
+        iterator: Any = SimpleNamespace(epoch=1, end_of_epoch=lambda: False, state_dict=lambda: state)
+        iterator.load_state_dict = state.update
+        trainer.get_train_iterator = lambda epoch, load_dataset: iterator
+        for loss in (1.0, 2.0, 3.0):
+            fairseq_cli.train.should_stop_early(cfg, loss)
+        trainer.set_num_updates(4)
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, iterator, 3.0)
+        last, other = Path(folder, resumed_runs.LAST), Path(folder, "checkpoint_1_4.pt")
+        assert last.samefile(other)
+        counted = checkpoint_states.read_state(last)["extra_state"][resumed_runs.PATIENCE]
+        assert counted == {"best": 1.0, "num_runs": 2}
+        vars(fairseq_cli.train.should_stop_early).clear()
+        _, iterator = checkpoint_utils.load_checkpoint(cfg.checkpoint, trainer)
+        assert iterator.next_epoch_idx == math.inf
+        assert fairseq_cli.train.should_stop_early.num_runs == 2
+        vars(fairseq_cli.train.should_stop_early).clear()
 
 
 # roberta_head
