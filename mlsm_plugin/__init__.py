@@ -8,10 +8,12 @@ import logging as _logging
 import sys as _sys
 
 from mlsm_plugin.fairseq_seams import installation as _installation
+from mlsm_plugin.files.child_process import end_with_parent as _end_with_parent
 from mlsm_plugin.files.moved_modules import forward_moved_modules as _forward_moved_modules
 from mlsm_plugin.version import __version__
 
 _forward_moved_modules()
+_end_with_parent()
 
 # on import, fairseq logs that an optional package of its text-to-speech task is missing
 _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.sharded_store import warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
@@ -69,11 +70,13 @@ def encode_split(
             empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
         FileNotFoundError: the split or the checkpoint is missing.
     """
-    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
+    directory = Path(data_bin) / f"{split}.codes"
+    recorded = [recorded_in(directory, *keys, "fingerprints", "auxiliary") for keys in (("meta",), ())]
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded[0] or recorded[1])
     reader = BlockReader(data_bin, split, settings.blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)
     meta = _store_meta(Path(data_bin) / split, coder, fingerprint, settings)
-    writer = CodeStoreWriter(Path(data_bin) / f"{split}.codes", meta, boundaries, with_gaps=coder.has_gaps)
+    writer = CodeStoreWriter(directory, meta, boundaries, with_gaps=coder.has_gaps)
     figures = CodingFigures(writer.directory, writer.num_shards)
     missing = writer.missing_shards()
     figures.already_complete = not missing and writer.is_sealed

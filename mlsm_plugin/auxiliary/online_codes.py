@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.coder_fit import check_coder_fits, check_encoder_fits
+from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint
 from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
@@ -88,7 +88,7 @@ class OnlineCodes:
             return self._encoder
         with torch.random.fork_rng(devices=[]):
             encoder = open_encoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
-        check_coder_fits(self.coder, auxiliary_fingerprint=encoder.fingerprint, layer=self.layer)
+        fitting_fingerprint(self.checkpoint, self.coder, self.layer)
         check_encoder_fits(encoder, self.coder, self.tokens_per_sample)
         self._encoder = encoder
         return encoder

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of, optimizer_of, updates_of
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST, repair_last
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.files.atomic_files import link_file
+from mlsm_plugin.files.child_process import run_child
+from mlsm_plugin.files.output_lock import only_writer
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
@@ -81,10 +84,12 @@ def pretrain(
         the kept checkpoints.
 
     Raises:
-        ValueError: the trainer failed.
+        ValueError: the trainer failed, or ``save_dir`` holds a run on other data.
     """
     save_dir = Path(save_dir)
-    copy_tokenizer(data_bin, save_dir)
+    with only_writer(save_dir):  # the trainer takes the lock later
+        _data_of(data_bin, save_dir).begin()
+        copy_tokenizer(data_bin, save_dir)
     kept = []
     for percentage in sorted({*keep_at, 100}):
         goal = max(1, max_update * percentage // 100)
@@ -102,6 +107,13 @@ def pretrain(
         if updates_of(last) <= goal:
             link_file(last, snapshot)
     return [checkpoint for checkpoint in kept if checkpoint.exists()]
+
+
+def _data_of(data_bin: str | os.PathLike[str], save_dir: Path) -> PlannedFolder:
+    """The record of the data that a run was begun with; other data must not continue it."""
+    plan = {"train": split_fingerprint(Path(data_bin, "train"))}
+    advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
+    return PlannedFolder(save_dir, plan, plan_file="data.json", seal_file="data.json", advice=advice)
 
 
 def _restored(flags: list[str]) -> Path | None:
@@ -124,7 +136,7 @@ def _train_until(max_update: int, data_bin: str | os.PathLike[str], save_dir: Pa
         *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(PLUGIN_DIR)),
         *("--save-dir", str(save_dir), *flags, "--max-update", str(max_update)),
     ]
-    status = subprocess.run(command, check=False).returncode
+    status = run_child(command)
     if status != 0:
         raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
 

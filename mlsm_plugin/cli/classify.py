@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     import numpy as np
     from tqdm import tqdm
 
-    from mlsm_plugin.files.atomic_files import atomic_open
+    from mlsm_plugin.files.atomic_files import atomic_open, check_output_file
     from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
     from mlsm_plugin.retrieval.zero_shot import (
         ParametricClassifier,
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.tokenization.masked_text import MASK
 
     check_positive(args, "max_occurrences")
+    if args.output:
+        check_output_file(args.output)
     if args.template.count("{}") != 1 or args.template.count(MASK) != 1:
         raise ValueError(f"--template needs {{}} and {MASK}, once each; got {args.template!r}")
     if args.datastore is None and not args.parametric:

@@ -82,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn or import the dictionary, measure its health, and write it."""
     from mlsm_plugin.auxiliary.coder_fit import check_positions
+    from mlsm_plugin.files.output_lock import only_writer
     from mlsm_plugin.hidden_states.block_reader import BlockReader
     from mlsm_plugin.hidden_states.samples import sample_hidden_states
     from mlsm_plugin.hidden_states.sources import open_encoder
@@ -136,7 +137,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     coder = LassoCoder(Dictionary(atoms, {**meta, "health": health.as_dict()}))
     if health.unused_atoms == len(atoms):
         raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
-    coder.save(output)
+    with only_writer(output):
+        if not args.overwrite and _is_complete(output, plan):
+            print(f"another process has made {output} meanwhile")
+        else:
+            coder.save(output)
     print(health)
     print(f"dictionary: {output / 'dictionary.npy'}")
     print_next("Code the dataset with", encode_command(args.data_bin, args.auxiliary, output, args.user_dir))
@@ -152,12 +157,14 @@ def _planned(args: argparse.Namespace, blocks: BlockSettings) -> dict[str, Any]:
     """What decides the dictionary, as ``meta.json`` will have it."""
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.files.atomic_files import sha256_of_files
+    from mlsm_plugin.files.planned_folder import recorded_in
     from mlsm_plugin.hidden_states.sources import source_of
 
+    recorded = recorded_in(args.output, "auxiliary_fingerprint")
     plan: dict[str, Any] = {
         "layer": args.layer,
         "lambda": args.lambda_,
-        "auxiliary_fingerprint": source_of(args.auxiliary).fingerprint_of(args.auxiliary),
+        "auxiliary_fingerprint": source_of(args.auxiliary).recorded_fingerprint(args.auxiliary, recorded),
         "blocks": asdict(blocks),
         "fp16": args.fp16,
     }

@@ -26,11 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Score the pairs, and print the accuracy on each file and on all of them."""
     from mlsm_plugin.evaluation.minimal_pairs import accuracy_of_pairs, check_head_was_trained, read_pairs
-    from mlsm_plugin.files.atomic_files import write_json
+    from mlsm_plugin.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.hidden_states.devices import default_device
     from mlsm_plugin.hub import from_pretrained
 
     check_positive(args, "batch_tokens")
+    if args.output:
+        check_output_file(args.output)
     files = {path: read_pairs(path) for path in args.input}
     model = from_pretrained(args.checkpoint)
     check_head_was_trained(model)

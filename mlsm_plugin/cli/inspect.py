@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.files.atomic_files import check_output_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.reports.latent_report import render_report
 
     check_positive(args, "max_tokens")
+    check_output_file(args.output)
     data_bin = find_data_bin(Path(args.folder))
     summaries, store = summarize_split(data_bin, args.split, max_tokens=args.max_tokens)
     facts = _facts(store, summaries, data_bin, args.split)
@@ -74,11 +76,13 @@ def _training_data(checkpoint: Path) -> Path:
 
 def summarize_split(data_bin: Path, split: str, *, max_tokens: int) -> tuple[list[AtomSummary], CodeStore]:
     """Summaries of all atoms over the first ``max_tokens`` tokens of a coded split, and its codes."""
+    from mlsm_plugin.data.token_blocks import check_codes_belong_to
     from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.reports.latent_report import summarize_atoms
     from mlsm_plugin.sparse_coding.code_store import CodeStore
 
     store = CodeStore(str(data_bin / f"{split}.codes"))
+    check_codes_belong_to(data_bin / split, store.meta)
     reader = BlockReader(data_bin, split, BlockSettings(**store.meta["blocks"]))
     symbols = reader.dictionary.symbols
     summaries = summarize_atoms(

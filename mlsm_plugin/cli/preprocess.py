@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, block_settings, check_positive
 from mlsm_plugin.cli.next_commands import chained, training_command
+from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.step_record import Step, StepRecord
 
 TAKES_EXTRA_FLAGS = True
@@ -71,14 +72,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not up to date; print a table of all steps and the training command."""
-    from mlsm_plugin.cli.main import main
-    from mlsm_plugin.hidden_states.sources import source_of
-
     # check now, not hours later in the step that reads them
     check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
     blocks = block_settings(args, args.auxiliary) if args.auxiliary else block_settings(args, "", {**DEFAULT_BLOCKS})
+    with only_writer(args.output):
+        return _run_steps(args, extra, blocks)
+
+
+def _run_steps(args: argparse.Namespace, extra: list[str], blocks: BlockSettings) -> int:
+    from mlsm_plugin.cli.main import main
+    from mlsm_plugin.hidden_states.sources import source_of
+
     output = Path(args.output)
-    output.mkdir(parents=True, exist_ok=True)
     record = StepRecord(output / "steps.json")
 
     def run_command(command: Sequence[str]) -> int:
@@ -111,6 +116,7 @@ def _steps_until_auxiliary(
     args: argparse.Namespace, extra: list[str], output: Path, blocks: BlockSettings
 ) -> list[Step]:
     from mlsm_plugin.hidden_states.sources import source_of
+    from mlsm_plugin.tokenization.text_tokenizer import tokenizer_inputs
 
     steps = []
     if args.tokenizer or args.auxiliary:
@@ -125,7 +131,8 @@ def _steps_until_auxiliary(
     command = ["binarize", "--tokenizer", tokenizer, "--output", str(data_bin), "--workers", str(args.workers)]
     for split in SPLITS:
         command += [f"--{split}", *getattr(args, split)] if getattr(args, split) else []
-    steps.append(Step("binarize", command, _texts(args), [data_bin]))
+    used = tokenizer_inputs(tokenizer) if args.tokenizer or args.auxiliary else []
+    steps.append(Step("binarize", command, _texts(args), [data_bin], uses=used))
     if not args.auxiliary:
         save_dir = output / "auxiliary"
         command = ["auxiliary", str(data_bin), "--save-dir", str(save_dir)]
@@ -139,7 +146,8 @@ def _steps_until_auxiliary(
             *extra,
             *_user_dir(args),
         ]
-        steps.append(Step("auxiliary", command, [], [save_dir]))
+        checked = [Path(_auxiliary_checkpoint(args, output))]
+        steps.append(Step("auxiliary", command, [], [save_dir], checked=checked))
     return steps
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,11 @@ from fairseq.data import Dictionary, PrependTokenDataset, TokenBlockDataset, dat
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
 
 from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
+from mlsm_plugin.fairseq_seams.binarized_files import check_splits
 from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.json_checks import check_json
+from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK
+from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
 
 
 def split_path(data: str, split: str, epoch: int) -> str:
@@ -26,8 +30,9 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
 
     Raises:
         FileNotFoundError: the split does not exist.
-        ValueError: the split is empty.
+        ValueError: the split is empty, damaged, or holds symbols that the dictionary lacks.
     """
+    check_splits(path, len(dictionary), combine=combine)
     dataset = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
     if dataset is None:
         raise FileNotFoundError(f"no binarized split at {path}.bin; write one with `mlsm binarize`")
@@ -41,18 +46,30 @@ def split_fingerprint(path: str | os.PathLike[str]) -> str:
     return sha256_of_files(f"{path}.idx", f"{path}.bin")
 
 
+def check_codes_belong_to(split: str | os.PathLike[str], meta: Mapping[str, Any]) -> None:
+    """Raise ValueError unless codes were made from a binarized split.
+
+    Args:
+        split: the split, ``DATA_BIN/train``, whose codes are in ``DATA_BIN/train.codes``.
+        meta: of the codes.
+    """
+    expected = check_json(meta, CORPUS_CHECK, f"{split}.codes/meta.json")["fingerprints"]["split"]
+    found = split_fingerprint(split)
+    if found != expected:
+        raise ValueError(
+            f"the codes in {split}.codes were made from another dataset (SHA-256 {expected[:12]}) than "
+            f"{split}.bin ({found[:12]}); run `mlsm encode` again"
+        )
+
+
 def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
     """Load ``dict.txt`` of a binarized dataset and add ``<mask>``, as fairseq's masked_lm task does.
 
     Raises:
         FileNotFoundError: the folder has no ``dict.txt``.
+        ValueError: it is damaged.
     """
-    path = Path(data_bin) / "dict.txt"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{data_bin} is not a binarized dataset: dict.txt is missing (write one: `mlsm binarize`)"
-        )
-    dictionary = Dictionary.load(str(path))
+    dictionary = symbols_of_dataset(data_bin)
     dictionary.add_symbol("<mask>", n=0)  # n=0: the task adds it again, and only that counts
     return dictionary
 

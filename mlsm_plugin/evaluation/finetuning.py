@@ -19,13 +19,20 @@ from scipy import stats
 from mlsm_plugin.evaluation.classification_data import DICTIONARY, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.fairseq_seams import model_options
-from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, read_state, weights_in
+from mlsm_plugin.fairseq_seams.checkpoint_states import (
+    config_in,
+    model_fingerprint,
+    read_state,
+    weights_in,
+)
 from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
-from mlsm_plugin.files.atomic_files import atomic_open, copy_file
+from mlsm_plugin.files.atomic_files import atomic_open, copy_file, link_file, sha256_of_files
+from mlsm_plugin.files.child_process import start_child
+from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder, Standing
-from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer
+from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
 
@@ -106,10 +113,22 @@ class Finetuning:
         self.flags = architecture_flags(model_cfg)
 
     def run(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """Train what is missing, and write ``results.json``; returns its content."""
+        """Train what is missing, and write ``results.json``; returns its content.
+
+        Raises:
+            ValueError: the folder holds other runs, another process is writing there, or a training fails.
+        """
+        with only_writer(self.output):
+            return self._run(seeds)
+
+    def _run(self, seeds: Sequence[int]) -> dict[str, Any]:
         folder = self._folder()
-        folder.begin()
         data = self.output / "data"
+        if folder.standing() is Standing.OTHER and not any(self.output.glob("seed-*/*.pt")):
+            # nothing was trained yet; a mistyped flag must not refuse the corrected command
+            shutil.rmtree(data, ignore_errors=True)
+            folder.forget()
+        folder.begin()
         if not (data / "label").is_dir():
             too_long = write_classification_data(
                 self.texts, self.tokenizer, data,
@@ -128,10 +147,15 @@ class Finetuning:
         return summary
 
     def _folder(self) -> PlannedFolder:
-        """The folder of the runs; the seeds are not part of its plan, since a later command may add more."""
+        """The folder of the runs; its plan has the contents of all inputs.
+
+        The seeds are not part of the plan, since a later command may add more.
+        """
+        tokenizer = [self.checkpoint.parent / name for name in tokenizer_files(self.checkpoint.parent)]
         plan = {
-            "checkpoint": os.path.abspath(self.checkpoint),
-            "files": {split: os.path.abspath(texts.path) for split, texts in self.texts.items()},
+            "checkpoint": model_fingerprint(self.checkpoint),
+            "tokenizer": sha256_of_files(*tokenizer),
+            "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
             "settings": vars(self.settings),
         }
         return PlannedFolder(
@@ -192,7 +216,7 @@ class Finetuning:
             copies.append(("data/label/" + DICTIONARY, "label/" + DICTIONARY))
         for source, target in copies:
             (folder / target).parent.mkdir(exist_ok=True)
-            shutil.copyfile(self.output / source, folder / target)
+            copy_file(self.output / source, folder / target)
         copy_tokenizer(self.checkpoint.parent, folder)
 
     def _evaluated(self, folder: Path) -> dict[str, Any]:
@@ -227,10 +251,10 @@ class Finetuning:
     def _keep(self, seed: int) -> None:
         """Copy the best model to the output folder, so that this folder can be loaded."""
         folder = self.output / f"seed-{seed}"
-        copy_file(folder / "checkpoint_best.pt", self.output / "model.pt")
-        for name in ("input0", "label"):
-            if (folder / name).is_dir():
-                shutil.copytree(folder / name, self.output / name, dirs_exist_ok=True)
+        link_file(folder / "checkpoint_best.pt", self.output / "model.pt")
+        for file in (*folder.glob("input0/*.txt"), *folder.glob("label/*.txt")):
+            (self.output / file.parent.name).mkdir(exist_ok=True)
+            copy_file(file, self.output / file.parent.name / file.name)
         copy_tokenizer(folder, self.output)
 
 
@@ -239,7 +263,7 @@ def _run_logged(command: list[str], log: Path) -> tuple[int, str]:
     last = ""
     with (
         open(log, "a", encoding="utf-8") as file,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        start_child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

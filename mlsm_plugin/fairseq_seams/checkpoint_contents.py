@@ -24,6 +24,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mlsm_plugin.fairseq_seams.model_options import TRAINING_OPTIONS
+
 PACKAGE = __name__.partition(".")[0]
 # fairseq's own; what this package registers is trusted, too
 TRUSTED = {
@@ -112,6 +114,13 @@ def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) 
 def names_in(contents: dict[str, Any]) -> dict[str, Any]:
     """The registered names of ``task``, ``model`` (its architecture) and ``criterion``; None where there is none."""
     return {kind: part.get("_name") for kind, part in _parts(contents).items()}
+
+
+def architecture_options(contents: dict[str, Any]) -> dict[str, Any]:
+    """The options of the model's architecture in a checkpoint, by name; those of its training are left out."""
+    options = _parts(contents)["model"]
+    known = {action.dest for action in _actions(str(options["_name"]))} - TRAINING_OPTIONS
+    return {name: value for name, value in sorted(options.items()) if name in known}
 
 
 def _loaded(path: str) -> Any:

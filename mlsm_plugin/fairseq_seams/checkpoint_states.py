@@ -6,6 +6,8 @@ A state is the dictionary that fairseq's trainer writes: ``model`` (weights by n
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import (
     NO_FILES,
+    architecture_options,
     check_configuration,
     names_in,
     read_contents,
@@ -104,6 +107,24 @@ def optimizer_of(checkpoint: Path) -> str:
 def architecture_of(checkpoint: Path) -> str:
     """Registered name of the architecture in a checkpoint; the weights are not read."""
     return str(names_in(read_contents(checkpoint))["model"])
+
+
+def model_fingerprint(checkpoint: Path) -> str:
+    """SHA-256 of what decides the hidden states of a model: the weights, and the options of its architecture.
+
+    The state of the optimizer and times do not count, so that a run that was resumed gives the same.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: as :func:`read_state`.
+    """
+    contents = read_contents(checkpoint)
+    check_configuration(contents, checkpoint)
+    digest = hashlib.sha256(json.dumps(architecture_options(contents), sort_keys=True, default=str).encode())
+    for name, weight in sorted(weights_in(contents).items()):
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
+        digest.update(weight.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _last_run(checkpoint: Path) -> dict[str, Any]:

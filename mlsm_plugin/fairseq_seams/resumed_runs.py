@@ -21,6 +21,7 @@ from fairseq.trainer import Trainer
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
 from mlsm_plugin.files.atomic_files import atomic_open, link_file
+from mlsm_plugin.files.output_lock import hold_lock
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ def _resuming(original: Any) -> Any:
 
     @functools.wraps(original)
     def load_checkpoint(cfg: Any, trainer: Any, **more: Any) -> Any:
+        if trainer.is_data_parallel_master and not cfg.no_save:
+            hold_lock(cfg.save_dir)
         if cfg.restore_file == LAST and trainer.is_data_parallel_master:
             repair_last(Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix or ''}.pt"))
         extra_state, epoch_itr = original(cfg, trainer, **more)

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import time
 import types
 import uuid
 from collections.abc import Callable, Iterator
@@ -91,6 +92,18 @@ def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) ->
             shutil.copyfileobj(reader, file)
 
     write_file(target, copy)
+
+
+def check_output_file(path: str | os.PathLike[str]) -> None:
+    """Check, before hours of work, that a file can be written there.
+
+    Raises:
+        ValueError: the path is a folder, or its folder does not exist.
+    """
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a folder; name a file in it")
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"{Path(path).absolute().parent} does not exist; make it, or choose another place")
 
 
 def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
@@ -269,15 +282,23 @@ def _move(folder: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    items = sorted(folder.iterdir())
-    for item in items:
-        there = path / item.name
-        if there.is_dir() and not there.is_symlink():
-            shutil.rmtree(there)
-        else:
-            there.unlink(missing_ok=True)
-    for item in items:
-        os.replace(item, path / item.name)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _ in range(30):  # two processes that finish at once must not mix what they move
+            if _locked(descriptor):
+                break
+            time.sleep(0.1)
+        items = sorted(folder.iterdir())
+        for item in items:
+            there = path / item.name
+            if there.is_dir() and not there.is_symlink():
+                shutil.rmtree(there)
+            else:
+                there.unlink(missing_ok=True)
+        for item in items:
+            os.replace(item, path / item.name)
+    finally:
+        os.close(descriptor)
 
 
 def sha256_of_files(*paths: str | os.PathLike[str]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.files.atomic_files import publish_json, read_json, remove_leftovers
+from mlsm_plugin.files.json_checks import check_json, fields
 
 PLAN_FILE = "plan.json"
 META_FILE = "meta.json"
@@ -151,6 +152,12 @@ class PlannedFolder:
             publish_json(self._plan_path, self.plan, keep_existing=True)
             self.check()
 
+    def forget(self) -> None:
+        """Remove plan and seal, so that the folder can be begun with another plan."""
+        self.seal_path.unlink(missing_ok=True)
+        if self._plan_path is not None:
+            self._plan_path.unlink(missing_ok=True)
+
     def unseal(self) -> None:
         """Remove the seal: a folder must not look complete while a part of it is replaced."""
         self.seal_path.unlink(missing_ok=True)
@@ -173,7 +180,7 @@ class PlannedFolder:
             OSError: the seal does not exist.
             ValueError: the seal is damaged.
         """
-        content: dict[str, Any] = read_json(self.seal_path)
+        content: dict[str, Any] = check_json(read_json(self.seal_path), fields(), self.seal_path)
         return content
 
     def _found(self) -> Any:
@@ -185,6 +192,22 @@ class PlannedFolder:
 
     def _same_keys(self, sealed: dict[str, Any]) -> dict[str, Any]:
         return {key: sealed.get(key) for key in self.plan}
+
+
+def recorded_in(directory: str | os.PathLike[str], *keys: str) -> Any:
+    """A value in the plan of a folder, or else in its seal; None where there is none.
+
+    Args:
+        directory: the folder.
+        keys: of the dictionaries that lead to the value, such as ``fingerprints`` and ``checkpoint``.
+    """
+    for name in (PLAN_FILE, META_FILE):
+        value = _read_if_there(Path(directory, name))
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
 
 
 def _read_if_there(path: Path) -> Any:

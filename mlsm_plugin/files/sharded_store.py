@@ -8,18 +8,13 @@ header says. Nothing else is read to check this.
 from __future__ import annotations
 
 import logging
-import math
-import os
 import shutil
-import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from mlsm_plugin.files.atomic_files import write_json, write_npy
 from mlsm_plugin.files.planned_folder import PlannedFolder, shorten
@@ -27,50 +22,9 @@ from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 
 logger = logging.getLogger(__name__)
 
-READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
 
 class MissingShardsError(ValueError):
     """A store cannot be sealed yet; where several processes write, the last one can."""
-
-
-@dataclass(frozen=True)
-class NpyHeader:
-    """The type and shape of the array in an npy file; its values begin after ``offset`` bytes."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-
-def npy_header(path: Path) -> NpyHeader | None:
-    """The header of a whole npy file in C order; None if the file is absent, damaged or of another length."""
-    try:
-        with open(path, "rb") as file:
-            shape, fortran_order, dtype = READ_HEADER[np.lib.format.read_magic(file)](file)
-            offset, size = file.tell(), os.fstat(file.fileno()).st_size
-    except (OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, tokenize.TokenError):
-        return None
-    whole = not fortran_order and not dtype.hasobject and size == offset + math.prod(shape) * dtype.itemsize
-    return NpyHeader(dtype, shape, offset) if whole else None
-
-
-def map_npy(path: Path) -> np.ndarray:
-    """Map the array of an npy file without keeping the file open; writing to the array does not change the file.
-
-    np.memmap keeps a file descriptor, and a process has only about 1,000 of them; a corpus of 10^9 tokens has more
-    shard files. torch closes the file after mapping it.
-
-    Raises:
-        ValueError: the file is missing or damaged (names it).
-    """
-    header = npy_header(path)
-    if header is None:
-        raise ValueError(f"{path} is missing or damaged; run the command that wrote it again")
-    if math.prod(header.shape) == 0:
-        return np.zeros(header.shape, header.dtype)
-    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8).numpy()
-    return whole[header.offset :].view(header.dtype).reshape(header.shape)
 
 
 def shard_path(directory: Path, index: int, part: str, ending: str = "npy") -> Path:

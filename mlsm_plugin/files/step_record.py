@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.files.fingerprints import fingerprints_of, first_change
+from mlsm_plugin.files.json_checks import check_json, fields, number, text, values
 from mlsm_plugin.files.planned_folder import Standing, standing
+
+STEPS = values(
+    fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
+)
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,16 @@ class Step:
         command: the command that the step runs; if it changes, the step runs again.
         inputs: files whose contents decide the result.
         outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
+        uses: further files whose contents decide the result; version 0.1 did not record them.
+        checked: the outputs whose contents must stay; None: all.
     """
 
     name: str
     command: Sequence[str]
     inputs: Sequence[Path]
     outputs: Sequence[Path]
+    uses: Sequence[Path] = ()
+    checked: Sequence[Path] | None = None
 
 
 @dataclass
@@ -36,9 +45,9 @@ class StepRecord:
     """The finished steps of a folder, kept in its ``steps.json``.
 
     The plan of a step is its command, the contents of its inputs and all steps before it. A step is current when its
-    last run had the same plan and was complete, and its outputs exist. An interrupted step with the same plan runs
-    again, and resumes if its command can. A step with another plan is not refused: its outputs are renamed, and it
-    starts from the beginning.
+    last run had the same plan and was complete, and its outputs are what it made. An interrupted step with the same
+    plan runs again, and resumes if its command can. A step with another plan, or with other outputs, is not refused:
+    its outputs are renamed, and it starts from the beginning.
     """
 
     path: Path
@@ -47,11 +56,10 @@ class StepRecord:
 
     def run(self, step: Step, action: Callable[[Sequence[str]], int]) -> int:
         """Run ``action(step.command)`` unless the step is current; returns its exit status."""
-        steps: dict[str, Any] = read_json(self.path) if self.path.exists() else {}
-        signature = {"command": list(step.command), "inputs": sha256_of_files(*step.inputs), "after": self._before}
+        steps: dict[str, Any] = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
         known = steps.get(step.name, {})
-        done = bool(known.get("done")) and all(output.exists() for output in step.outputs)
-        found = standing(known.get("signature"), signature, sealed=done)
+        signature = self._signature(step)
+        found = self._standing(step, known, signature)
         self._before = f"{step.name}:{' '.join(step.command)}:{signature['inputs']}:{self._before}"
         if found is Standing.COMPLETE:
             self.rows.append((step.name, "current", known["seconds"], _size(step.outputs), step.outputs[0]))
@@ -68,10 +76,33 @@ class StepRecord:
         if status != 0:
             return status
         seconds = time.perf_counter() - start
-        steps[step.name] = {"signature": signature, "done": True, "seconds": round(seconds, 1)}
+        steps[step.name] = {
+            "signature": signature,
+            "done": True,
+            "seconds": round(seconds, 1),
+            "outputs": fingerprints_of(_checked(step)),
+        }
         write_json(self.path, steps)
         self.rows.append((step.name, "done", seconds, _size(step.outputs), step.outputs[0]))
         return 0
+
+    def _signature(self, step: Step) -> dict[str, Any]:
+        signature = {"command": list(step.command), "inputs": sha256_of_files(*step.inputs), "after": self._before}
+        return {**signature, "uses": sha256_of_files(*step.uses)} if step.uses else signature
+
+    def _standing(self, step: Step, known: dict[str, Any], signature: dict[str, Any]) -> Standing:
+        """How far the step has come; with changed outputs, as with another plan."""
+        recorded = known.get("signature")
+        wanted = signature if "uses" in (recorded or {}) else {**signature, "uses": None}
+        done = bool(known.get("done")) and all(output.exists() for output in step.outputs)
+        found = standing(recorded, wanted, sealed=done)
+        made = known.get("outputs")  # version 0.1 did not record them
+        if found is Standing.COMPLETE and made is not None:
+            changed = first_change(made, fingerprints_of(_checked(step), made))
+            if changed is not None:
+                print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
+                return Standing.OTHER
+        return found
 
     def table(self) -> str:
         """A table of the steps with state, time, size and path."""
@@ -86,12 +117,16 @@ def _size(outputs: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
+def _checked(step: Step) -> Sequence[Path]:
+    return step.outputs if step.checked is None else step.checked
+
+
 def _set_aside(path: Path) -> None:
-    """Rename ``path`` to ``path.old``, so that a changed option does not destroy days of training."""
+    """Rename ``path`` to ``path.old``, or ``path.old2``, ..., so that a changed option does not destroy anything."""
     if not os.path.lexists(path):
         return
-    old = path.with_name(f"{path.name}.old")
-    if old.is_dir():
-        shutil.rmtree(old)
+    number = 1
+    while os.path.lexists(old := path.with_name(f"{path.name}.old{number if number > 1 else ''}")):
+        number += 1
     os.replace(path, old)
-    print(f"{path} was made with other settings or inputs; it is now {old}", flush=True)
+    print(f"{path} was made with other settings or inputs, or was changed; it is now {old}", flush=True)

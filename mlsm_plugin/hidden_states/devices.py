@@ -14,8 +14,21 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def default_device(device: str | torch.device | None = None) -> torch.device:
-    """``device`` if it is given, else the GPU if there is one, else the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """``device`` if it is given, else the GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    if not device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen).cpu()  # fails where there is no such device, and on one without memory
+    except (RuntimeError, AssertionError, NotImplementedError):
+        gpus = torch.cuda.device_count()
+        there = f"cpu, cuda:0 to cuda:{gpus - 1}" if gpus else "cpu"
+        raise ValueError(f"device {device} is not on this machine, which has {there}; pass one with --device") from None
+    return chosen
 
 
 def has_fast_bf16(device: torch.device) -> bool:

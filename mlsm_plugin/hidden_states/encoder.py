@@ -34,7 +34,7 @@ class HiddenStateEncoder(ABC):
         layer: which hidden state the encoder gives.
         num_layers: number of layers of the whole model.
         max_tokens: longest sample in tokens, BOS included.
-        fingerprint: SHA-256 of the model's files.
+        fingerprint: SHA-256 of what decides the hidden states.
         device: device of the model.
         dim: width of the hidden states.
     """
@@ -99,8 +99,16 @@ class HiddenStateEncoder(ABC):
 
     @classmethod
     def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
-        """SHA-256 of the model's files."""
+        """SHA-256 of what decides the hidden states; here, of the model's files."""
         return sha256_of_files(*cls.files_of(name))
+
+    @classmethod
+    def recorded_fingerprint(cls, name: str | os.PathLike[str], recorded: str | None) -> str:
+        """The fingerprint of the model, to be compared with ``recorded``.
+
+        A source that once had another fingerprint for the same model returns ``recorded`` if it is that one.
+        """
+        return cls.fingerprint_of(name)
 
 
 def check_layer(layer: int, num_layers: int, name: str | os.PathLike[str]) -> None:

@@ -12,8 +12,15 @@ from torch import Tensor
 
 from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.fairseq_seams import roberta_parts
-from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, load_model, read_state, weights_in
+from mlsm_plugin.fairseq_seams.checkpoint_states import (
+    config_in,
+    load_model,
+    model_fingerprint,
+    read_state,
+    weights_in,
+)
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS, layer_numbers
+from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.tokenization.span_masks import added_symbols
@@ -101,6 +108,19 @@ class FairseqEncoder(HiddenStateEncoder):
     def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
         """The folder of the checkpoint, which holds its tokenizer."""
         return str(Path(name).parent)
+
+    @classmethod
+    def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
+        """SHA-256 of the weights and of the options of the architecture."""
+        return model_fingerprint(cls.files_of(name)[0])
+
+    @classmethod
+    def recorded_fingerprint(cls, name: str | os.PathLike[str], recorded: str | None) -> str:
+        """``recorded`` if it is that of the checkpoint's bytes, as in version 0.1; else :meth:`fingerprint_of`."""
+        found = cls.fingerprint_of(name)
+        if recorded not in (None, found) and recorded == sha256_of_files(*cls.files_of(name)):
+            return recorded
+        return found
 
 
 def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.sharded_store import MissingShardsError
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
@@ -96,6 +97,8 @@ class DatastoreBuilder:
         self.encoder = FairseqEncoder(
             checkpoint, data_bin, layer=FairseqEncoder.layers_of(checkpoint), device=device, fp16=fp16
         )
+        recorded = recorded_in(directory, "fingerprints", "checkpoint")
+        self._fingerprint = self.encoder.recorded_fingerprint(checkpoint, recorded)
         if settings.blocks.tokens_per_sample > self.encoder.max_tokens:
             raise ValueError(
                 f"--tokens-per-sample {settings.blocks.tokens_per_sample} is more than the "
@@ -139,7 +142,7 @@ class DatastoreBuilder:
             "shard_tokens": settings.shard_tokens,
             "fp16": fp16,
             "fingerprints": {
-                "checkpoint": self.encoder.fingerprint,
+                "checkpoint": self._fingerprint,
                 "dictionary": sha256_of_files(self.data_bin / DICTIONARY_FILE),
                 "splits": {split: split_fingerprint(self.data_bin / split) for split in settings.splits},
             },

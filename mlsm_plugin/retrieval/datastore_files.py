@@ -20,8 +20,9 @@ from typing import IO, Any
 import numpy as np
 
 from mlsm_plugin.files.atomic_files import copy_file, write_file, write_npy
+from mlsm_plugin.files.npy_files import npy_header
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
-from mlsm_plugin.files.sharded_store import ShardedStoreWriter, npy_header, warn_of_full_disk
+from mlsm_plugin.files.sharded_store import ShardedStoreWriter, warn_of_full_disk
 
 FORMAT = 1
 TOKENS_FILE = "tokens.npy"

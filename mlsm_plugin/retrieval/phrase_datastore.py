@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.atomic_files import read_json, sha256_of_files
+from mlsm_plugin.files.atomic_files import read_json
+from mlsm_plugin.files.json_checks import check_json, fields, list_of, text, whole
+from mlsm_plugin.files.npy_files import map_npy, npy_header
 from mlsm_plugin.files.planned_folder import META_FILE, PLAN_FILE
-from mlsm_plugin.files.sharded_store import map_npy, npy_header, shard_path
+from mlsm_plugin.files.sharded_store import shard_path
+from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.losses.similarity import similarities
 from mlsm_plugin.retrieval.datastore_builder import CHUNK_ENTRIES, DatastoreBuilder, DatastoreSettings
 from mlsm_plugin.retrieval.datastore_files import BLOCKS_FILE, FORMAT, TOKENS_FILE, DatastoreWriter
@@ -26,6 +29,18 @@ from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
 CHUNK_ENTRIES_GPU = 1 << 24
 # How many scores of a query are collected before the best are selected.
 SCORES_AT_ONCE = 1 << 16
+
+
+META_CHECK = fields(
+    {
+        "num_tokens": whole(),
+        "num_keys": whole(),
+        "dim": whole(1, 1 << 20),
+        "similarity": text,
+        "shard_keys": list_of(whole()),
+    },
+    {"fingerprints": fields({"checkpoint": text})},
+)
 
 
 class PhraseDatastore:
@@ -46,8 +61,10 @@ class PhraseDatastore:
                 raise ValueError(f"{directory} is not complete: run the same `mlsm datastore build` again to resume")
             raise FileNotFoundError(f"{directory} is not a datastore; make one with `mlsm datastore build`")
         self.meta = read_json(self.directory / META_FILE)
-        if self.meta.get("format") != FORMAT:
-            raise ValueError(f"{directory} has format {self.meta.get('format')}, this version reads format {FORMAT}")
+        found = self.meta.get("format") if isinstance(self.meta, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"{directory} has format {found}, this version reads format {FORMAT}")
+        check_json(self.meta, META_CHECK, self.directory / META_FILE)
         self.tokens, self.block_starts = (_opened(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE))
         self._first_rows = np.cumsum([0, *self.meta["shard_keys"]])
         self._first_positions = self._read_first_positions()
@@ -106,7 +123,8 @@ class PhraseDatastore:
 
     def check_belongs_to(self, checkpoint: str | os.PathLike[str]) -> None:
         """Raise ValueError unless the keys were made with this checkpoint."""
-        expected, found = self.meta["fingerprints"]["checkpoint"], sha256_of_files(checkpoint)
+        expected = self.meta.get("fingerprints", {}).get("checkpoint", "unknown")
+        found = FairseqEncoder.recorded_fingerprint(checkpoint, expected)
         if expected != found:
             raise ValueError(
                 f"{self.directory} was built with another checkpoint (SHA-256 {expected[:12]}) than {checkpoint} "

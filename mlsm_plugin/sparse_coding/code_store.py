@@ -29,8 +29,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.files.atomic_files import read_json
+from mlsm_plugin.files.json_checks import check_json, fields, list_of, number, optional, text, values, whole
+from mlsm_plugin.files.npy_files import map_npy
 from mlsm_plugin.files.planned_folder import META_FILE
-from mlsm_plugin.files.sharded_store import map_npy, shard_path
+from mlsm_plugin.files.sharded_store import shard_path
 from mlsm_plugin.sparse_coding.code_store_writer import FORMAT_VERSION, PARTS, CodeStoreWriter
 from mlsm_plugin.sparse_coding.stored_codes import (
     INDPTR_DTYPE,
@@ -51,6 +53,30 @@ __all__ = [
     "padded_distributions",
     "stored_form",
 ]
+
+
+PARTS_OF_META = {
+    "token_count": whole(),
+    "mean_nonzeros": number,
+    "layer": whole(0, 10_000),
+    "blocks": fields({"tokens_per_sample": whole(1), "sample_break_mode": text}),
+    "fingerprints": fields({"split": text, "dictionary": text, "auxiliary": text}),
+}
+META_CHECK = fields(
+    {
+        "n_atoms": whole(1, 1 << 31),
+        "shards": list_of(fields({"start": whole(), "stop": whole(), "bytes": values(whole())})),
+    },
+    {
+        **PARTS_OF_META,
+        "coverage": number,
+        "coverage_seed": optional(whole()),
+        "dictionary_health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
+        "lambda": optional(number),
+    },
+)
+# what the codes of a corpus have in addition
+CORPUS_CHECK = fields(PARTS_OF_META)
 
 
 class CodeStore:
@@ -106,7 +132,7 @@ class CodeStore:
             requested row (0 if all are empty).
 
         Raises:
-            ValueError: ``positions`` is not a 1-D int array, or a position lies outside the store.
+            ValueError: ``positions`` is not a 1-D int array, a position lies outside the store, or codes are damaged.
         """
         positions = np.asarray(positions)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
@@ -120,10 +146,12 @@ class CodeStore:
         begins, lengths = np.zeros_like(positions), np.zeros_like(positions)
         members = {int(shard): np.flatnonzero(shard_of == shard) for shard in np.unique(shard_of) if shard >= 0}
         for shard, rows in members.items():
-            indptr = self._map(shard)["indptr"]
+            maps = self._map(shard)
             local = positions[rows] - self._starts[shard]
-            begins[rows] = indptr[local]
-            lengths[rows] = indptr[local + 1] - begins[rows]
+            begins[rows] = maps["indptr"][local]
+            ends = maps["indptr"][local + 1].astype(np.int64)
+            lengths[rows] = ends - begins[rows]
+            self._check(shard, bool((lengths[rows] >= 0).all() and (ends <= len(maps["atoms"])).all()))
 
         longest = int(lengths.max(initial=0))
         atoms = np.full((len(positions), longest), -1, dtype=np.int32)
@@ -133,8 +161,9 @@ class CodeStore:
             columns = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             sources = np.repeat(begins[rows], count) + columns
             target = (np.repeat(rows, count), columns)
-            atoms[target] = self._map(shard)["atoms"][sources]
-            weights[target] = self._map(shard)["weights"][sources]
+            own_atoms, own_weights = self._map(shard)["atoms"][sources], self._map(shard)["weights"][sources]
+            self._check_codes(shard, own_atoms, own_weights)
+            atoms[target], weights[target] = own_atoms, own_weights
         return atoms, weights
 
     def rows(self, start: int, stop: int) -> sp.csr_matrix:
@@ -144,7 +173,7 @@ class CodeStore:
             (stop - start, n_atoms) float32.
 
         Raises:
-            ValueError: the range is not within the store.
+            ValueError: the range is not within the store, or codes are damaged.
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise ValueError(
@@ -157,11 +186,26 @@ class CodeStore:
             low, high = np.clip([start, stop], self._starts[shard], self._starts[shard + 1]) - self._starts[shard]
             maps = self._map(shard)
             indptr = maps["indptr"][low : high + 1].astype(np.int64)
+            self._check(shard, bool((np.diff(indptr) >= 0).all() and indptr[-1] <= len(maps["atoms"])))
             span = slice(indptr[0], indptr[-1])
+            self._check_codes(shard, maps["atoms"][span], maps["weights"][span])
             weights, atoms = maps["weights"][span].astype(np.float32), maps["atoms"][span].astype(np.int32)
             shape = (high - low, self.num_atoms)
             parts.append(sp.csr_matrix((weights, atoms, indptr - indptr[0]), shape=shape))
         return sp.vstack(parts, format="csr")
+
+    def _check_codes(self, shard: int, atoms: np.ndarray, weights: np.ndarray) -> None:
+        if len(atoms):
+            # NaN is not below infinity
+            self._check(shard, bool(weights.min() >= 0 and weights.max() < np.inf and atoms.max() < self.num_atoms))
+
+    def _check(self, shard: int, good: bool) -> None:
+        if not good:
+            directory, index = self._shards[shard]
+            raise ValueError(
+                f"shard {index} of {directory} is damaged: it has atoms or weights that no coder writes; delete its "
+                "files and run `mlsm encode` again"
+            )
 
     def _map(self, shard: int) -> dict[str, np.ndarray]:
         """The memory maps of a shard, opened once per process."""
@@ -186,6 +230,7 @@ def _read_meta(directory: Path) -> dict[str, Any]:
             f"{directory} has the format version {found_version}, and this version reads {FORMAT_VERSION}; "
             "run `mlsm encode` again"
         )
+    check_json(meta, META_CHECK, directory / META_FILE)
     for index, shard in enumerate(meta["shards"]):
         for part, expected in shard["bytes"].items():
             path = shard_path(directory, index, part)

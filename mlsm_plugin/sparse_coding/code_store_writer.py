@@ -11,8 +11,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.files.atomic_files import read_json
+from mlsm_plugin.files.npy_files import npy_header
 from mlsm_plugin.files.planned_folder import PlannedFolder, shorten
-from mlsm_plugin.files.sharded_store import ShardedStoreWriter, npy_header, shard_path
+from mlsm_plugin.files.sharded_store import ShardedStoreWriter, shard_path
 from mlsm_plugin.sparse_coding.stored_codes import INDPTR_DTYPE, WEIGHT_DTYPE, ShardRows, atom_dtype
 
 FORMAT_VERSION = 1

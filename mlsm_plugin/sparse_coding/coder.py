@@ -59,7 +59,7 @@ def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
         raise ValueError(f"{directory} holds no {META_FILE}; make the dictionary with `mlsm dictionary`")
     meta = read_json(path)
     kind = meta.get("kind", FIRST_KIND) if isinstance(meta, dict) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(
             f"{directory} holds a coder of the unknown kind {kind!r}; known kinds are {', '.join(sorted(_KINDS))}. If "
             "it comes from a plugin, name the plugin's folder with --user-dir"

@@ -17,11 +17,25 @@ import torch
 from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
+from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
+from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
 ATOMS_FILE = "dictionary.npy"
+META_CHECK = fields(
+    known={
+        "kind": text,
+        "n_atoms": whole(1),
+        "dim": whole(1),
+        "layer": optional(whole(0, 10_000)),
+        "lambda": optional(number),
+        "auxiliary_fingerprint": optional(text),
+        "blocks": optional(fields({"tokens_per_sample": whole(1), "sample_break_mode": text})),
+        "health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
+    }
+)
 KIND = "lasso"  # kind of the coder in ``meta.json``; files of version 0.1 do not have it
 # float32 atoms have unit norm up to about 1e-7, and those stored in half precision up to 1e-3
 UNIT_NORM_TOLERANCE = 1e-3
@@ -93,9 +107,9 @@ class Dictionary:
         for name in (ATOMS_FILE, META_FILE):
             if not (directory / name).is_file():
                 raise ValueError(f"{directory} holds no {name}; make the dictionary with `mlsm dictionary`")
-        meta = read_json(directory / META_FILE)
+        meta = check_json(read_json(directory / META_FILE), META_CHECK, directory / META_FILE)
         try:
-            return cls(_load_npy(directory / ATOMS_FILE), meta)
+            return cls(read_npy(directory / ATOMS_FILE), meta)
         except ValueError as error:
             raise ValueError(f"{directory} is not a valid dictionary: {error}") from None
 
@@ -245,7 +259,7 @@ def import_published(path: str | os.PathLike[str], dim: int | None = None) -> Di
     Raises:
         ValueError: no axis has the length ``dim``, or the array is not 2-D, not finite, or has an atom of zeros.
     """
-    array = _load_npy(path)
+    array = read_npy(path)
     if array.ndim != 2:
         raise ValueError(f"{path} must be 2-D (dim, n_atoms), got the shape {array.shape}")
     if dim is not None and dim not in array.shape:
@@ -293,20 +307,6 @@ def dictionary_health(
         mean_nonzeros=nonzeros / len(hidden),
         reconstruction_error=(squared_error / squared_norm) ** 0.5 if squared_norm else 0.0,
     )
-
-
-def _load_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """Read an npy file.
-
-    Raises:
-        ValueError: the file is missing, or is not an npy file (names the file).
-    """
-    try:
-        return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a readable npy file ({error})") from None
 
 
 def _as_finite_float32(hidden: Any) -> np.ndarray:

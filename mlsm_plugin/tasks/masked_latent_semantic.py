@@ -14,11 +14,7 @@ from mlsm_plugin.auxiliary.online_codes import OnlineCodes
 from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
 from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
 from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
-from mlsm_plugin.data.token_blocks import (
-    load_split,
-    split_fingerprint,
-    split_path,
-)
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, load_split, split_path
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets, replace_masks
@@ -162,7 +158,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         for split in splits:
             if split not in self._checked_codes:
                 store = CodeStore(f"{split}.codes")
-                check_codes_belong_to(split, store)
+                check_codes_belong_to(split, store.meta)
                 self._check_same_dictionary(split, store)
                 self._checked_codes.add(split)
         return CodeStore([f"{split}.codes" for split in splits])
@@ -184,17 +180,6 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             if os.path.isdir(directory):
                 return CodeStore(directory).num_atoms
         raise FileNotFoundError(f"{self.cfg.data} has no codes; write them with `mlsm encode`")
-
-
-def check_codes_belong_to(split: str, store: CodeStore) -> None:
-    """Raise ValueError unless ``store`` was made from the binarized split at ``split`` (``DATA/train``)."""
-    expected = store.meta["fingerprints"]["split"]
-    found = split_fingerprint(split)
-    if found != expected:
-        raise ValueError(
-            f"the codes in {split}.codes were made from another dataset (SHA-256 {expected[:12]}) than "
-            f"{split}.bin ({found[:12]}); run `mlsm encode` again"
-        )
 
 
 def coverages_of(store: CodeStore) -> list[SplitCoverage]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from fairseq.data import Dictionary
 
+from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 DEFAULT_SENTINELS = 100
@@ -26,12 +26,7 @@ def dictionary_with_sentinels(folder: str | os.PathLike[str], number: int) -> tu
     Raises:
         FileNotFoundError: the folder has no ``dict.txt``.
     """
-    path = Path(folder) / "dict.txt"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} is not a binarized dataset: dict.txt is missing (write one: `mlsm binarize`)"
-        )
-    dictionary = Dictionary.load(str(path))
+    dictionary = symbols_of_dataset(folder)
     return dictionary, np.array([dictionary.add_symbol(symbol, n=0) for symbol in sentinel_symbols(number)])
 
 

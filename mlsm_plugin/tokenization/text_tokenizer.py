@@ -12,11 +12,13 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
-from mlsm_plugin.files.hf_files import is_hf
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME
+from mlsm_plugin.files.hf_files import FILES as TOKENIZER_FILES
+from mlsm_plugin.files.hf_files import hf_folder, is_hf
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME, tokenizer_files
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.line_encoder import HuggingFaceLineEncoder, LineEncoder, SentencePieceLineEncoder
 from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
+from mlsm_plugin.tokenization.symbol_files import read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
 
 
@@ -55,7 +57,7 @@ class SentencePieceTokenizer(TextTokenizer):
     def __init__(self, folder: PathLike) -> None:
         self.folder = Path(folder)
         self.processor = load_tokenizer(folder)
-        self.dictionary = Dictionary.load(str(self.folder / DICTIONARY_NAME))
+        self.dictionary = read_symbols(self.folder / DICTIONARY_NAME)
         self.fingerprint = sha256_of_files(self.folder / MODEL_NAME)
 
     def _line_encoder(self) -> LineEncoder:
@@ -104,6 +106,18 @@ def open_tokenizer(name: PathLike) -> TextTokenizer:
     tokenizer = HuggingFaceTextTokenizer(Path(name, FOLDER_NAME))
     check_dictionary(tokenizer.tokenizer, Path(name))
     return tokenizer
+
+
+def tokenizer_inputs(name: PathLike) -> list[Path]:
+    """The files of the tokenizer that ``name`` refers to, see :func:`open_tokenizer`.
+
+    Raises:
+        ValueError: a hub name that cannot be reached, or no folder.
+    """
+    if is_hf(name):
+        folder = hf_folder(name)
+        return sorted(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
+    return [Path(name, file) for file in tokenizer_files(name)]
 
 
 def check_dictionary(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:

@@ -48,7 +48,7 @@ class Place:
             "datastore": ("build", tiny.data_bin, "--checkpoint", checkpoint, "--output", self.output),
             "finetune": ("--checkpoint", checkpoint, *labelled, "--output", self.output, "--max-epoch", 1, "--cpu"),
             "classify": (
-                *("--checkpoint", checkpoint, "--template", "<text> <mask>", "--verbalizer", self.verbalizer),
+                *("--checkpoint", checkpoint, "--template", "{} <mask>", "--verbalizer", self.verbalizer),
                 *("--input", self.labelled, "--output", self.output, "--parametric"),
             ),
             "fill": ("--checkpoint", checkpoint, "--datastore", self.output, "The <mask> is bound."),

@@ -32,6 +32,7 @@ from fairseq import checkpoint_utils, options
 from fairseq import utils as fairseq_utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import Dictionary, FairseqDataset, ListDataset, TokenBlockDataset, data_utils, iterators
+from fairseq.data import indexed_dataset as token_index
 from fairseq.data import token_block_dataset as token_blocks
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from fairseq.distributed import utils as distributed
@@ -49,6 +50,7 @@ from torch import nn
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.fairseq_seams import (
     beam_search,
+    binarized_files,
     checkpoint_contents,
     checkpoint_states,
     compiled_parts,
@@ -241,6 +243,24 @@ def _beam_search() -> None:
 def _generator() -> None:
     task, model = encoder_decoder()
     assert task.build_generator([model], argparse.Namespace(beam=3, max_len_a=0, max_len_b=4)).beam_size == 3
+
+
+# binarized_files
+
+
+@seam(
+    "binarized_files",
+    "the format of MMapIndexedDataset.Index: sizes and places after a header",
+    partial(instead, binarized_files, "MAGIC", b"OTHER"),
+)
+@seam("binarized_files", "_code_to_dtype, by code", partial(instead, token_index, "_code_to_dtype", {}))
+def _index() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        builder = MMapIndexedDatasetBuilder(f"{folder}/train.bin", dtype=np.uint16)
+        for ids in ([4, 5, 2], [6, 2]):
+            builder.add_item(torch.tensor(ids))
+        builder.finalize(f"{folder}/train.idx")
+        binarized_files.check_splits(f"{folder}/train", 7)
 
 
 # checkpoint_contents

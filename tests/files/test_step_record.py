@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from mlsm_plugin.files.atomic_files import read_json, write_json
 from mlsm_plugin.files.step_record import Step, StepRecord
 
 
@@ -134,3 +135,51 @@ def test_the_table_lists_state_time_size_and_path(chain):
     assert re.fullmatch(rf"second +done +\d+\.\d s +2\.3 MB  {re.escape(str(chain.result))}", second)
     chain.run()
     assert all(line.split()[1] == "current" for line in chain.record.table().splitlines()[1:])
+
+
+def test_a_changed_output_is_set_aside_and_made_again(chain):
+    chain.run()
+    (chain.result / "more").write_text("added later")  # does not count
+    assert chain.run() == ([], 0)
+    (chain.result / "file").write_text("")
+    assert chain.run() == (["second"], 0)
+    assert (chain.result / "file").read_text() == "one"
+    assert (chain.folder / "result.old" / "more").read_text() == "added later"
+    chain.middle.write_text("two")
+    assert chain.run() == (["first", "second"], 0)
+    assert {path.name for path in chain.folder.iterdir()} >= {"result.old", "result.old2", "middle.old"}
+    assert (chain.folder / "result.old" / "more").exists()
+
+
+def test_only_some_outputs_are_checked(chain):
+    step = Step("first", ["copy"], [chain.input], [chain.middle, chain.result], checked=[chain.middle])
+
+    def act(command):
+        chain.middle.write_text("one")
+        chain.result.mkdir(exist_ok=True)
+        (chain.result / "big").write_text("x")
+        return 0
+
+    record = chain.folder / "steps.json"
+    StepRecord(record).run(step, act)
+    (chain.result / "big").unlink()
+    StepRecord(record).run(step, None)
+
+
+def test_what_a_step_uses_counts_unless_version_0_1_recorded_it(chain):
+    used = chain.folder / "used"
+    used.write_text("one")
+    old = Step("first", chain.commands["first"], [chain.input], [chain.middle])
+    new = Step("first", chain.commands["first"], [chain.input], [chain.middle], uses=[used])
+    record = chain.folder / "steps.json"
+    StepRecord(record).run(old, chain.act)
+    steps = read_json(record)
+    del steps["first"]["outputs"]
+    write_json(record, steps)
+    StepRecord(record).run(new, None)
+    record.unlink()
+    StepRecord(record).run(new, chain.act)
+    used.write_text("two")
+    chain.ran.clear()
+    StepRecord(record).run(new, chain.act)
+    assert chain.ran == [("first", False)]

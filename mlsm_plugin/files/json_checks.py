@@ -1,0 +1,97 @@
+"""Check what a JSON file holds where it is read: types and ranges, before anything is made from it.
+
+A check is a function that gets a value and returns None, or what it should be instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any], str | None]
+LARGEST = 1 << 48  # of counts of tokens, atoms or bytes
+
+
+def check_json(value: Any, check: Check, where: object) -> Any:
+    """``value``, if it is what ``check`` wants.
+
+    Raises:
+        ValueError: it is something else (names the place in the file).
+    """
+    problem = check(value)
+    if problem is not None:
+        raise ValueError(f"{where} is not what it should be: {problem}; write it again with the command that made it")
+    return value
+
+
+def whole(least: int = 0, most: int = LARGEST) -> Check:
+    """A whole number from ``least`` to ``most``."""
+
+    def check(value: Any) -> str | None:
+        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        return None if good else f"{_shown(value)} is not a whole number from {least} to {most}"
+
+    return check
+
+
+def number(value: Any) -> str | None:
+    """A finite number."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+    return None if good else f"{_shown(value)} is not a finite number"
+
+
+def text(value: Any) -> str | None:
+    """Text."""
+    return None if isinstance(value, str) else f"{_shown(value)} is not text"
+
+
+def anything(value: Any) -> str | None:
+    """Any value."""
+    return None
+
+
+def optional(check: Check) -> Check:
+    """null, or what ``check`` wants."""
+    return lambda value: None if value is None else check(value)
+
+
+def list_of(check: Check) -> Check:
+    """A list whose items are what ``check`` wants."""
+
+    def check_all(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return f"{_shown(value)} is not a list"
+        problems = ((place, check(item)) for place, item in enumerate(value))
+        return next((f"[{place}]: {problem}" for place, problem in problems if problem), None)
+
+    return check_all
+
+
+def fields(needed: Mapping[str, Check] = {}, known: Mapping[str, Check] = {}) -> Check:
+    """A dictionary with the ``needed`` keys; if it has ``known`` keys, their values are checked, too."""
+
+    def check_all(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return f"{_shown(value)} is not a dictionary"
+        for name, check in {**needed, **known}.items():
+            if name not in value:
+                if name in needed:
+                    return f"{name} is missing"
+                continue
+            problem = check(value[name])
+            if problem:
+                return f"{name}: {problem}"
+        return None
+
+    return check_all
+
+
+def values(check: Check) -> Check:
+    """A dictionary whose values are what ``check`` wants."""
+    return lambda value: fields(dict.fromkeys(value, check) if isinstance(value, dict) else {})(value)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:40]}..."

@@ -1,0 +1,73 @@
+"""Read npy files: nothing is allocated or mapped before the header and the length of the file fit together."""
+
+from __future__ import annotations
+
+import math
+import os
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """The type and shape of the array in an npy file; its values begin after ``offset`` bytes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+    fortran_order: bool = False
+
+
+def npy_header(path: Path, *, fortran_order: bool = False) -> NpyHeader | None:
+    """The header of a whole npy file; None if the file is absent, damaged, of another length or in another order.
+
+    Args:
+        path: the file.
+        fortran_order: also take an array in the order of Fortran.
+    """
+    try:
+        with open(path, "rb") as file:
+            shape, of_fortran, dtype = READ_HEADER[np.lib.format.read_magic(file)](file)
+            offset, size = file.tell(), os.fstat(file.fileno()).st_size
+    except (OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RecursionError, tokenize.TokenError):
+        return None
+    whole = not dtype.hasobject and min(shape, default=0) >= 0 and size == offset + math.prod(shape) * dtype.itemsize
+    return NpyHeader(dtype, shape, offset, of_fortran) if whole and (fortran_order or not of_fortran) else None
+
+
+def map_npy(path: Path) -> np.ndarray:
+    """Map the array of an npy file without keeping the file open; writing to the array does not change the file.
+
+    np.memmap keeps a file descriptor, and a process has only about 1,000 of them; a corpus of 10^9 tokens has more
+    shard files. torch closes the file after mapping it.
+
+    Raises:
+        ValueError: the file is missing or damaged (names it).
+    """
+    header = npy_header(path)
+    if header is None:
+        raise ValueError(f"{path} is missing or damaged; run the command that wrote it again")
+    if math.prod(header.shape) == 0:
+        return np.zeros(header.shape, header.dtype)
+    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8).numpy()
+    return whole[header.offset :].view(header.dtype).reshape(header.shape)
+
+
+def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
+    """Read the array of an npy file.
+
+    Raises:
+        ValueError: the file is missing, or is not a whole npy file of numbers (names it).
+    """
+    if not os.path.isfile(path):
+        raise ValueError(f"{path} does not exist")
+    if npy_header(Path(path), fortran_order=True) is None:
+        raise ValueError(f"{path} is not a readable npy file: it is damaged, cut off, or of another kind")
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    return array

@@ -1,0 +1,65 @@
+"""One process at a time writes to a folder whose content has no order of its own, such as a run's checkpoints."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
+_held: dict[Path, int] = {}
+
+
+def hold_lock(folder: str | os.PathLike[str]) -> bool:
+    """Take the lock of a folder, which this process holds until it ends or calls :func:`release_lock`.
+
+    The lock is on the folder itself, so that no file is left. The system releases it when the process ends.
+
+    Returns:
+        whether it was taken now; False: this process already had it, or the file system has no locks.
+
+    Raises:
+        ValueError: another process has it.
+        OSError: the folder cannot be made or opened.
+    """
+    path = Path(os.path.realpath(folder))
+    if path in _held:
+        return False
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    deadline = time.monotonic() + SECONDS_TO_WAIT
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            os.close(descriptor)
+            raise ValueError(
+                f"another process is writing to {folder}; wait until it ends, or choose another folder"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            return False
+        _held[path] = descriptor
+        return True
+
+
+def release_lock(folder: str | os.PathLike[str]) -> None:
+    """Give back the lock of a folder."""
+    os.close(_held.pop(Path(os.path.realpath(folder))))
+
+
+@contextmanager
+def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of a folder during the block; errors are those of :func:`hold_lock`."""
+    taken = hold_lock(folder)
+    try:
+        yield
+    finally:
+        if taken:
+            release_lock(folder)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mlsm_plugin.files import output_lock
+from mlsm_plugin.files.output_lock import hold_lock, only_writer, release_lock
+
+HOLDER = (
+    "import sys\n"
+    "from mlsm_plugin.files.output_lock import hold_lock\n"
+    "assert hold_lock(sys.argv[1])\n"
+    "print('held', flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def start_holder(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_one_process_at_a_time(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "folder"
+    holder = start_holder(folder)
+    monkeypatch.setattr(output_lock, "SECONDS_TO_WAIT", 0.3)
+    with pytest.raises(ValueError, match=r"another process is writing to .*folder; wait until it ends, or choose"):
+        hold_lock(folder)
+    holder.kill()
+    holder.communicate()
+    with only_writer(folder), only_writer(str(folder)):  # this process has it already
+        assert os.listdir(folder) == []
+    assert hold_lock(folder)
+    assert not hold_lock(folder)
+    release_lock(folder)
+
+
+def test_the_lock_of_a_process_that_has_just_been_killed_is_waited_for(tmp_path):
+    holder = start_holder(tmp_path)
+    holder.stdin.close()  # it ends soon
+    with only_writer(tmp_path):
+        pass
+    holder.wait()
+
+
+def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
+    def without_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    with only_writer(tmp_path):
+        assert not hold_lock(tmp_path)
