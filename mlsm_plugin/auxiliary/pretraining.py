@@ -87,6 +87,8 @@ def pretrain(
         ValueError: the trainer failed, or ``save_dir`` holds a run on other data.
     """
     save_dir = Path(save_dir)
+    last = save_dir / LAST
+    repair_last(last)
     with only_writer(save_dir):  # the trainer takes the lock later
         _data_of(data_bin, save_dir).begin()
         copy_tokenizer(data_bin, save_dir)
@@ -97,8 +99,6 @@ def pretrain(
         kept.append(snapshot)
         if snapshot.exists() and percentage < 100:
             continue
-        last = save_dir / LAST
-        repair_last(last)
         if updates_of(last) < goal:
             source = last if last.exists() else _restored(flags)
             chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)

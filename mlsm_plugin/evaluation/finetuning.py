@@ -34,6 +34,7 @@ from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder, Standing
 from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
@@ -108,6 +109,7 @@ class Finetuning:
         state = read_state(checkpoint)
         if EMBEDDINGS not in weights_in(state):
             raise ValueError(f"{checkpoint} is not a RoBERTa-like encoder; only those can be fine-tuned")
+        from_pretrained(checkpoint)  # a weight that does not fit is found now, not by the trainer
         model_cfg = config_in(state).model
         self.positions = int(model_cfg.max_positions)
         self.flags = architecture_flags(model_cfg)
@@ -221,8 +223,6 @@ class Finetuning:
 
     def _evaluated(self, folder: Path) -> dict[str, Any]:
         """Results on the validation and the test texts; writes the predictions."""
-        from mlsm_plugin.hub import from_pretrained
-
         model = from_pretrained(folder, "checkpoint_best.pt")
         model.to(default_device())
         found: dict[str, Any] = {}

@@ -41,17 +41,21 @@ def npy_header(path: Path, *, fortran_order: bool = False) -> NpyHeader | None:
     return NpyHeader(dtype, shape, offset, of_fortran) if whole and (fortran_order or not of_fortran) else None
 
 
-def map_npy(path: Path) -> np.ndarray:
+def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
     """Map the array of an npy file without keeping the file open; writing to the array does not change the file.
 
     np.memmap keeps a file descriptor, and a process has only about 1,000 of them; a corpus of 10^9 tokens has more
     shard files. torch closes the file after mapping it.
 
+    Args:
+        path: the file.
+        ndim: number of dimensions that the array must have; None: any.
+
     Raises:
-        ValueError: the file is missing or damaged (names it).
+        ValueError: the file is missing, damaged, or has another number of dimensions (names it).
     """
     header = npy_header(path)
-    if header is None:
+    if header is None or len(header.shape) != (len(header.shape) if ndim is None else ndim):
         raise ValueError(f"{path} is missing or damaged; run the command that wrote it again")
     if math.prod(header.shape) == 0:
         return np.zeros(header.shape, header.dtype)

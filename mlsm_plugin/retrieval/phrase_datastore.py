@@ -133,8 +133,8 @@ class PhraseDatastore:
 
     def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and positions, mapped anew each time: a large datastore has more shards than a process may have maps."""
-        keys, positions = (map_npy(shard_path(self.directory, shard, part)) for part in DatastoreWriter.parts)
-        return keys, positions
+        keys, positions = (shard_path(self.directory, shard, part) for part in DatastoreWriter.parts)
+        return map_npy(keys, ndim=2), map_npy(positions, ndim=1)
 
     def _chunks(self, device: torch.device) -> Iterator[Tensor]:
         """All keys in order, ``(c, dim)`` float32 on ``device``, a bounded number at a time."""
@@ -236,7 +236,8 @@ def _opened(path: Path) -> np.ndarray:
     Raises:
         ValueError: the file is missing or damaged (the message names it).
     """
-    if npy_header(path) is None:
+    header = npy_header(path)
+    if header is None or len(header.shape) != 1:
         raise ValueError(f"{path} is missing or damaged; run the same `mlsm datastore build` again")
     array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     return array

@@ -211,7 +211,7 @@ class CodeStore:
         """The memory maps of a shard, opened once per process."""
         if shard not in self._maps:
             directory, index = self._shards[shard]
-            self._maps[shard] = {part: map_npy(shard_path(directory, index, part)) for part in PARTS}
+            self._maps[shard] = {part: map_npy(shard_path(directory, index, part), ndim=1) for part in PARTS}
         return self._maps[shard]
 
 
