@@ -60,7 +60,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
-    with rc_context({"text.parse_math": False}):  # a dollar in a run's name is a dollar
+    # a dollar in a run's name is a dollar; equal runs give equal files
+    with rc_context({"text.parse_math": False, "svg.hashsalt": "mlsm"}):
         figure = Figure(figsize=(5 * columns, 3.4 * rows + 0.5), layout="constrained")
         for axis, name in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
             _draw(axis, name, logs)
@@ -104,7 +105,7 @@ def _draw(axis: Any, name: str, logs: dict[str, TrainingLog]) -> None:
 def _page(figure: Any, logs: dict[str, TrainingLog]) -> str:
     """A self-contained HTML page: the curves as SVG, and the last values as a table."""
     drawing = io.StringIO()
-    figure.savefig(drawing, format="svg")
+    figure.savefig(drawing, format="svg", metadata={"Date": None})
     svg = drawing.getvalue()
     svg = svg[svg.index("<svg") :]
     rows = []

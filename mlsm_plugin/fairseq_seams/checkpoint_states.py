@@ -166,5 +166,18 @@ def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, T
         "extra_state": {"train_iterator": {"epoch": 1}},
         "last_optimizer_state": None,
     }
-    with atomic_open(path) as file:
-        torch.save(state, file)
+    save_whole(state, path)
+
+
+def save_whole(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a state atomically.
+
+    Raises:
+        OSError: the file cannot be written; what was there stays.
+    """
+    try:
+        with atomic_open(path) as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:  # torch has its own error for a full disk
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OSError(f"{path} cannot be written ({reason})") from error

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
-from mlsm_plugin.files.atomic_files import atomic_open, link_file
+from mlsm_plugin.fairseq_seams.checkpoint_states import save_whole
+from mlsm_plugin.files.atomic_files import link_file
 from mlsm_plugin.files.output_lock import hold_lock
 
 logger = logging.getLogger(__name__)
@@ -85,13 +85,10 @@ def _saving_whole(original: Any) -> Any:
             original(obj, filename, async_write=async_write)
             return
         try:
-            with atomic_open(filename) as file:
-                torch.save(obj, file)
-        except (OSError, RuntimeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            save_whole(obj, filename)
+        except OSError as error:
             raise OSError(
-                f"{filename} cannot be written ({reason}); the checkpoints before it are whole: make room, and run "
-                "the same command again to resume"
+                f"{error}; the checkpoints before it are whole: make room, and run the same command again to resume"
             ) from error
 
     return torch_persistent_save

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,17 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # network, permission and name errors of several libraries
         raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
+
+
+@contextmanager
+def written_by_library(folder: Path) -> Iterator[None]:
+    """Turn what a library raises when it cannot write, errors of no common type, into OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{folder} cannot be written: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

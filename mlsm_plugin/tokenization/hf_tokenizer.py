@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
+from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, written_by_library
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 
@@ -87,7 +87,8 @@ class HuggingFaceTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, which can be loaded without the model."""
-        self._tokenizer.save_pretrained(folder)
+        with written_by_library(folder):
+            self._tokenizer.save_pretrained(folder)
 
 
 def _load(folder: Path) -> Any:

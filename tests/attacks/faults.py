@@ -9,6 +9,8 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -54,13 +56,19 @@ def run_command(words: Sequence[object], root: Path, log: Path, fault: Fault = F
     counter = log.with_suffix(".count")
     for file in (log, counter):
         file.unlink(missing_ok=True)
+    os.mkfifo(log)  # a limit of the length of files must not cut what is printed
     arguments = ([str(word) for word in words], str(root), str(log), str(counter), fault)
     process = _fork_server().Process(target=_command, args=arguments)
-    process.start()
-    process.join()
+    with ThreadPoolExecutor(1) as pool:
+        printed = pool.submit(log.read_bytes)
+        process.start()
+        process.join()
+        with suppress(OSError):  # nobody reads any more
+            os.close(os.open(log, os.O_WRONLY | os.O_NONBLOCK))
+        text = printed.result().decode(errors="replace")
     assert process.exitcode is not None
     operations = int(counter.read_text()) if counter.exists() else 0
-    return Outcome(process.exitcode, log.read_text(encoding="utf-8", errors="replace"), operations)
+    return Outcome(process.exitcode, text, operations)
 
 
 def _fork_server() -> ForkServerContext:
@@ -100,8 +108,10 @@ class _Operations:
 
 
 def _command(words: list[str], root: str, log: str, counter: str, fault: Fault) -> None:
+    pipe = os.open(log, os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+        os.dup2(pipe, descriptor)
+    os.close(pipe)
     from mlsm_plugin.cli.main import main
 
     operations = _Operations(root, fault)
