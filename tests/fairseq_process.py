@@ -13,16 +13,18 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+PRELOADED = ["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "transformers"]
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
 
 _context: ForkServerContext | None = None
 
 
-def _fork_server() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
+    """The only one of this process; it has not imported this package, whose import depends on the program."""
     global _context
     if _context is None:
         _context = multiprocessing.get_context("forkserver")
-        _context.set_forkserver_preload(["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece"])
+        _context.set_forkserver_preload(PRELOADED)
     return _context
 
 
@@ -31,7 +33,7 @@ def start_fairseq_train(
 ) -> BaseProcess:
     """Start what ``python -m fairseq_cli.train arguments`` does; its standard output and error go to two files."""
     names = [str(path) for path in outputs]
-    process = _fork_server().Process(target=_train, args=(arguments, environment, str(cwd or Path.cwd()), names))
+    process = fork_server().Process(target=_train, args=(arguments, environment, str(cwd or Path.cwd()), names))
     process.start()
     return process
 

@@ -138,7 +138,8 @@ def _resuming(original: Any) -> Any:
         updates, limit = trainer.get_num_updates(), trainer.cfg.optimization.max_update or math.inf
         if extra_state is not None and (updates >= limit or _is_early_stop(counted, cfg.patience)):
             logger.info("this run is finished after %d updates; there is nothing to train", updates)
-            epoch_itr = SimpleNamespace(next_epoch_idx=math.inf)
+            # never at most the largest epoch, which may be infinite
+            epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
         return extra_state, epoch_itr
 
     load_checkpoint.resumes = True  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import utils
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.tasks import FairseqTask, register_task
@@ -127,6 +128,21 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
         model = super().build_model(cfg, from_checkpoint)
         before_loading(model, functools.partial(_check_sentinels, self))
         return model
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """See :meth:`FairseqTask.train_step`."""
+        return super().train_step(self._attended(sample), model, criterion, optimizer, update_num, ignore_grad)
+
+    def _attended(self, sample: Any) -> Any:
+        """The sample, with ``</s>`` in sources that are all padding: fairseq's attention to nothing is NaN."""
+        if not sample:
+            return sample
+        tokens = sample["net_input"]["src_tokens"]
+        empty = tokens.eq(self.dictionary.pad()).all(dim=1, keepdim=True)
+        tokens = torch.cat([tokens[:, :1].masked_fill(empty, self.dictionary.eos()), tokens[:, 1:]], dim=1)
+        return {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load texts to corrupt, or corrupted pairs."""

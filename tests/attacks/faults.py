@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import resource
 import signal
@@ -12,11 +11,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["torch", "fairseq", "mlsm_plugin", "numba", "spams", "sentencepiece", "transformers", "scipy.stats"]
+from tests.fairseq_process import fork_server
+
 # audit events of operations that change the disk, each with the number of its argument that is the path changed
 CHANGES = {
     "os.rename": 1,
@@ -29,8 +28,6 @@ CHANGES = {
 }
 FREES_ROOM = ("os.remove", "os.rmdir")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-_context: ForkServerContext | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def run_command(words: Sequence[object], root: Path, log: Path, fault: Fault = F
         file.unlink(missing_ok=True)
     os.mkfifo(log)  # a limit of the length of files must not cut what is printed
     arguments = ([str(word) for word in words], str(root), str(log), str(counter), fault)
-    process = _fork_server().Process(target=_command, args=arguments)
+    process = fork_server().Process(target=_command, args=arguments)
     with ThreadPoolExecutor(1) as pool:
         printed = pool.submit(log.read_bytes)
         process.start()
@@ -69,14 +66,6 @@ def run_command(words: Sequence[object], root: Path, log: Path, fault: Fault = F
     assert process.exitcode is not None
     operations = int(counter.read_text()) if counter.exists() else 0
     return Outcome(process.exitcode, text, operations)
-
-
-def _fork_server() -> ForkServerContext:
-    global _context
-    if _context is None:
-        _context = multiprocessing.get_context("forkserver")
-        _context.set_forkserver_preload(PRELOADED)
-    return _context
 
 
 class _Operations:

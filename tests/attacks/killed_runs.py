@@ -16,10 +16,7 @@ from tests.conftest import CRITERIONS, PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAI
 from tests.fairseq_process import start_fairseq_train
 
 # epochs of a few updates, and a checkpoint every third update
-FLAGS = (
-    *("--no-epoch-checkpoints", "--save-interval-updates", 3, "--keep-interval-updates", 2, "--max-update", 20),
-    *("--max-epoch", 100),
-)
+FLAGS = (*("--no-epoch-checkpoints", "--save-interval-updates", 3, "--keep-interval-updates", 2, "--max-update", 20),)
 
 
 def words_of(data: object, save_dir: Path, task: str, *flags: object) -> list[str]:

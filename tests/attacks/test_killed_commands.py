@@ -120,3 +120,21 @@ def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, t
     assert last.wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
     assert_equal(result_of(tmp_path / "killed" / "out"), result_of(tmp_path / "whole" / "out"))
     assert not [path for path in (tmp_path / "killed").rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", CHAINS)
+def test_the_second_of_two_at_once_is_refused(command: str, tiny: TinyData, tmp_path: Path) -> None:
+    words_of, result_of = CHAINS[command]
+    for name in ("whole", "both"):
+        (tmp_path / name).mkdir()
+    assert start(words_of(tiny, tmp_path / "whole" / "out"), tmp_path / "whole.log").wait() == 0
+    words = words_of(tiny, tmp_path / "both" / "out")
+    both = [start(words, tmp_path / f"both{number}.log") for number in range(2)]
+    statuses = [process.wait() for process in both]
+    logs = [(tmp_path / f"both{number}.log").read_text() for number in range(2)]
+    assert 0 in statuses, logs
+    for status, log in zip(statuses, logs, strict=True):
+        assert status == 0 or "another process is writing to" in log, log[-2000:]
+        assert "Traceback" not in log
+    assert_equal(result_of(tmp_path / "both" / "out"), result_of(tmp_path / "whole" / "out"))
