@@ -6,6 +6,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 PRELOADED = ["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "transformers"]
+LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment: bytes
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
 
 _context: ForkServerContext | None = None
@@ -57,6 +60,9 @@ def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    if LARGEST_FILE in environment:  # a longer one is as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(environment[LARGEST_FILE]), resource.RLIM_INFINITY))
     import torch
     from fairseq_cli import train
 

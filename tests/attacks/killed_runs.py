@@ -38,8 +38,8 @@ def words_of(data: object, save_dir: Path, task: str, *flags: object) -> list[st
     return [str(word) for word in words]
 
 
-def start(words: list[str], log: Path) -> BaseProcess:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+def start(words: list[str], log: Path, **more: str) -> BaseProcess:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **more}
     return start_fairseq_train(words, environment=environment, outputs=(log, log))
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
-from tests.attacks.killed_runs import assert_equal, run_with_kills, seconds_of, state_of, words_of
+from tests.attacks.killed_runs import assert_equal, run_with_kills, seconds_of, start, state_of, words_of
 from tests.conftest import Pipeline
 from tests.denoising_flags import SIZE
+from tests.fairseq_process import LARGEST_FILE
 
 KILLS = int(os.environ.get("MLSM_KILLS", "20"))
 # dropout, so that the random numbers of a resumed run matter
@@ -75,3 +77,21 @@ def test_early_stops_survive_a_restart(pipeline: Pipeline, tmp_path: Path) -> No
     assert_equal(state_of(tmp_path / "parts" / LAST), wanted)
     assert "this run is finished after 6 updates" in (tmp_path / "30.log").read_text()
     shutil.rmtree(tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_whole_checkpoints_and_the_run_resumes(pipeline: Pipeline, tmp_path: Path) -> None:
+    words, cut = (words_of(pipeline.data_bin, tmp_path / name, "plain_masked_lm") for name in ("whole", "cut"))
+    seconds_of(words, tmp_path / "whole.log")
+    seconds_of([*cut, "--max-update", "8"], tmp_path / "begin.log")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()}
+    size = (tmp_path / "cut" / LAST).stat().st_size
+    process = start(cut, tmp_path / "full.log", **{LARGEST_FILE: str(size * 58 // 100)})
+    process.join()
+    said = (tmp_path / "full.log").read_text()
+    assert process.exitcode == 1
+    assert "Traceback" not in said
+    assert re.search(r"error: .*checkpoint_1_9.pt cannot be written .*run the same command again to resume", said)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()} == before
+    seconds_of(cut, tmp_path / "again.log")
+    assert_equal(state_of(tmp_path / "cut" / LAST), state_of(tmp_path / "whole" / LAST))

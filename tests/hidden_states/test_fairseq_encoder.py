@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 
+from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from tests.tiny_models import MASKED_LM, POSITIONS, TRAINED_TOKENS, TinyData, save_untrained
 
@@ -112,3 +115,31 @@ def test_checkpoint_of_another_vocabulary_is_refused(tiny: TinyData, tmp_path: P
     (data / "dict.txt").write_text("".join([symbols[1], symbols[0], *symbols[2:]]), encoding="utf-8")
     with pytest.raises(ValueError, match=r"dict\.txt .*of the auxiliary model.* and .*dict\.txt differ"):
         FairseqEncoder(tiny.model, data, layer=2)
+
+
+def test_the_fingerprint_is_that_of_weights_and_options(tiny: TinyData, tmp_path: Path) -> None:
+    own = FairseqEncoder.fingerprint_of(tiny.model)
+    state = torch.load(tiny.model, weights_only=True)
+    path = tmp_path / "checkpoint.pt"
+
+    def changed(change: Callable[[Any], object]) -> str:
+        state = torch.load(tiny.model, weights_only=True)
+        change(state)
+        torch.save(state, path)
+        return FairseqEncoder.fingerprint_of(path)
+
+    name = next(name for name in state["model"] if name.endswith("layers.0.fc1.weight"))
+    assert changed(lambda state: None) == own
+    assert changed(lambda state: state["extra_state"].update(previous_training_time=17.0)) == own
+    assert changed(lambda state: state["optimizer_history"][-1].update(num_updates=17)) == own
+    assert changed(lambda state: setattr(state["cfg"]["model"], "dropout", 0.7)) == own
+    assert changed(lambda state: state["model"][name].add_(1e-3)) != own
+    assert changed(lambda state: setattr(state["cfg"]["model"], "activation_fn", "relu")) != own
+
+
+def test_a_fingerprint_of_version_0_1_stays_valid(tiny: TinyData) -> None:
+    own, old = FairseqEncoder.fingerprint_of(tiny.model), sha256_of_files(tiny.model)
+    assert own != old
+    assert FairseqEncoder.recorded_fingerprint(tiny.model, old) == old
+    for recorded in (own, None, "0" * 64):
+        assert FairseqEncoder.recorded_fingerprint(tiny.model, recorded) == own
