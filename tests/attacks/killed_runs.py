@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from multiprocessing.process import BaseProcess
@@ -16,7 +17,11 @@ from tests.conftest import CRITERIONS, PLUGIN, REPOSITORY, TINY_MODEL, TINY_TRAI
 from tests.fairseq_process import start_fairseq_train
 
 # epochs of a few updates, and a checkpoint every third update
-FLAGS = (*("--no-epoch-checkpoints", "--save-interval-updates", 3, "--keep-interval-updates", 2, "--max-update", 20),)
+SAVED_EVERY = 3
+FLAGS = (
+    *("--no-epoch-checkpoints", "--save-interval-updates", SAVED_EVERY, "--keep-interval-updates", 2),
+    *("--max-update", 20),
+)
 
 
 def words_of(data: object, save_dir: Path, task: str, *flags: object) -> list[str]:
@@ -52,19 +57,36 @@ def seconds_of(words: list[str], log: Path) -> float:
     return time.monotonic() - begin
 
 
-def run_with_kills(words: list[str], log: Path, kills: int, seconds: float, rng: random.Random) -> int:
-    """Start the run and kill it at a random moment, ``kills`` times; then let it end. Returns the kills that hit."""
-    hit = 0
-    for _ in range(kills):
-        process = start(words, log)
-        process.join(rng.uniform(0, seconds))
+def run_with_kills(words: list[str], log: Path, kills: int, rng: random.Random) -> int:
+    """Start the run and kill it ``kills`` times: early, or soon after one of the next updates. Then let it end.
+
+    Returns the number of kills that met a running process.
+    """
+    hit = update = 0
+    for number in range(kills):
+        own = log.with_name(f"{log.name}.{number}")
+        process = start(words, own)
+        if rng.random() < 0.2:
+            process.join(rng.uniform(0, 3))
+        else:
+            wanted = update + rng.randint(1, 5)
+            while process.exitcode is None and last_update(own) < wanted:
+                process.join(0.01)
+            process.join(rng.uniform(0, 0.3))  # while it validates, saves or trains
         if process.exitcode is None:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             hit += 1
         process.join()
+        update = max(update, last_update(own) // SAVED_EVERY * SAVED_EVERY)
     seconds_of(words, log)
     return hit
+
+
+def last_update(log: Path) -> int:
+    """The last update that a log names; 0 if there is none."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return max(map(int, re.findall(r"num_updates=(\d+)", text)), default=0)
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:

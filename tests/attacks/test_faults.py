@@ -109,7 +109,7 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
 # what a command reads from the folder that it writes to
 NEEDS_DATA = ("encode", "inspect")
 # commands of the fast lane
-SAMPLE = ("binarize", "dictionary --import")
+SAMPLE = ("dictionary --import",)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ def check_step(
     assert [name for name, value in gradients.items() if not bool(value.isfinite().all())] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
 @pytest.mark.parametrize("modern", [False, True], ids=["roberta", "modern"])
 @pytest.mark.parametrize("name", FLAGS)

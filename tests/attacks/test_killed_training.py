@@ -22,7 +22,7 @@ OBJECTIVES: dict[str, tuple[object, ...]] = {
     "plain_masked_lm": ("--dropout", 0.1),
     "masked_latent_semantic": ("--dropout", 0.1),
     "taco": ("--dropout", 0.1),
-    "nonparametric_masked_lm": ("--dropout", 0.1, "--batch-size", 24),
+    "nonparametric_masked_lm": ("--dropout", 0.1, "--batch-size", 8),
     "span_denoising": (*SIZE, "--sample-break-mode", "none", "--dropout", 0.1, "--tokens-per-sample", 48),
 }
 
@@ -30,11 +30,10 @@ OBJECTIVES: dict[str, tuple[object, ...]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", OBJECTIVES)
 def test_killed_runs_end_as_one_that_was_never_stopped(pipeline: Pipeline, tmp_path: Path, task: str) -> None:
-    more = ("--skip-invalid-size-inputs-valid-test", "--batch-size", 64, *OBJECTIVES[task])
+    more = ("--skip-invalid-size-inputs-valid-test", "--batch-size", 64, "--max-update", 60, *OBJECTIVES[task])
     whole, killed = (words_of(pipeline.data_bin, tmp_path / name, task, *more) for name in ("whole", "killed"))
-    seconds = seconds_of(whole, tmp_path / "whole.log")
-    hit = run_with_kills(killed, tmp_path / "killed.log", KILLS, seconds, random.Random(task))
-    assert hit >= KILLS // 4
+    seconds_of(whole, tmp_path / "whole.log")
+    assert run_with_kills(killed, tmp_path / "killed.log", KILLS, random.Random(task)) >= KILLS * 3 // 4
     assert_equal(state_of(tmp_path / "killed" / LAST), state_of(tmp_path / "whole" / LAST))
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == sorted(
         path.name for path in (tmp_path / "whole").iterdir()
