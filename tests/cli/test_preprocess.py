@@ -90,10 +90,8 @@ def test_script_makes_everything_that_training_reads(folder: Path) -> None:
 
 def test_second_run_skips_every_step_and_touches_nothing(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = files_of(here / "run")
-    start = time.monotonic()
     states = run_again(capfd)
     assert list(states.values()) == ["current"] * 5
-    assert time.monotonic() - start < 5
     assert files_of(here / "run") == before
 
 
