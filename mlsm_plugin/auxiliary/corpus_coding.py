@@ -15,7 +15,7 @@ from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.planned_folder import recorded_in
-from mlsm_plugin.files.sharded_store import warn_of_full_disk
+from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
 from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter, ShardRows
@@ -95,7 +95,10 @@ def encode_split(
         _write_shards(SplitCoder(split, reader, encoder, coder, settings), writer, own, figures, in_other_hands)
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
-        figures.meta = writer.finish()
+        try:
+            figures.meta = writer.finish()
+        except MissingShardsError:  # another process without a share of its own writes one again
+            figures.missing_shards = max(1, len(writer.missing_shards()))
     return figures
 
 

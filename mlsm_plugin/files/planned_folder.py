@@ -150,7 +150,7 @@ class PlannedFolder:
         if not self._plan_path.exists():
             self.directory.mkdir(parents=True, exist_ok=True)
             publish_json(self._plan_path, self.plan, keep_existing=True)
-            self.check()
+        self.check()  # another process may have been faster
 
     def forget(self) -> None:
         """Remove plan and seal, so that the folder can be begun with another plan."""

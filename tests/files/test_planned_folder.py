@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlsm_plugin.files.atomic_files import write_json
 from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, differences, standing
 
 PLAN = {"size": 3, "blocks": {"length": 8, "mode": "complete"}, "splits": ("train", "valid")}
@@ -136,6 +137,19 @@ def test_damaged_plan_is_named(tmp_path):
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path / 'plan.json'))} is not valid JSON"):
         PlannedFolder(tmp_path, PLAN).check()
+
+
+def test_a_plan_that_appears_after_the_first_look_is_noticed(tmp_path, monkeypatch):
+    folder, real = PlannedFolder(tmp_path, PLAN), PlannedFolder.check
+
+    def another_process_is_faster(self):
+        real(self)
+        if not (tmp_path / "plan.json").exists():
+            write_json(tmp_path / "plan.json", {**PLAN, "size": 4})
+
+    monkeypatch.setattr(PlannedFolder, "check", another_process_is_faster)
+    with pytest.raises(ValueError, match="was begun with other settings"):
+        folder.begin()
 
 
 @pytest.mark.parametrize("links", [True, False])
