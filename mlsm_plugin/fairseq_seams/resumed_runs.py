@@ -128,15 +128,17 @@ def _resuming(original: Any) -> Any:
     def load_checkpoint(cfg: Any, trainer: Any, **more: Any) -> Any:
         if trainer.is_data_parallel_master and not cfg.no_save:
             hold_lock(cfg.save_dir)
-        if cfg.restore_file == LAST and trainer.is_data_parallel_master:
-            repair_last(Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix or ''}.pt"))
+        last = Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix or ''}.pt")
+        resumes = cfg.restore_file == LAST and last.is_file()  # not a checkpoint of another run
+        if resumes and trainer.is_data_parallel_master:
+            repair_last(last)
         extra_state, epoch_itr = original(cfg, trainer, **more)
         counted = (extra_state or {}).get(PATIENCE) if not cfg.reset_meters else None
         if counted is not None:
             for function in _functions_that_stop_early():
                 vars(function).update({name: counted[name] for name in COUNTERS})
         updates, limit = trainer.get_num_updates(), trainer.cfg.optimization.max_update or math.inf
-        if extra_state is not None and (updates >= limit or _is_early_stop(counted, cfg.patience)):
+        if resumes and extra_state is not None and (updates >= limit or _is_early_stop(counted, cfg.patience)):
             logger.info("this run is finished after %d updates; there is nothing to train", updates)
             # never at most the largest epoch, which may be infinite
             epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
