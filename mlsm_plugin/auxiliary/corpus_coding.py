@@ -14,11 +14,11 @@ from tqdm import tqdm
 from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.data.token_blocks import split_fingerprint
-from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
 from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter, ShardRows
+from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,7 @@ def encode_split(
         FileNotFoundError: the split or the checkpoint is missing.
     """
     directory = Path(data_bin) / f"{split}.codes"
-    recorded = [recorded_in(directory, *keys, "fingerprints", "auxiliary") for keys in (("meta",), ())]
-    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded[0] or recorded[1])
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded_auxiliary(directory))
     reader = BlockReader(data_bin, split, settings.blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)
     meta = _store_meta(Path(data_bin) / split, coder, fingerprint, settings)

@@ -113,7 +113,7 @@ def _data_of(data_bin: str | os.PathLike[str], save_dir: Path) -> PlannedFolder:
     """The record of the data that a run was begun with; other data must not continue it."""
     plan = {"train": split_fingerprint(Path(data_bin, "train"))}
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
-    return PlannedFolder(save_dir, plan, plan_file="data.json", seal_file="data.json", advice=advice)
+    return PlannedFolder(save_dir, plan, plan_file="data.json", advice=advice)
 
 
 def _restored(flags: list[str]) -> Path | None:

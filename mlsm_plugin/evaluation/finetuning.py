@@ -38,6 +38,7 @@ from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
+LOG = "train.log"  # in the folder of a seed
 # options of the architecture whose value in the checkpoint does not apply to fine-tuning
 NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_options.TRAINING_OPTIONS
 
@@ -126,7 +127,8 @@ class Finetuning:
     def _run(self, seeds: Sequence[int]) -> dict[str, Any]:
         folder = self._folder()
         data = self.output / "data"
-        if folder.standing() is Standing.OTHER and not any(self.output.glob("seed-*/*.pt")):
+        made = [path for path in self.output.glob("seed-*/*") if path.name != LOG]
+        if folder.standing() is Standing.OTHER and not made:
             # nothing was trained yet; a mistyped flag must not refuse the corrected command
             shutil.rmtree(data, ignore_errors=True)
             folder.forget()
@@ -175,7 +177,7 @@ class Finetuning:
         if run.standing() is Standing.COMPLETE:
             return run.sealed_content()
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / "train.log"
+        log = folder / LOG
         print(f"seed {seed}: training, log in {log}", flush=True)
         status, last = _run_logged(self.command(seed), log)
         if status != 0:

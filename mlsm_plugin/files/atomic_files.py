@@ -51,7 +51,7 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[A
         OSError: the file cannot be written.
     """
     path = _target_of(path)
-    tidy_once(path.parent)
+    _tidy_once(path.parent)
     with _temporary_file(path, mode) as (temporary, file):
         yield file
         file.flush()
@@ -112,7 +112,7 @@ def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) ->
     Only for files that are replaced, never changed.
     """
     target = _target_of(target)
-    tidy_once(target.parent)
+    _tidy_once(target.parent)
     temporary = temporary_path(target)
     try:
         os.link(source, temporary)
@@ -163,8 +163,9 @@ def remove_leftovers(directory: Path) -> None:
             _remove_unless_locked(directory / name)
 
 
-def tidy_once(directory: Path) -> None:
-    """:func:`remove_leftovers`, when this process first calls it for a folder."""
+def _tidy_once(directory: Path) -> None:
+    """:func:`remove_leftovers`, when this process first writes to a folder."""
+    directory = directory.absolute()  # the working directory may change
     if directory not in _tidied:
         _tidied.add(directory)
         remove_leftovers(directory)

@@ -34,7 +34,6 @@ class HiddenStateEncoder(ABC):
         layer: which hidden state the encoder gives.
         num_layers: number of layers of the whole model.
         max_tokens: longest sample in tokens, BOS included.
-        fingerprint: SHA-256 of what decides the hidden states.
         device: device of the model.
         dim: width of the hidden states.
     """
@@ -43,7 +42,6 @@ class HiddenStateEncoder(ABC):
     layer: int
     num_layers: int
     max_tokens: int
-    fingerprint: str
     device: torch.device
     dim: int
 

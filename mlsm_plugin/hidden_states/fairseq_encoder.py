@@ -57,7 +57,6 @@ class FairseqEncoder(HiddenStateEncoder):
         self.num_layers = roberta_parts.num_layers(encoder)
         check_layer(layer, self.num_layers, name)
         self.max_tokens = int(model.max_positions())
-        self.fingerprint = self.fingerprint_of(name)
         self.device = default_device(device)
         self._encoder = roberta_parts.keep_first_layers(encoder, layer).to(self.device).eval()
         if fp16:

@@ -71,7 +71,6 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         check_dictionary(tokenizer, Path(data_bin))
         check_vocabulary(tokenizer, int(config.vocab_size), folder)
         self.max_tokens = _positions(config)
-        self.fingerprint = self.fingerprint_of(folder)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
         self._ids = torch.from_numpy(tokenizer.hf_ids)

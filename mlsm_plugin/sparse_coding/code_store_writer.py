@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.files.npy_files import npy_header
-from mlsm_plugin.files.planned_folder import PlannedFolder, shorten
+from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in, shorten
 from mlsm_plugin.files.sharded_store import ShardedStoreWriter, shard_path
 from mlsm_plugin.sparse_coding.stored_codes import INDPTR_DTYPE, WEIGHT_DTYPE, ShardRows, atom_dtype
 
@@ -197,9 +197,17 @@ def _in_order(meta: dict[str, Any]) -> dict[str, Any]:
 
 def _plan_of_meta(meta: dict[str, Any]) -> dict[str, Any]:
     """The plan of a sealed store whose ``plan.json`` is missing."""
-    shards = meta.get("shards", [])
+    shards = meta.get("shards")
+    shards = shards if isinstance(shards, list) else []
     return {
         "format_version": meta.get("format_version"),
         "meta": {key: value for key, value in meta.items() if key not in TOTAL_KEYS},
-        "boundaries": [0, *(shard["stop"] for shard in shards)],
+        "boundaries": [0, *(shard.get("stop") if isinstance(shard, dict) else None for shard in shards)],
     }
+
+
+def recorded_auxiliary(directory: str | os.PathLike[str]) -> str | None:
+    """Fingerprint of the auxiliary model that a store was begun with; None where there is no store."""
+    keys = ("fingerprints", "auxiliary")
+    recorded: str | None = recorded_in(directory, "meta", *keys) or recorded_in(directory, *keys)
+    return recorded

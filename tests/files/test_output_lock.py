@@ -3,8 +3,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -45,10 +48,11 @@ def test_one_process_at_a_time(tmp_path, monkeypatch):
 
 def test_the_lock_of_a_process_that_has_just_been_killed_is_waited_for(tmp_path):
     holder = start_holder(tmp_path)
-    holder.stdin.close()  # it ends soon
+    begin = time.monotonic()
+    threading.Timer(0.5, holder.kill).start()
     with only_writer(tmp_path):
-        pass
-    holder.wait()
+        assert time.monotonic() - begin >= 0.5  # not before the other process has ended
+        assert holder.wait() == -signal.SIGKILL
 
 
 def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):

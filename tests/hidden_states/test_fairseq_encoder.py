@@ -56,9 +56,8 @@ def test_what_the_checkpoint_says_before_it_is_a_model(tiny: TinyData, tmp_path:
     assert FairseqEncoder.usual_tokens_of(tiny.model) == TRAINED_TOKENS
     assert FairseqEncoder.tokenizer_of(tiny.model) == str(tiny.model.parent)
     encoder = FairseqEncoder(str(tiny.model), str(tiny.data_bin), layer=1, device="cpu")
-    assert encoder.fingerprint == FairseqEncoder.fingerprint_of(tiny.model)
     other = save_untrained(tiny.data_bin, tmp_path, seed=2, **MASKED_LM)
-    assert FairseqEncoder.fingerprint_of(other) != encoder.fingerprint
+    assert FairseqEncoder.fingerprint_of(other) != FairseqEncoder.fingerprint_of(tiny.model)
     encoder.to("cpu")
     assert encoder.device == torch.device("cpu")
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +144,7 @@ def test_searching_needs_far_less_memory_than_the_store_has(tmp_path: Path) -> N
     np.save(tmp_path / "shard-00000.positions.npy", np.arange(rows))
     np.save(tmp_path / "tokens.npy", np.zeros(rows, np.int32))
     np.save(tmp_path / "block_starts.npy", np.array([0]))
-    meta: dict[str, Any] = {"format": 1, "num_keys": rows, "shard_keys": [rows], "dim": 256, "num_tokens": rows}
+    meta = {"format": 1, "num_keys": rows, "shard_keys": [rows], "dim": 256, "num_tokens": rows, "similarity": "inner"}
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     assert rows * 512 > 600e6
     result = subprocess.run(
