@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.reports.training_log import TrainingLog
 
 # the page loads nothing and runs nothing
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 LAST_PANELS = {"lr": "learning rate", "gnorm": "gradient norm", "wps": "tokens per second"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import os
@@ -318,8 +320,13 @@ def render_report(
         f'<tr><th scope="row">{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>'
         for name, value in facts.items()
     )
-    values = {"title": html.escape(title), "facts": rows, "data": _embedded_json(summaries)}
-    page = re.sub(r"\{\{(title|facts|data)\}\}", lambda match: values[match.group(1)], template)
+    values = {
+        "title": html.escape(title),
+        "facts": rows,
+        "data": _embedded_json(summaries),
+        "script_hash": _script_hash(template),
+    }
+    page = re.sub(r"\{\{(" + "|".join(values) + r")\}\}", lambda match: values[match.group(1)], template)
     with atomic_open(output_path, "wb") as file:
         file.write(page.encode("utf-8", errors="replace"))
 
@@ -341,6 +348,12 @@ def _embedded_json(summaries: Sequence[AtomSummary]) -> str:
     ]
     text = json.dumps(atoms, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _script_hash(template: str) -> str:
+    """How the page's policy names the only script that may run, so that no other can."""
+    script = template.partition("<script>")[2].partition("</script>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _short(value: float) -> float:

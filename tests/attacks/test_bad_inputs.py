@@ -14,105 +14,31 @@ import torch
 from mlsm_plugin.cli.main import main
 from tests.attacks import bad_inputs
 from tests.attacks.bad_inputs import Damage, snapshot
-from tests.attacks.test_faults import SMALL, Inputs, inputs
+from tests.attacks.commands import COMMANDS, Inputs, Words
 from tests.conftest import mlsm
-from tests.denoising_flags import TINY
-from tests.tiny_models import save_untrained
-
-__all__ = ["inputs"]
+from tests.tiny_models import TinyData
 
 Capture = pytest.CaptureFixture[str]
-Words = tuple[object, ...]
 
 
-class Place:
-    """Copies of everything that commands read, in one folder that a test changes."""
+class Place(Inputs):
+    """What commands read, in a folder that a test changes, and what they write."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.output, self.data_bin = folder, folder / "output", folder / "data-bin"
-        self.tokenizer, self.dictionary, self.store = (folder / name for name in ("tokenizer", "dictionary", "store"))
-        self.model, self.npm, self.denoising = (folder / name / "checkpoint_last.pt" for name in ("model", "npm", "t5"))
-        self.text, self.pairs, self.labelled = (folder / name for name in ("text.txt", "pairs.jsonl", "labelled.tsv"))
-        self.log, self.published, self.modernbert = (folder / name for name in ("train.log", "atoms.npy", "modernbert"))
-        self.codes, self.verbalizer = folder / "data-bin" / "valid.codes", folder / "words"
+    @property
+    def folder(self) -> Path:
+        return self.text.parent
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
 
 
 @pytest.fixture(scope="session")
-def everything(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tiny, place = inputs.tiny, Place(tmp_path_factory.mktemp("everything"))
-    for source, target in {
-        tiny.data_bin: place.data_bin,
-        tiny.tokenizer: place.tokenizer,
-        tiny.model.parent: place.model.parent,
-        inputs.npm.parent: place.npm.parent,
-        inputs.dictionary: place.dictionary,
-        inputs.store: place.store,
-        inputs.modernbert: place.modernbert,
-    }.items():
-        shutil.copytree(source, target)
-    for source, target in {
-        tiny.text: place.text,
-        inputs.pairs: place.pairs,
-        inputs.labelled: place.labelled,
-        inputs.verbalizer: place.verbalizer,
-        inputs.log: place.log,
-        inputs.published: place.published,
-    }.items():
-        shutil.copyfile(source, target)
-    options = {"task": "span_denoising", "criterion": "cross_entropy", "arch": "denoising_small"}
-    save_untrained(tiny.data_bin, place.denoising.parent, *TINY, **options)
-    mlsm(*COMMANDS["encode"](place))
-    return place.folder
-
-
-def learning(place: Place) -> Words:
-    return ("dictionary", place.data_bin, "--auxiliary", place.model, "--layer", 1, "--output", place.output, *SMALL)
-
-
-def binarizing(place: Place) -> Words:
-    files = ("--train", place.text, "--valid", place.text)
-    return ("binarize", "--tokenizer", place.tokenizer, *files, "--output", place.output)
-
-
-COMMANDS: dict[str, Callable[[Place], Words]] = {
-    "dictionary": learning,
-    "dictionary --import": lambda own: (*learning(own), "--import", own.published),
-    "dictionary hf:": lambda own: (*learning(own), "--auxiliary", f"hf:{own.modernbert}"),
-    "encode": lambda own: (
-        *("encode", own.data_bin, "--auxiliary", own.model, "--dictionary", own.dictionary),
-        *("--splits", "valid", "--threads", 1),
-    ),
-    "datastore": lambda own: (
-        *("datastore", "build", own.data_bin, "--checkpoint", own.npm, "--output", own.output, "--splits", "valid"),
-    ),
-    "fill": lambda own: (
-        *("fill", "--checkpoint", own.npm, "--datastore", own.store, "The <mask> is bound.", "--k", 4),
-    ),
-    "classify": lambda own: (
-        *("classify", "--checkpoint", own.model, "--template", "{} <mask>", "--verbalizer", own.verbalizer),
-        *("--input", own.labelled, "--output", own.output, "--parametric"),
-    ),
-    "evaluate-pairs": lambda own: (
-        *("evaluate-pairs", "--checkpoint", own.model, "--input", own.pairs, "--output", own.output),
-    ),
-    "finetune": lambda own: (
-        *("finetune", "--checkpoint", own.model, "--train", own.labelled, "--valid", own.labelled),
-        *("--output", own.output, "--max-epoch", 1, "--cpu"),
-    ),
-    "infill": lambda own: (
-        *("infill", "--checkpoint", own.denoising, "The <extra_id_0> walks.", "--beam", 1, "--max-length", 2),
-    ),
-    "export-hf": lambda own: ("export-hf", own.model, own.output, "--text", own.text, "--lines", 2),
-    "import-hf": lambda own: ("import-hf", own.modernbert, own.output, "--text", own.text, "--lines", 2),
-    "binarize": binarizing,
-    "binarize hf:": lambda own: (*binarizing(own), "--tokenizer", f"hf:{own.modernbert}"),
-    "tokenizer": lambda own: ("tokenizer", "--input", own.text, "--vocab-size", 200, "--output", own.output),
-    "inspect": lambda own: ("inspect", own.data_bin, "--split", "valid", "--output", own.output),
-    "plot": lambda own: ("plot", own.log, "--output", own.output),
-    "auxiliary": lambda own: (
-        *("auxiliary", own.data_bin, "--save-dir", own.model.parent, "--max-update", 1, "--cpu"),
-    ),
-}
+def everything(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Place.within(tmp_path_factory.mktemp("everything"))
+    made.make(tiny)
+    mlsm(*COMMANDS["encode"](made, made.output))
+    return made.folder
 
 
 @dataclass(frozen=True)
@@ -235,13 +161,12 @@ SAMPLE = random.Random(16).sample(sorted(CASES), 40)
 
 def check(name: str, everything: Path, folder: Path, capsys: Capture) -> None:
     case = CASES[name]
-    place = Place(folder / "place")
-    shutil.copytree(everything, place.folder)
+    place = Place.within(shutil.copytree(everything, folder / "place"))
     if case.command == "encode":
         shutil.rmtree(place.codes)
     case.change(place)
     before = snapshot(place.folder)
-    words = [str(word) for word in (*COMMANDS[case.command](place), *case.more)]
+    words = [str(word) for word in (*COMMANDS[case.command](place, place.output), *case.more)]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place.folder)
         capsys.readouterr()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.commands import SMALL
 from tests.attacks.killed_runs import assert_equal, state_of
-from tests.attacks.test_faults import SMALL
 from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
 from tests.tiny_models import TinyData
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mlsm_plugin.cli.main import main
-from tests.attacks.test_faults import SMALL
+from tests.attacks.commands import SMALL
 from tests.attacks.test_killed_commands import TRAINING
 from tests.conftest import TINY_MODEL, TINY_TRAINING, failing_mlsm, mlsm
 from tests.tiny_models import TinyData

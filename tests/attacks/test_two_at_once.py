@@ -7,25 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.commands import WRITING
+from tests.attacks.conftest import Place
 from tests.attacks.faults import run_command
-from tests.attacks.test_faults import COMMANDS, Inputs, Place, inputs, place
-
-__all__ = ["inputs", "place"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_two_at_once_are_as_good_as_one(command: str, inputs: Inputs, place: Place, tmp_path: Path) -> None:
-    words = COMMANDS[command](inputs, place.root)
+@pytest.mark.parametrize("command", WRITING)
+def test_two_at_once_are_as_good_as_one(command: str, place: Place, tmp_path: Path) -> None:
     place.reset()
-    clean = run_command(words, place.root, place.log)
+    clean = run_command(place.words, place.root, place.log)
     assert clean.status == 0, clean.printed
     wanted = place.contents()
     for attempt in range(3):
         place.reset()
         logs = [tmp_path / f"log{attempt}{number}" for number in range(2)]
         with ThreadPoolExecutor(2) as pool:
-            both = list(pool.map(lambda log: run_command(words, place.root, log), logs))
+            both = list(pool.map(lambda log: run_command(place.words, place.root, log), logs))
         assert any(outcome.status == 0 for outcome in both), both
         for outcome in both:
             assert outcome.status == 0 or "another process is writing to" in outcome.printed, outcome

@@ -1,0 +1,122 @@
+"""The HTML pages in a real browser: no text in them runs, nothing is loaded, and their own script draws the atoms."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.reports.latent_report import AtomSummary, render_report
+from tests.conftest import mlsm
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=3000", "--dump-dom"),
+)
+LOG = "2026-01-01 00:00:00 | INFO | train_inner | epoch 001: 1 / 9 loss=9, num_updates=1\n"
+
+
+class Server:
+    """Counts the requests of a page."""
+
+    def __init__(self) -> None:
+        self.requests = requests = list[str]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                requests.append(self.path)
+                self.send_response(404)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing on the screen."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def payload(self) -> str:
+        """Text that marks the page and asks for a file, if it is taken for markup."""
+        marking = "document.body.setAttribute('pwned', 1)"
+        return (
+            f'</td></script><img src=\'{self.address}/image\' onload="{marking}" onerror="{marking}">'
+            f"<script>{marking}; fetch('{self.address}/fetch')</script>"
+            f"<link rel='stylesheet' href='{self.address}/style'><iframe src='{self.address}/frame'></iframe>"
+        )
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def opened(page: Path, profile: Path) -> str:
+    """The document after its scripts have run."""
+    words = [str(CHROMIUM), *OPTIONS, f"--user-data-dir={profile}", page.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert "</html>" in done.stdout, done.stderr[-2000:]
+    return done.stdout
+
+
+def marked(document: str) -> bool:
+    return re.search(r"<body[^>]*\spwned=", document) is not None
+
+
+def latent_page(text: str, path: Path) -> Path:
+    context = {"left": text, "token": text, "right": text, "weight": 0.5}
+    summaries = [AtomSummary(0, 0.5, 0.5, [(text, 1.0)], [context])]  # type: ignore[list-item]
+    render_report(summaries, title=text, facts={text: text}, output_path=path)
+    return path
+
+
+def curves_page(text: str, folder: Path) -> Path:
+    log = folder / "train.log"
+    log.write_text(LOG)
+    mlsm("plot", log, "--names", text, "--output", folder / "curves")
+    return folder / "curves.html"
+
+
+def test_tokens_and_titles_are_text(server: Server, tmp_path: Path) -> None:
+    document = opened(latent_page(server.payload, tmp_path / "page.html"), tmp_path / "profile")
+    assert not marked(document)
+    assert server.requests == []
+    assert "<h3>Atom 0</h3>" in document  # its own script has run
+    assert document.count("&lt;iframe") >= 5  # title, heading, facts, token and context
+
+
+def test_names_of_runs_are_text(server: Server, tmp_path: Path) -> None:
+    document = opened(curves_page(server.payload, tmp_path), tmp_path / "profile")
+    assert not marked(document)
+    assert server.requests == []
+    assert "<svg" in document
+    assert "&lt;iframe" in document
+
+
+@pytest.mark.parametrize("kind", ["latent", "curves"])
+@pytest.mark.parametrize("policy", [True, False])
+def test_the_policy_stops_what_gets_into_a_page(kind: str, policy: bool, server: Server, tmp_path: Path) -> None:
+    page = latent_page("a", tmp_path / "page.html") if kind == "latent" else curves_page("a", tmp_path)
+    text = page.read_text(encoding="utf-8").replace("<body>", f"<body>{server.payload}")
+    if not policy:  # then the same text does run, so that this test can fail
+        text = text.replace("Content-Security-Policy", "x")
+    page.write_text(text, encoding="utf-8")
+    document = opened(page, tmp_path / "profile")
+    assert marked(document) is not policy
+    assert {"/fetch", "/image", "/style", "/frame"} <= set(server.requests) or policy
+    assert server.requests == [] or not policy
+    assert kind == "curves" or "<h3>Atom 0</h3>" in document
