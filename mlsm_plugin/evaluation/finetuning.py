@@ -30,6 +30,7 @@ from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
 from mlsm_plugin.files.atomic_files import atomic_open, copy_file, link_file, sha256_of_files
 from mlsm_plugin.files.child_process import start_child
+from mlsm_plugin.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder, Standing
 from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
@@ -175,7 +176,7 @@ class Finetuning:
         run = PlannedFolder(folder, {"seed": seed}, plan_file=None, seal_file="result.json")
         run.check()
         if run.standing() is Standing.COMPLETE:
-            return run.sealed_content()
+            return check_json(run.sealed_content(), fields(self._measures()), run.seal_path)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / LOG
         print(f"seed {seed}: training, log in {log}", flush=True)
@@ -239,6 +240,12 @@ class Finetuning:
             found |= {f"{split}_{name}": value for name, value in self._measured(texts, predicted).items()}
         measure = "pearson" if self.settings.regression else "accuracy"
         return {"score": found[f"valid_{measure}"], **found}
+
+    def _measures(self) -> dict[str, Check]:
+        """What the result of a seed holds."""
+        measures = ("pearson", "spearman") if self.settings.regression else ("accuracy",)
+        splits = [split for split in self.texts if split != "train"]
+        return {"score": number, **{f"{split}_{measure}": number for split in splits for measure in measures}}
 
     def _measured(self, texts: LabelledTexts, predicted: list[tuple[Any, float]]) -> dict[str, float]:
         if not self.settings.regression:

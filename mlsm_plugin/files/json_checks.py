@@ -21,7 +21,7 @@ def check_json(value: Any, check: Check, where: object) -> Any:
     """
     problem = check(value)
     if problem is not None:
-        raise ValueError(f"{where} is not what it should be: {problem}; write it again with the command that made it")
+        raise ValueError(f"{where} is not what it should be: {problem}; delete it and run the step again")
     return value
 
 

@@ -19,12 +19,15 @@ from typing import Any
 
 from mlsm_plugin.files.atomic_files import publish_json, read_json, remove_leftovers
 from mlsm_plugin.files.json_checks import check_json, fields
+from mlsm_plugin.files.json_text import parse_json
 
 PLAN_FILE = "plan.json"
 META_FILE = "meta.json"
+RESTORE = "restore it, or begin in an empty folder"
 START_ANEW = "Delete the folder to start anew, or pass the settings that it was begun with"
 # Longer lists are shown by their length and their ends.
 SHOWN_VALUES = 6
+SHOWN_DIFFERENCES = 4
 
 
 class Standing(Enum):
@@ -132,11 +135,14 @@ class PlannedFolder:
         """Refuse a folder that was begun with another plan.
 
         Raises:
-            ValueError: the plan differs (names each difference with both values, and what to do).
+            ValueError: the plan differs (names the differences with both values, and what to do).
         """
         found = self._found()
         if found is not None and (named := differences(found, self.plan)):
-            raise ValueError(f"{self.directory} was begun with other settings: {'; '.join(named)}. {self._advice}")
+            shown = named[:SHOWN_DIFFERENCES]
+            if len(named) > len(shown):
+                shown.append(f"and {len(named) - len(shown)} more differences")
+            raise ValueError(f"{self.directory} was begun with other settings: {'; '.join(shown)}. {self._advice}")
 
     def begin(self) -> None:
         """Create the folder and write the plan; if another process was faster, compare with its plan instead.
@@ -183,12 +189,12 @@ class PlannedFolder:
         content: dict[str, Any] = check_json(read_json(self.seal_path), fields(), self.seal_path)
         return content
 
-    def _found(self) -> Any:
+    def _found(self) -> dict[str, Any] | None:
         """The plan that the folder was begun with, or None."""
         if self._plan_path is not None and (plan := _read_if_there(self._plan_path)) is not None:
             return plan
         sealed = _read_if_there(self.seal_path)
-        return None if sealed is None else self._plan_of_seal(sealed if isinstance(sealed, dict) else {})
+        return None if sealed is None else self._plan_of_seal(sealed)
 
     def _same_keys(self, sealed: dict[str, Any]) -> dict[str, Any]:
         return {key: sealed.get(key) for key in self.plan}
@@ -202,7 +208,7 @@ def recorded_in(directory: str | os.PathLike[str], *keys: str) -> Any:
         keys: of the dictionaries that lead to the value, such as ``fingerprints`` and ``checkpoint``.
     """
     for name in (PLAN_FILE, META_FILE):
-        value = _read_if_there(Path(directory, name))
+        value: Any = _read_if_there(Path(directory, name))
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
@@ -210,8 +216,18 @@ def recorded_in(directory: str | os.PathLike[str], *keys: str) -> Any:
     return None
 
 
-def _read_if_there(path: Path) -> Any:
+def _read_if_there(path: Path) -> dict[str, Any] | None:
+    """A plan or a seal.
+
+    Raises:
+        ValueError: it is damaged. Deleting it alone would not help: nothing else says what the folder holds.
+    """
     try:
-        return read_json(path)
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); {RESTORE}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a dictionary; {RESTORE}")
+    return content

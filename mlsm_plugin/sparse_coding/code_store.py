@@ -62,6 +62,7 @@ PARTS_OF_META = {
     "blocks": fields({"tokens_per_sample": whole(1), "sample_break_mode": text}),
     "fingerprints": fields({"split": text, "dictionary": text, "auxiliary": text}),
 }
+INFINITE_BITS = np.float16(np.inf).view(np.uint16)
 META_CHECK = fields(
     {
         "n_atoms": whole(1, 1 << 31),
@@ -196,8 +197,9 @@ class CodeStore:
 
     def _check_codes(self, shard: int, atoms: np.ndarray, weights: np.ndarray) -> None:
         if len(atoms):
-            # NaN is not below infinity
-            self._check(shard, bool(weights.min() >= 0 and weights.max() < np.inf and atoms.max() < self.num_atoms))
+            # as whole numbers, the bits of negative weights, infinity and NaN are above those of all other weights
+            finite = weights.view(np.uint16).max() < INFINITE_BITS
+            self._check(shard, bool(finite and atoms.max() < self.num_atoms))
 
     def _check(self, shard: int, good: bool) -> None:
         if not good:

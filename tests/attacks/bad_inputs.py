@@ -128,6 +128,10 @@ JSON_FILE: dict[str, Damage] = {
     "deep": replaced(DEEP),
     "another encoding": replaced('{"a": "\u00e9"}'.encode("latin-1")),
 }
+# what a command left that was stopped
+RECORD = {name: damage for name, damage in JSON_FILE.items() if name != "absent"}
+STEPS = {**RECORD, "step that is a number": json_with(tokenizer=3), "no signature": json_with(tokenizer={"done": True})}
+PLAN = {**RECORD, "of other work": json_with(meta={"n_atoms": 3})}
 NPY: dict[str, Damage] = {
     **ANY_FILE,
     "half": cut(0.5),

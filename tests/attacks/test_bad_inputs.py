@@ -50,6 +50,13 @@ class Case:
     more: Words = ()
 
 
+def begun(record: Path) -> Path:
+    """The record of work that was begun."""
+    record.parent.mkdir(exist_ok=True)
+    record.write_text("{}")
+    return record
+
+
 FILES: dict[str, Callable[[Place], Path]] = {
     "model": lambda own: own.model,
     "npm": lambda own: own.npm,
@@ -71,6 +78,10 @@ FILES: dict[str, Callable[[Place], Path]] = {
     "block starts": lambda own: own.store / "block_starts.npy",
     "keys": lambda own: own.store / "shard-00000.keys.npy",
     "positions": lambda own: own.store / "shard-00000.positions.npy",
+    "plan of codes": lambda own: begun(own.codes / "plan.json"),
+    "plan in the output": lambda own: begun(own.output / "plan.json"),
+    "record of steps": lambda own: begun(own.output / "steps.json"),
+    "record of data": lambda own: begun(own.model.with_name("data.json")),
     "text": lambda own: own.text,
     "pairs": lambda own: own.pairs,
     "labelled": lambda own: own.labelled,
@@ -102,6 +113,11 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (("inspect",), "weights", bad_inputs.WEIGHTS),
     (("fill",), "meta of store", bad_inputs.META_OF_DATASTORE),
     *((("fill",), name, bad_inputs.NPY) for name in ("tokens", "block starts", "keys", "positions")),
+    (("encode",), "plan of codes", bad_inputs.PLAN),
+    (("datastore",), "plan in the output", bad_inputs.PLAN),
+    (("finetune",), "plan in the output", bad_inputs.RECORD),
+    (("preprocess",), "record of steps", bad_inputs.STEPS),
+    (("auxiliary",), "record of data", bad_inputs.PLAN),
     (("tokenizer", "binarize", "export-hf"), "text", bad_inputs.TEXT),
     (("evaluate-pairs",), "pairs", bad_inputs.PAIRS),
     (("finetune",), "labelled", bad_inputs.LABELLED),

@@ -1,16 +1,22 @@
-"""Commands that train in a child process: killed, they leave no child, and then end as if they were never stopped."""
+"""Commands that train in a child process, killed or on a full disk, then end as if they were never stopped.
+
+A killed one leaves no child behind.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +25,7 @@ from tests.attacks.killed_runs import assert_equal, state_of
 from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
 from tests.tiny_models import TinyData
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 TRAINING = ("--save-interval-updates", 2, "--validate-interval-updates", 4, "--no-progress-bar")
 
 
@@ -75,10 +82,37 @@ CHAINS: dict[str, tuple[Callable[..., tuple[object, ...]], Callable[[Path], obje
 
 
 def start(words: tuple[object, ...], log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     with open(log, "ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+        return subprocess.Popen(command_of(words), stdout=file, stderr=file, env=ENVIRONMENT, start_new_session=True)
+
+
+def command_of(words: tuple[object, ...]) -> list[str]:
+    return [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
+
+
+def on_full_disk(words: tuple[object, ...], largest: int) -> subprocess.CompletedProcess[str]:
+    """Run a command where no file can be longer than ``largest`` bytes."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+
+    return subprocess.run(command_of(words), capture_output=True, text=True, env=ENVIRONMENT, preexec_fn=limit)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, float]]:
+    """A function that gives the output of a command that was left alone, and how long it took in seconds."""
+
+    @cache
+    def run(command: str) -> tuple[Path, float]:
+        root = tmp_path_factory.mktemp("whole")
+        begin = time.monotonic()
+        process = start(CHAINS[command][0](tiny, root / "out"), root.with_suffix(".log"))
+        assert process.wait() == 0, root.with_suffix(".log").read_text()[-2000:]
+        return root / "out", time.monotonic() - begin
+
+    return run
 
 
 def children_of(session: int) -> list[int]:
@@ -94,21 +128,25 @@ def children_of(session: int) -> list[int]:
     return found
 
 
+def check_result(command: str, output: Path, wanted: Path) -> None:
+    """Equal to that of a command that was left alone, with nothing left over."""
+    result_of = CHAINS[command][1]
+    assert_equal(result_of(output), result_of(wanted))
+    assert not [path for path in output.parent.rglob("*") if path.name.endswith(".tmp")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", CHAINS)
-def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, tmp_path: Path) -> None:
-    words_of, result_of = CHAINS[command]
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    begin = time.monotonic()
-    whole = start(words_of(tiny, tmp_path / "whole" / "out"), tmp_path / "whole.log")
-    assert whole.wait() == 0, (tmp_path / "whole.log").read_text()[-2000:]
-    seconds = time.monotonic() - begin
+def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, whole: Any, tmp_path: Path) -> None:
+    wanted, seconds = whole(command)
+    output, log = tmp_path / "killed" / "out", tmp_path / "killed.log"
+    output.parent.mkdir()
+    words = CHAINS[command][0](tiny, output)
     rng = random.Random(command)
     for _ in range(int(os.environ.get("MLSM_KILLS", "6"))):
-        process = start(words_of(tiny, tmp_path / "killed" / "out"), tmp_path / "killed.log")
+        process = start(words, log)
         try:
-            assert process.wait(rng.uniform(2, seconds)) == 0, (tmp_path / "killed.log").read_text()[-2000:]
+            assert process.wait(rng.uniform(2, seconds)) == 0, log.read_text()[-2000:]
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)  # the parent alone
             process.wait()
@@ -116,20 +154,36 @@ def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, t
             while children_of(process.pid):
                 assert time.monotonic() < deadline, "a child outlives its parent"
                 time.sleep(0.1)
-    last = start(words_of(tiny, tmp_path / "killed" / "out"), tmp_path / "killed.log")
-    assert last.wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
-    assert_equal(result_of(tmp_path / "killed" / "out"), result_of(tmp_path / "whole" / "out"))
-    assert not [path for path in (tmp_path / "killed").rglob("*") if path.name.endswith(".tmp")]
+    last = start(words, log)
+    assert last.wait() == 0, log.read_text()[-2000:]
+    check_result(command, output, wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", CHAINS)
-def test_the_second_of_two_at_once_is_refused(command: str, tiny: TinyData, tmp_path: Path) -> None:
-    words_of, result_of = CHAINS[command]
-    for name in ("whole", "both"):
-        (tmp_path / name).mkdir()
-    assert start(words_of(tiny, tmp_path / "whole" / "out"), tmp_path / "whole.log").wait() == 0
-    words = words_of(tiny, tmp_path / "both" / "out")
+@pytest.mark.parametrize("share", [0.001, 0.05, 0.6, 0.95])
+def test_a_full_disk_is_one_line(command: str, share: float, tiny: TinyData, whole: Any, tmp_path: Path) -> None:
+    wanted, _ = whole(command)
+    output = tmp_path / "full" / "out"
+    output.parent.mkdir()
+    words = CHAINS[command][0](tiny, output)
+    largest = max(path.stat().st_size for path in wanted.rglob("*") if path.is_file())
+    full = on_full_disk(words, int(share * largest))
+    assert full.returncode == 1, full.stderr[-3000:]
+    assert full.stderr.count("mlsm: error: ") == 1, full.stderr[-3000:]
+    assert "Traceback" not in full.stdout + full.stderr
+    log = tmp_path / "full.log"
+    assert start(words, log).wait() == 0, log.read_text()[-2000:]
+    check_result(command, output, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", CHAINS)
+def test_the_second_of_two_at_once_is_refused(command: str, tiny: TinyData, whole: Any, tmp_path: Path) -> None:
+    wanted, _ = whole(command)
+    output = tmp_path / "both" / "out"
+    output.parent.mkdir()
+    words = CHAINS[command][0](tiny, output)
     both = [start(words, tmp_path / f"both{number}.log") for number in range(2)]
     statuses = [process.wait() for process in both]
     logs = [(tmp_path / f"both{number}.log").read_text() for number in range(2)]
@@ -137,4 +191,4 @@ def test_the_second_of_two_at_once_is_refused(command: str, tiny: TinyData, tmp_
     for status, log in zip(statuses, logs, strict=True):
         assert status == 0 or "another process is writing to" in log, log[-2000:]
         assert "Traceback" not in log
-    assert_equal(result_of(tmp_path / "both" / "out"), result_of(tmp_path / "whole" / "out"))
+    check_result(command, output, wanted)

@@ -75,6 +75,11 @@ def test_seeds_are_trained_measured_and_the_best_is_kept(
     assert "seed 5: training" in again
     assert "settings.patience is 3 there and 9 now" in failing_mlsm(capsys, *words, "--patience", 9)
 
+    sealed = best / "result.json"
+    for damaged in ("[1]", '{"seed": 3, "score": "high"}', '{"seed": 3, "score": 0.5}', "{"):
+        sealed.write_text(damaged)
+        assert f"{sealed} is not " in failing_mlsm(capsys, *words, "--seeds", results["best_seed"])
+
 
 @pytest.mark.slow
 def test_pairs_and_numbers_and_random_weights(

@@ -39,7 +39,9 @@ def test_good_values_are_returned():
 )
 def test_the_first_problem_is_named(change, problem):
     value = {**GOOD, **change} if isinstance(change, dict) else change
-    with pytest.raises(ValueError, match=f"^file is not what it should be: {problem}.*; write it again"):
+    with pytest.raises(
+        ValueError, match=f"^file is not what it should be: {problem}.*; delete it and run the step again"
+    ):
         check_json(value, CHECK, "file")
 
 

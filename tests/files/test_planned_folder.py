@@ -180,3 +180,20 @@ def test_of_many_plans_at_the_same_time_one_wins(tmp_path, monkeypatch, links):
     if links:
         winner = json.loads((tmp_path / "folder" / "plan.json").read_text())["size"]
         assert begun == [winner] * 2
+
+
+def test_of_many_differences_the_first_are_named(tmp_path):
+    PlannedFolder(tmp_path, {f"option{n}": 1 for n in range(9)}).begin()
+    with pytest.raises(ValueError, match=re.escape("; option3 is 1 there and 2 now; and 5 more differences. Delete")):
+        PlannedFolder(tmp_path, {f"option{n}": 2 for n in range(9)}).begin()
+
+
+@pytest.mark.parametrize("content", ["null", "[1]", "3", "{", "[" * 100_000])
+def test_a_damaged_plan_is_no_plan(tmp_path, content):
+    (tmp_path / "plan.json").write_text(content)
+    for seal in (False, True):
+        if seal:
+            (tmp_path / "meta.json").write_text(json.dumps(PLAN))
+        with pytest.raises(ValueError, match=r"plan\.json is not .*; restore it, or begin in an empty folder"):
+            PlannedFolder(tmp_path, PLAN).begin()
+    assert (tmp_path / "plan.json").read_text() == content
