@@ -77,13 +77,17 @@ def _training_data(checkpoint: Path) -> Path:
 def summarize_split(data_bin: Path, split: str, *, max_tokens: int) -> tuple[list[AtomSummary], CodeStore]:
     """Summaries of all atoms over the first ``max_tokens`` tokens of a coded split, and its codes."""
     from mlsm_plugin.data.token_blocks import check_codes_belong_to
+    from mlsm_plugin.files.json_checks import check_json
     from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.reports.latent_report import summarize_atoms
-    from mlsm_plugin.sparse_coding.code_store import CodeStore
+    from mlsm_plugin.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
 
-    store = CodeStore(str(data_bin / f"{split}.codes"))
+    codes = data_bin / f"{split}.codes"
+    store = CodeStore(codes)
     check_codes_belong_to(data_bin / split, store.meta)
-    reader = BlockReader(data_bin, split, BlockSettings(**store.meta["blocks"]))
+    blocks = check_json(store.meta, INSPECTED_CHECK, codes / META_FILE)["blocks"]
+    settings = BlockSettings(blocks["tokens_per_sample"], blocks["sample_break_mode"])
+    reader = BlockReader(data_bin, split, settings)
     symbols = reader.dictionary.symbols
     summaries = summarize_atoms(
         _coded_blocks(reader, store, max_tokens), num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols
@@ -113,10 +117,10 @@ def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split
         "atoms": f"{store.num_atoms:,}",
         "dead atoms here": str(sum(summary.frequency == 0 for summary in summaries)),
         "mean non-zeros per token": f"{meta['mean_nonzeros']:.1f}",
-        "layer": str(meta["layer"]),
+        "layer": str(meta.get("layer", "unknown")),
         **{name: f"{meta[name]:g}" for name in ("lambda",) if name in meta},
         **{name: str(meta[name]) for name in ("coder",) if name in meta},
-        "auxiliary model": f"SHA-256 {meta['fingerprints']['auxiliary'][:12]}",
+        "auxiliary model": f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}",
     }
     if health:
         facts["atoms never used in learning"] = str(health["unused_atoms"])

@@ -55,29 +55,28 @@ __all__ = [
 ]
 
 
-PARTS_OF_META = {
-    "token_count": whole(),
-    "mean_nonzeros": number,
-    "layer": whole(0, 10_000),
-    "blocks": fields({"tokens_per_sample": whole(1), "sample_break_mode": text}),
-    "fingerprints": fields({"split": text, "dictionary": text, "auxiliary": text}),
-}
 INFINITE_BITS = np.float16(np.inf).view(np.uint16)
+BLOCKS_CHECK = fields({"tokens_per_sample": whole(1), "sample_break_mode": text})
 META_CHECK = fields(
     {
         "n_atoms": whole(1, 1 << 31),
+        "token_count": whole(),
+        "mean_nonzeros": number,
         "shards": list_of(fields({"start": whole(), "stop": whole(), "bytes": values(whole())})),
     },
     {
-        **PARTS_OF_META,
+        "layer": whole(0, 10_000),
+        "blocks": BLOCKS_CHECK,
+        "fingerprints": fields(known={"split": text, "dictionary": text, "auxiliary": text}),
         "coverage": number,
         "coverage_seed": optional(whole()),
-        "dictionary_health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
+        "dictionary_health": optional(fields({"unused_atoms": whole(), "reconstruction_error": number})),
         "lambda": optional(number),
     },
 )
-# what the codes of a corpus have in addition
-CORPUS_CHECK = fields(PARTS_OF_META)
+# what codes need in addition to train on them, and to show where they are in the text
+CORPUS_CHECK = fields({"fingerprints": fields({"split": text, "dictionary": text})})
+INSPECTED_CHECK = fields({"blocks": BLOCKS_CHECK})
 
 
 class CodeStore:
