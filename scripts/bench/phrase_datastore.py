@@ -101,12 +101,11 @@ def main() -> int:
         print(f"{len(store):,} keys of {num_tokens:,} tokens, {store.dim} wide, {args.threads} threads")
         print(f"build {num_tokens / built:,.0f} tokens/s, bare forward {num_tokens / bare:,.0f}: {built / bare:.2f} x")
         print(f"{folder_bytes(store.directory, '*.npy') / num_tokens:.1f} bytes a token")
-        measure_searches(store, args, faiss)
-    return 0
+        return measure_searches(store, args, faiss)
 
 
-def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: object) -> None:
-    """Print milliseconds for a query, ratios to faiss' exact index, and recall."""
+def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: object) -> int:
+    """Print milliseconds for a query, ratios to faiss' exact index, and recall; returns the exit status."""
     rng = np.random.default_rng(1)
     rows = np.sort(rng.choice(len(store), size=args.queries, replace=False))
     queries = store.keys_of(rows)
@@ -124,7 +123,11 @@ def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: ob
     found["faiss flat in memory (peer)"] = median_ms(lambda query: peer.search(query.numpy(), args.k), wanted)
     peer.reset()
     start = time.perf_counter()
-    store.build_index("ivfpq")
+    try:
+        store.build_index("ivfpq")
+    except ValueError as error:
+        print(f"phrase_datastore: error: {error}", file=sys.stderr)
+        return 1
     made = time.perf_counter() - start
     assert isinstance(store.index, KeyIndex)
     found["ivfpq"] = median_ms(search, wanted)
@@ -135,6 +138,7 @@ def measure_searches(store: PhraseDatastore, args: argparse.Namespace, faiss: ob
         print(f"{name}: {milliseconds:.1f} ms a query, {ratio:.3f} of the peer")
     size = folder_bytes(store.directory, "index.faiss") / store.meta["num_tokens"]
     print(f"ivfpq: made in {made:.0f} s, {size:.1f} bytes a token, finds {recall:.3f} of the {args.k} nearest")
+    return 0
 
 
 if __name__ == "__main__":

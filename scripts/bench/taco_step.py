@@ -133,7 +133,7 @@ def build_trainings(data_bin: Path, args: argparse.Namespace) -> list[Training]:
     arch, size_flags = SIZES[args.size]
     options = ("--negatives", str(args.negatives), "--positive-window", str(WINDOW), "--temperature", str(TEMPERATURE))
     stock, taco = (*STOCK_FLAGS, *size_flags), (*TACO_FLAGS, *options, *size_flags)
-    straightforward = partial(StraightforwardCriterion, TokenContrastiveConfig())
+    straightforward = partial(StraightforwardCriterion, TokenContrastiveConfig(seed=args.seed))
     return [
         build_training("masked_lm", data_bin, args, arch, stock),
         build_training("taco", data_bin, args, arch, taco, target=STEP_TARGET),

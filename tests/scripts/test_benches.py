@@ -1,0 +1,80 @@
+"""Each bench still runs, on sizes that say nothing about speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.tiny_models import TinyData, save_untrained_npm
+
+STEPS = ("--vocab", 200, "--tokens", 3000, "--batch-size", 4, "--block", 32, "--rounds", 2, "--warmup", 1)
+BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
+    "code_store_reads": lambda tiny, root: ("--tokens", 4000, "--rounds", 2),
+    "cooccurring_spans": lambda tiny, root: ("--data-bin", tiny.data_bin, "--groups", 2, "--tokens-per-sample", 24),
+    "dictionary_learning": lambda tiny, root: (
+        *("--hidden", hidden_states(root), "--held-out", 100, "--atoms", 16, "--iterations", 2, "--batch-size", 50),
+    ),
+    "encode_scale": lambda tiny, root: ("--tokens", 500, "--atoms", 32, "--dim", 16, "--directory", root),
+    "learning_curves": lambda tiny, root: (
+        *(tiny.data_bin, "--output", root / "curves", "--minutes", 0.001, "--rates", "1e-3", "--seeds", 1),
+        *("--speed", "modern=10000", "roberta=10000", "--layers", 1, "--width", 64, "--batch-size", 2),
+        *("--block", 24, "--valid-every", 2, "--autocast", "off"),
+    ),
+    "mlsm_step": lambda tiny, root: ("--size", "tiny", "--atoms", 50, "--nonzeros", 4, "--fista-steps", 2, *STEPS),
+    "phrase_datastore": lambda tiny, root: (
+        *(
+            tiny.data_bin,
+            save_untrained_npm(tiny, root / "npm"),
+            "--split",
+            "valid",
+            "--queries",
+            2,
+            "--k",
+            4,
+            "--tokens-per-sample",
+            24,
+        ),
+    ),
+    "span_corruption": lambda tiny, root: ("--length", 60, "--texts", 3, "--rounds", 2),
+    "sparse_coding": lambda tiny, root: (
+        *("--hidden", hidden_states(root), "--dictionary", atoms(root), "--rows", 20, "--gap-rows", 5, "--rounds", 2),
+    ),
+    "taco_step": lambda tiny, root: ("--size", "tiny", "--negatives", 3, *STEPS),
+    "training_step": lambda tiny, root: (
+        *("--layers", 1, "--width", 64, "--atoms", 50, "--nonzeros", 4, "--loaders", *STEPS),
+    ),
+}
+
+
+def hidden_states(root: Path) -> Path:
+    np.save(root / "hidden.npy", np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32))
+    return root / "hidden.npy"
+
+
+def atoms(root: Path) -> Path:
+    rows = np.random.default_rng(1).normal(size=(32, 16)).astype(np.float32)
+    np.save(root / "atoms.npy", rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    return root / "atoms.npy"
+
+
+def test_each_bench_is_run() -> None:
+    scripts = {path.stem for path in (REPOSITORY / "scripts" / "bench").glob("*.py")}
+    assert scripts - set(BENCHES) == {"paired_steps"}  # a module of the others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_runs(name: str, tiny: TinyData, tmp_path: Path) -> None:
+    words = [sys.executable, f"scripts/bench/{name}.py", *map(str, BENCHES[name](tiny, tmp_path))]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr[-2000:]  # 1: a target is missed, as it may be on this size
+    assert "Traceback" not in done.stderr
+    assert done.stdout
