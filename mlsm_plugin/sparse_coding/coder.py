@@ -14,6 +14,7 @@ from typing import Any
 
 from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_coder import (
     META_FILE,
     InexactCodes,
@@ -24,7 +25,7 @@ from mlsm_plugin.sparse_coding.sparse_coder import (
 
 __all__ = ["InexactCodes", "NoOptions", "SparseCoder", "SparseCodes", "coder_kinds", "load_coder", "register_coder"]
 
-_KINDS: dict[str, type[SparseCoder]] = {LassoCoder.kind: LassoCoder}
+_KINDS: dict[str, type[SparseCoder]] = {coder.kind: coder for coder in (LassoCoder, SaeCoder)}
 # the kind of files without "kind" in their meta.json
 FIRST_KIND = LassoCoder.kind
 

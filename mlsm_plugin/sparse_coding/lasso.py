@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
@@ -113,6 +114,12 @@ class LassoCoder(SparseCoder):
             max_nonzeros=self.options.max_nonzeros,
             threads=threads,
         )
+
+    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+        """``a D``, scaled to undo the division of each row of ``hidden`` by its norm."""
+        rows = hidden.detach().cpu().numpy() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
+        norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
+        return np.asarray(codes @ self.dictionary.atoms) * norms
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write ``dictionary.npy`` and ``meta.json``."""

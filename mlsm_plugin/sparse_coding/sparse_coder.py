@@ -109,6 +109,22 @@ class SparseCoder(ABC):
             ValueError: files are missing or damaged (names the folder).
         """
 
+    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+        """The hidden states that codes stand for, on the scale of ``hidden``.
+
+        Args:
+            hidden: (n_tokens, dim) numpy array or torch tensor, as :meth:`encode` got it; a coder that normalizes needs
+                it to undo that.
+            codes: (n_tokens, n_atoms), of these hidden states.
+
+        Returns:
+            (n_tokens, dim) float32.
+
+        Raises:
+            ValueError: this kind of coder does not reconstruct.
+        """
+        raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
+
     def settings(self) -> dict[str, Any]:
         """The settings that, together with the weights, decide the codes; for ``meta.json`` of a code store."""
         return {"coder": self.kind}

@@ -1,0 +1,237 @@
+"""A sparse autoencoder (SAE): one matrix product and an activation give the latents of a hidden state.
+
+With ``x`` the hidden state after :func:`SparseAutoencoder.normalized`, and ``b_dec`` subtracted where the SAE was
+trained so,
+
+    pre = x @ encoder.T + encoder_bias
+    latents = activation(pre)
+    reconstruction = latents @ decoder + decoder_bias, and the normalization undone.
+
+The rows of ``encoder`` and ``decoder`` belong to the latents, as the rows of a dictionary do. The activations:
+
+- ``relu``: ``max(pre, 0)``.
+- ``topk``: the same for the ``k`` largest of a row, 0 for the others (Gao et al., 2024, arXiv 2406.04093).
+- ``jumprelu``: the same where ``pre > threshold``, 0 elsewhere (Rajamanoharan et al., 2024, arXiv 2407.14435). A
+  BatchTopK SAE (Bussmann et al., 2024, arXiv 2412.06410) is used in this form, with one threshold for all latents.
+- ``gated``: ``max(exp(gate_scale) * (x @ encoder.T) + gate_bias, 0)`` where ``pre > 0``, 0 elsewhere (Rajamanoharan et
+  al., 2024, arXiv 2404.16014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ACTIVATIONS = ("relu", "topk", "jumprelu", "gated")
+INPUT_NORMS = ("none", "constant_norm", "layer_norm")
+LAYER_NORM_EPSILON = 1e-5  # that of SAELens
+
+
+@dataclass(frozen=True)
+class SaeConfig:
+    """What an SAE is besides its weights.
+
+    Attributes:
+        activation: one of ``ACTIVATIONS``.
+        k: number of latents that ``topk`` keeps; None for the other activations.
+        subtract_decoder_bias: whether ``decoder_bias`` is subtracted from the input of the encoder.
+        input_norm: ``none``; ``constant_norm``: each hidden state is scaled to the norm sqrt(dim); ``layer_norm``: its
+            mean is subtracted, and it is divided by its standard deviation (n - 1) + 1e-5.
+        rescale_by_decoder_norm: whether ``pre`` is multiplied by the norms of the decoder's rows, and the latents are
+            divided by them before the decoder.
+
+    Raises:
+        ValueError: a value is not one of these.
+    """
+
+    activation: str = "relu"
+    k: int | None = None
+    subtract_decoder_bias: bool = True
+    input_norm: str = "none"
+    rescale_by_decoder_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"the activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.input_norm not in INPUT_NORMS:
+            raise ValueError(f"the input norm {self.input_norm!r} is not one of {', '.join(INPUT_NORMS)}")
+        if not isinstance(self.subtract_decoder_bias, bool) or not isinstance(self.rescale_by_decoder_norm, bool):
+            raise ValueError("subtract_decoder_bias and rescale_by_decoder_norm must be true or false")
+        whole = isinstance(self.k, int) and not isinstance(self.k, bool) and self.k >= 1
+        if (self.activation == "topk") != whole:
+            raise ValueError(f"k must be a whole number >= 1 with topk, and absent otherwise, got {self.k!r}")
+        if self.rescale_by_decoder_norm and self.activation == "gated":
+            raise ValueError("a gated SAE cannot be rescaled by the norms of its decoder")
+
+
+class SaeWeights(NamedTuple):
+    """The tensors of an SAE; those that its activation does not have are None."""
+
+    encoder: Tensor
+    """(n_atoms, dim)"""
+    encoder_bias: Tensor
+    """(n_atoms,); of a gated SAE, the bias that opens the gates"""
+    decoder: Tensor
+    """(n_atoms, dim)"""
+    decoder_bias: Tensor
+    """(dim,)"""
+    threshold: Tensor | None = None
+    """(n_atoms,), of ``jumprelu``"""
+    gate_scale: Tensor | None = None
+    """(n_atoms,), of ``gated``: logarithm of the scale of the magnitudes"""
+    gate_bias: Tensor | None = None
+    """(n_atoms,), of ``gated``: bias of the magnitudes"""
+
+
+ONLY_OF = {"threshold": "jumprelu", "gate_scale": "gated", "gate_bias": "gated"}
+
+
+class SparseAutoencoder:
+    """An SAE that codes and reconstructs; it has no state.
+
+    Args:
+        config: what it is.
+        weights: its tensors; they become float32.
+
+    Raises:
+        ValueError: a tensor is missing or superfluous, has another shape, or holds NaN or infinity.
+    """
+
+    def __init__(self, config: SaeConfig, weights: SaeWeights) -> None:
+        self.config = config
+        self.weights = _each(weights, lambda tensor: tensor.detach().float().contiguous())
+        self._check()
+        self.decoder_norms = torch.linalg.vector_norm(self.weights.decoder, dim=1)
+
+    def _check(self) -> None:
+        weights = self.weights
+        if weights.encoder.dim() != 2 or weights.encoder.numel() == 0:
+            raise ValueError(f"the encoder must be (n_atoms, dim) and not empty, got {tuple(weights.encoder.shape)}")
+        latents, dim = weights.encoder.shape
+        shapes = {"encoder": (latents, dim), "decoder": (latents, dim), "decoder_bias": (dim,)}
+        for name, tensor in weights._asdict().items():
+            wanted = name in tensors_of(self.config)
+            if (tensor is not None) != wanted:
+                problem = "is missing" if wanted else "does not belong"
+                raise ValueError(f"{name} {problem} in an SAE with the activation {self.config.activation}")
+            if tensor is None:
+                continue
+            shape = shapes.get(name, (latents,))
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, but must have {shape}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} holds NaN or infinity; all values must be finite")
+        if self.config.k is not None and self.config.k > latents:
+            raise ValueError(f"k is {self.config.k}, but there are only {latents} latents")
+
+    @property
+    def num_atoms(self) -> int:
+        """The number of latents."""
+        return len(self.weights.encoder)
+
+    @property
+    def dim(self) -> int:
+        """The width of the hidden states."""
+        return int(self.weights.encoder.shape[1])
+
+    def to(self, device: torch.device | str) -> SparseAutoencoder:
+        """The SAE on a device; itself if it is there."""
+        if self.weights.encoder.device == torch.device(device):
+            return self
+        moved = SparseAutoencoder.__new__(SparseAutoencoder)
+        moved.config = self.config
+        moved.weights = _each(self.weights, lambda tensor: tensor.to(device))
+        moved.decoder_norms = self.decoder_norms.to(device)
+        return moved
+
+    def latents(self, hidden: Tensor) -> Tensor:
+        """The latents of hidden states, dense.
+
+        Args:
+            hidden: (n, dim) on the device of the weights; computed in float32.
+
+        Returns:
+            (n, n_atoms) float32, not negative.
+        """
+        weights, config = self.weights, self.config
+        pre = self._pre_activations(hidden)
+        if config.activation == "topk":
+            values, columns = self.strongest(hidden)
+            return torch.zeros_like(pre).scatter_(1, columns, values)
+        if config.activation == "gated":
+            assert weights.gate_scale is not None
+            assert weights.gate_bias is not None
+            magnitudes = (pre - weights.encoder_bias) * weights.gate_scale.exp() + weights.gate_bias
+            return magnitudes.relu() * (pre > 0)
+        if config.activation == "jumprelu":
+            assert weights.threshold is not None
+            return pre.relu() * (pre > weights.threshold)
+        return pre.relu()
+
+    def strongest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The latents of a ``topk`` SAE, without those that are 0 because they are not among the k largest.
+
+        Returns:
+            values (n, k) float32, not negative, and their columns (n, k) int64, in no particular order.
+        """
+        assert self.config.k is not None
+        values, columns = self._pre_activations(hidden).topk(self.config.k, dim=1, sorted=False)
+        return values.relu(), columns
+
+    def reconstructed(self, latents: Tensor, hidden: Tensor) -> Tensor:
+        """Reconstructions in the space of the hidden states.
+
+        Args:
+            latents: (n, n_atoms), dense or sparse (CSR), of these hidden states.
+            hidden: (n, dim); only their norm or their mean and deviation are used, to undo the normalization.
+
+        Returns:
+            (n, dim) float32.
+        """
+        decoder = self.weights.decoder
+        if self.config.rescale_by_decoder_norm:
+            decoder = decoder / self.decoder_norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+        _, scale, shift = self.normalized(hidden)
+        return (latents @ decoder + self.weights.decoder_bias) * scale + shift
+
+    def normalized(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The hidden states as the encoder sees them, and the scale and shift that undo it.
+
+        A row of zeros stays zero.
+
+        Returns:
+            (n, dim), (n, 1), (n, 1), float32.
+        """
+        hidden = hidden.float()
+        ones = torch.ones_like(hidden[:, :1])
+        if self.config.input_norm == "constant_norm":
+            scale = torch.linalg.vector_norm(hidden, dim=1, keepdim=True) / self.dim**0.5
+            scale = torch.where(scale > 0, scale, ones)
+            return hidden / scale, scale, torch.zeros_like(ones)
+        if self.config.input_norm == "layer_norm":
+            mean = hidden.mean(dim=1, keepdim=True)
+            deviation = hidden.std(dim=1, keepdim=True)
+            return (hidden - mean) / (deviation + LAYER_NORM_EPSILON), deviation, mean
+        return hidden, ones, torch.zeros_like(ones)
+
+    def _pre_activations(self, hidden: Tensor) -> Tensor:
+        """(n, n_atoms)"""
+        weights = self.weights
+        hidden, _, _ = self.normalized(hidden)
+        if self.config.subtract_decoder_bias:
+            hidden = hidden - weights.decoder_bias
+        pre = torch.addmm(weights.encoder_bias, hidden, weights.encoder.T)
+        return pre * self.decoder_norms if self.config.rescale_by_decoder_norm else pre
+
+
+def _each(weights: SaeWeights, change: Callable[[Tensor], Tensor]) -> SaeWeights:
+    return SaeWeights(**{name: change(own) for name, own in weights._asdict().items() if own is not None})
+
+
+def tensors_of(config: SaeConfig) -> list[str]:
+    """The names of the tensors that an SAE has."""
+    return [name for name in SaeWeights._fields if ONLY_OF.get(name) in (None, config.activation)]
