@@ -88,7 +88,7 @@ def test_a_kind_without_its_plugin_is_named(folder: Path) -> None:
     if not (folder / "nearest").exists():
         run_in(folder, "python make_nearest.py")
     printed = run_in(folder, "! mlsm encode data-bin --auxiliary aux/checkpoint_best.pt --dictionary nearest 2>&1")
-    assert "a coder of the unknown kind 'nearest'; known kinds are lasso" in printed
+    assert "a coder of the unknown kind 'nearest'; known kinds are lasso, sae" in printed
     assert "--user-dir" in printed
     assert set(coder_kinds()) == {FIRST_KIND}  # of this process, which never imported the plugin
 
