@@ -122,7 +122,8 @@ def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split
         **{name: str(meta[name]) for name in ("coder",) if name in meta},
         "auxiliary model": f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}",
     }
-    if health:
+    if "unused_atoms" in health:
         facts["atoms never used in learning"] = str(health["unused_atoms"])
+    if "reconstruction_error" in health:
         facts["relative reconstruction error"] = f"{health['reconstruction_error']:.4f}"
     return facts

@@ -70,7 +70,7 @@ META_CHECK = fields(
         "fingerprints": fields(known={"split": text, "dictionary": text, "auxiliary": text}),
         "coverage": number,
         "coverage_seed": optional(whole()),
-        "dictionary_health": optional(fields({"unused_atoms": whole(), "reconstruction_error": number})),
+        "dictionary_health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
         "lambda": optional(number),
     },
 )
