@@ -123,6 +123,7 @@ def _store_meta(split: Path, coder: SparseCoder, fingerprint: str, settings: Cod
         "coverage": settings.coverage,
         "coverage_seed": settings.coverage_seed if settings.coverage < 1 else 0,
         "fp16": settings.fp16,
+        **settings.selection.settings(),
         "blocks": asdict(settings.blocks),
         "dictionary_health": coder.meta.get("health"),
         "fingerprints": {

@@ -18,6 +18,7 @@ from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.stored_codes import padded_distributions
 
@@ -38,6 +39,7 @@ class OnlineCodes:
         coder_options: options of this kind of coder; those left out have their defaults.
         fp16: run the auxiliary model in half precision.
         tokens_per_sample: longest sample in tokens.
+        selection: which atoms of each code are kept.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
@@ -54,6 +56,7 @@ class OnlineCodes:
         coder_options: Mapping[str, Any] = MappingProxyType({}),
         fp16: bool = False,
         tokens_per_sample: int,
+        selection: CodeSelection = ALL_ATOMS,
     ) -> None:
         _check_exists(checkpoint)  # raises an error that says what is missing
         self.data_bin = data_bin
@@ -65,6 +68,7 @@ class OnlineCodes:
         self.layer = int(found)
         self.fp16 = fp16
         self.tokens_per_sample = tokens_per_sample
+        self.selection = selection
         self._encoder: HiddenStateEncoder | None = None
         self._warned = False
 
@@ -141,7 +145,7 @@ class OnlineCodes:
                 f"the codes of all {len(hidden)} masked tokens of a batch are empty, since "
                 f"{self.coder.why_empty(hidden)}"
             )
-        return coded.codes
+        return self.selection.select(coded.codes)
 
 
 def _check_exists(checkpoint: str | os.PathLike[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
@@ -29,6 +30,7 @@ class CodingSettings:
         fp16: run the auxiliary model in half precision.
         batch_tokens: tokens in one forward pass and in one call of the coder; limits the memory.
         shard_tokens: tokens in a shard, the unit in which work is resumed and shared.
+        selection: which atoms of each code are kept.
     """
 
     layer: int
@@ -40,6 +42,7 @@ class CodingSettings:
     fp16: bool = False
     batch_tokens: int = 8192
     shard_tokens: int = 1 << 18
+    selection: CodeSelection = ALL_ATOMS
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class SplitCoder:
             coded = self.coder.encode(hidden, threads=settings.threads)  # on the device of the model
             inexact = self._count_inexact(positions, coded)
             why_empty = self.coder.why_empty(hidden) if len(positions) and coded.codes.nnz == 0 else None
+            coded = replace(coded, codes=settings.selection.select(coded.codes))
             yield CodedChunk(positions, coded, inexact, why_empty)
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:

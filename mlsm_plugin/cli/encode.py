@@ -21,6 +21,7 @@ from mlsm_plugin.cli.coding_options import (
     check_positive,
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
+from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.corpus_coding import CodingFigures
@@ -59,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-inexact",
         action="store_true",
         help="also write codes that do not reach the required accuracy (--tolerance), with a warning",
+    )
+    parser.add_argument("--latent-top", type=int, metavar="N", help="keep the N strongest atoms of each code")
+    parser.add_argument(
+        "--latent-select",
+        choices=SELECTIONS,
+        default=WEIGHT,
+        help="what --latent-top goes by: weight; attribution: weight times gradient of the auxiliary model's own loss",
     )
     add_coder_flags(parser)
     parser.add_argument(
@@ -119,6 +127,7 @@ def _settings(args: argparse.Namespace, learned: dict[str, Any]) -> CodingSettin
         fp16=args.fp16,
         batch_tokens=args.batch_tokens,
         shard_tokens=args.shard_tokens,
+        selection=CodeSelection(args.latent_top, args.latent_select),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from fairseq.data import BaseWrapperDataset
 
+from mlsm_plugin.sparse_coding.code_selection import strongest_of_padded
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 
 
@@ -22,13 +23,15 @@ class MaskedCodesDataset(BaseWrapperDataset):
         targets: dataset of the masked-LM targets of the same samples ``(T,)``; ``pad`` for tokens that are not masked.
         store: the codes of the split.
         pad: the padding id.
+        top: how many atoms of a code are kept, those with the largest weights; None: all.
     """
 
-    def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int) -> None:
+    def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int, top: int | None = None) -> None:
         super().__init__(positions)
         self.targets = targets
         self.store = store
         self.pad = pad
+        self.top = top
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.dataset[index][self.targets[index] != self.pad]
@@ -41,6 +44,8 @@ class MaskedCodesDataset(BaseWrapperDataset):
             has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
         """
         atoms, weights = self.store.lookup(torch.cat(samples).numpy())
+        if self.top is not None:
+            atoms, weights = strongest_of_padded(atoms, weights, self.top)
         return {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights)}
 
     def set_epoch(self, epoch: int) -> None:
