@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes, padded_distributions
+from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline
 from tests.tiny_run import batches, training_config
@@ -31,9 +32,14 @@ def dense(codes: dict[str, torch.Tensor]) -> torch.Tensor:
     return rows[:, :48]
 
 
-@pytest.mark.parametrize("flags", [(), ("--random-token-prob", 0.4, "--mask-prob", 0.3)], ids=["", "random"])
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--random-token-prob", 0.4, "--mask-prob", 0.3), ("--latent-top", 3)],
+    ids=["", "random", "top"],
+)
 def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[object, ...]) -> None:
-    online = online_codes(pipeline)
+    top = 3 if "--latent-top" in flags else None
+    online = online_codes(pipeline, selection=CodeSelection(top))
     compared = empty = 0
     for batch in batches(training_config(pipeline.data_bin, *flags), "valid"):
         if batch["net_input"]["src_tokens"].size(1) > 64:  # training drops it, coding cuts it
@@ -42,6 +48,7 @@ def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[obj
         assert {name: tensor.dtype for name, tensor in found.items()} == {
             name: tensor.dtype for name, tensor in batch["codes"].items()
         }
+        assert top is None or found["atoms"].shape[1] == top
         ours, stored = dense(found), dense(batch["codes"])
         assert ours.shape == stored.shape
         assert ((ours - stored).abs().sum(dim=1) <= 2e-3).all()

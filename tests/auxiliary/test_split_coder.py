@@ -13,6 +13,7 @@ import torch
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import EMBEDDINGS, FairseqEncoder
+from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.tiny_models import TinyData
@@ -74,6 +75,15 @@ def test_only_covered_tokens_are_coded_and_blocks_without_one_not_read(
     covered = covered_positions(np.arange(len(text)), coverage=0.002, seed=3)
     assert positions.tolist() == np.flatnonzero(covered & (text > 2)).tolist()
     assert 1 <= sum(seen) <= len(positions) < len(reader) / 4
+
+
+def test_the_strongest_atoms_are_kept(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    selection = CodeSelection(1)
+    all_atoms, found = (chunks(reader, encoder, ToyCoder(), **own) for own in ({}, {"selection": selection}))
+    for whole, chunk in zip(all_atoms, found, strict=True):
+        assert (chunk.coded.codes != selection.select(whole.coded.codes)).nnz == 0
+    assert max(np.diff(chunk.coded.codes.indptr).max() for chunk in found) == 1
+    assert max(np.diff(chunk.coded.codes.indptr).max() for chunk in all_atoms) == 2
 
 
 def test_inexact_codes_are_refused_with_their_place_or_counted(reader: BlockReader, encoder: FairseqEncoder) -> None:
