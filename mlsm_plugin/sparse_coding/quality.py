@@ -57,9 +57,8 @@ class ReconstructionQuality:
         x, found = _as_float64(hidden), _as_float64(reconstruction)
         codes = sp.csr_matrix(codes)
         if x.ndim != 2 or x.shape[1] != len(self._mean) or found.shape != x.shape:
-            raise ValueError(
-                f"hidden states and reconstructions must both be (n, {len(self._mean)}), got {x.shape} and {found.shape}"
-            )
+            both = f"{x.shape} and {found.shape}"
+            raise ValueError(f"hidden states and reconstructions must both be (n, {len(self._mean)}), got {both}")
         if codes.shape != (len(x), len(self._uses)):
             raise ValueError(f"codes must be {(len(x), len(self._uses))}, got {codes.shape}")
         for name, values in (("hidden state", x), ("reconstruction", found), ("code", codes.data[:, None])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -36,7 +37,7 @@ def example(rows: int = 300, seed: int = 0) -> tuple[np.ndarray, sp.csr_matrix, 
 def figures_of(hidden: Any, codes: Any, found: Any, cuts: tuple[int, ...] = ()) -> dict[str, Any]:
     quality = ReconstructionQuality(ATOMS, DIM)
     borders = [0, *sorted(min(cut, len(hidden)) for cut in cuts), len(hidden)]
-    for first, last in zip(borders[:-1], borders[1:], strict=True):
+    for first, last in itertools.pairwise(borders):
         quality.add(hidden[first:last], codes[first:last], found[first:last])
     return quality.result()
 
@@ -140,7 +141,8 @@ def test_a_row_of_zeros_has_no_direction() -> None:
 def test_stored_zeros_of_a_code_do_not_count() -> None:
     hidden, codes, found = example(20)
     padded = sp.csr_matrix(
-        (np.append(codes.data, 0.0), np.append(codes.indices, 0), [*codes.indptr[:-1], codes.indptr[-1] + 1]), codes.shape
+        (np.append(codes.data, 0.0), np.append(codes.indices, 0), [*codes.indptr[:-1], codes.indptr[-1] + 1]),
+        codes.shape,
     )
     assert figures_of(hidden, padded, found) == figures_of(hidden, codes, found)
 
