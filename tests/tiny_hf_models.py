@@ -105,8 +105,11 @@ def make_tokenizer(kind: str, text: Path, folder: Path) -> PreTrainedTokenizerFa
     return fast
 
 
-def make_model(model_type: str, text: Path, folder: Path, **settings: Any) -> Path:
-    """A model of three layers, 32 wide, with random weights, and its tokenizer; returns the folder."""
+def make_model(model_type: str, text: Path, folder: Path, *, kind: Any = AutoModel, **settings: Any) -> Path:
+    """A model of three layers, 32 wide, with random weights, and its tokenizer; returns the folder.
+
+    ``kind`` is the library's class that makes it: ``AutoModel``, or ``AutoModelForMaskedLM`` for one with a head.
+    """
     tokenizer = make_tokenizer(TOKENIZER_OF[model_type], text, folder)
     torch.manual_seed(1)
     sizes = {"dim": 32, "n_layers": 3, "n_heads": 2, "hidden_dim": 64} if model_type == "distilbert" else {
@@ -121,7 +124,7 @@ def make_model(model_type: str, text: Path, folder: Path, **settings: Any) -> Pa
         | SETTINGS.get(model_type, {})
         | settings,
     )
-    AutoModel.from_config(config).save_pretrained(folder)
+    kind.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.files.atomic_files import check_output_file
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from mlsm_plugin.hidden_states.block_reader import BlockReader
     from mlsm_plugin.reports.latent_report import AtomSummary
     from mlsm_plugin.sparse_coding.code_store import CodeStore
+
+# what a page shows of the figures of `mlsm evaluate-dictionary`
+RECONSTRUCTION_FACTS = {
+    "explained_variance": "explained variance",
+    "cossim": "mean cosine of hidden states and reconstructions",
+    "l2_ratio": "mean ratio of their norms",
+    "l0": "atoms per token",
+    "frac_alive": "share of the atoms in use",
+    "freq_over_10_percent": "share of the atoms that every tenth token uses",
+}
+LOSS_FACTS = {
+    "ce_loss_without_sae": "masked-LM loss, nats",
+    "ce_loss_with_sae": "the same with reconstructions",
+    "ce_loss_with_ablation": "the same with zeros",
+    "ce_loss_score": "share of the loss that is recovered",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", default="train", help="split whose codes are shown")
     parser.add_argument("--max-tokens", type=int, default=2_000_000, metavar="N", help="number of tokens to read")
+    parser.add_argument(
+        "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate-dictionary --output` wrote"
+    )
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
@@ -39,9 +58,12 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     check_positive(args, "max_tokens")
     check_output_file(args.output)
+    quality = _quality(args.quality) if args.quality else None
     data_bin = find_data_bin(Path(args.folder))
     summaries, store = summarize_split(data_bin, args.split, max_tokens=args.max_tokens)
     facts = _facts(store, summaries, data_bin, args.split)
+    if quality is not None:
+        facts |= _quality_facts(quality, store, args.quality)
     render_report(summaries, title="Latent semantic properties", facts=facts, output_path=args.output)
     print(f"{len(summaries)} atoms, {facts['dead atoms here']} of them dead here: {args.output}")
     return 0
@@ -127,3 +149,34 @@ def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split
     if "reconstruction_error" in health:
         facts["relative reconstruction error"] = f"{health['reconstruction_error']:.4f}"
     return facts
+
+
+def _quality(path: str) -> dict[str, Any]:
+    """What ``mlsm evaluate-dictionary`` wrote; ValueError if it is something else."""
+    from mlsm_plugin.files.atomic_files import read_json
+    from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text
+
+    check = fields(
+        {
+            "dictionary": fields({"fingerprint": text}),
+            "split": text,
+            "reconstruction": fields(dict.fromkeys(RECONSTRUCTION_FACTS, optional(number))),
+            "loss": optional(fields(dict.fromkeys(LOSS_FACTS, optional(number)))),
+        }
+    )
+    found: dict[str, Any] = check_json(read_json(path), check, path)
+    return found
+
+
+def _quality_facts(quality: dict[str, Any], store: CodeStore, path: str) -> dict[str, str]:
+    judged, coded = quality["dictionary"]["fingerprint"], store.meta["fingerprints"].get("dictionary")
+    if judged != coded:
+        raise ValueError(
+            f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "
+            f"({str(coded)[:12]}); run `mlsm evaluate-dictionary` with that one"
+        )
+    split, loss = quality["split"], quality["loss"] or {}
+    chosen = {label: quality["reconstruction"][name] for name, label in RECONSTRUCTION_FACTS.items()}
+    chosen |= {label: loss[name] for name, label in LOSS_FACTS.items() if name in loss}
+    shown = {label: "not defined" if value is None else f"{value:.4g}" for label, value in chosen.items()}
+    return {f"{label} ({split})": value for label, value in shown.items()}

@@ -20,6 +20,7 @@ COMMANDS = {
     "dictionary": "learn (or import) the dictionary of latent properties",
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "do all of the above: turn raw text into everything that training reads",
+    "evaluate-dictionary": "judge a dictionary: its reconstructions, and what a masked LM loses by them",
     "inspect": "write an HTML report of what the latent properties mean",
     "datastore": "build a datastore of a corpus, for retrieval with an NPM model",
     "fill": "fill masks with phrases of a datastore",

@@ -55,13 +55,25 @@ def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
 
 def check_head_was_trained(interface: Any) -> None:
     """Raise ValueError if the model's masked-LM head was not trained."""
-    task = registered_name(interface.task.cfg)
-    weight = getattr(interface.cfg.criterion, "mlm_weight", None)
+    why = why_untrained(interface.cfg)
+    if why is not None:
+        raise ValueError(f"{why}: sentences cannot be scored")
+
+
+def why_untrained(cfg: Any) -> str | None:
+    """Why a model has no trained masked-LM head, or None if it has one.
+
+    Args:
+        cfg: the whole configuration of its checkpoint.
+    """
+    task = registered_name(cfg.task)
+    weight = getattr(cfg.criterion, "mlm_weight", None)
     if task == "nonparametric_masked_lm" or weight == 0:
         why = "--task nonparametric_masked_lm has no loss on it" if weight is None else "--mlm-weight was 0"
-        raise ValueError(f"the masked-LM head of this model was not trained ({why}): sentences cannot be scored")
+        return f"the masked-LM head of this model was not trained ({why})"
     if task in ("span_denoising", "sentence_prediction"):
-        raise ValueError(f"a model of --task {task} is not a masked LM: sentences cannot be scored")
+        return f"a model of --task {task} is not a masked LM"
+    return None
 
 
 @torch.no_grad()

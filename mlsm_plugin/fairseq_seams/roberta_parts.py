@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,3 +106,41 @@ def recorded_hidden_states(model: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
         yield recorded
     finally:
         hook.remove()
+
+
+@contextmanager
+def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let ``change`` replace hidden state ``layer`` in each call of ``model`` while the context is open.
+
+    Hidden states are counted as in :func:`keep_first_layers`: 0 is the embeddings, and that of the last layer comes
+    after the model's final norm.
+
+    Args:
+        model: whatever wraps its sentence encoder, only that one's forward and its layers are called.
+        layer: number of the hidden state.
+        change: from and to ``(B, T, dim)``.
+    """
+    encoder = sentence_encoder(model)
+    batch_first = getattr(encoder, "batch_first", False)
+
+    def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = arguments[0] if batch_first else arguments[0].transpose(0, 1)
+        changed = change(hidden)
+        return (changed if batch_first else changed.transpose(0, 1), *arguments[1:])
+
+    def after_encoder(_module: nn.Module, _arguments: Any, output: dict[str, Any]) -> dict[str, Any]:
+        return {**output, "encoder_out": [change(hidden_states_in(output)[0]).transpose(0, 1)]}
+
+    if layer == num_layers(encoder):
+        hook = encoder.register_forward_hook(after_encoder)
+    else:
+        hook = encoder.layers[layer].register_forward_pre_hook(before_layer)
+    fast = [each for each in encoder.layers if getattr(each, "ever_training", None) is False]
+    for each in fast:  # the fused path of fairseq 0.12.2 runs batch first and without padding
+        each.ever_training = True
+    try:
+        yield
+    finally:
+        hook.remove()
+        for each in fast:
+            each.ever_training = False

@@ -51,7 +51,7 @@ class FairseqEncoder(HiddenStateEncoder):
         fp16: bool = False,
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
-        model, self.cfg = _load_model(Path(name), Path(data_bin), self.dictionary)
+        model, self.cfg = load_roberta(name, data_bin, self.dictionary)
         self.layer = layer
         encoder = roberta_parts.sentence_encoder(model)
         self.num_layers = roberta_parts.num_layers(encoder)
@@ -129,8 +129,21 @@ def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, A
     return state
 
 
-def _load_model(checkpoint: Path, data_bin: Path, dictionary: Dictionary) -> tuple[Any, Any]:
-    """The model and the whole configuration that its checkpoint holds."""
+def load_roberta(
+    name: str | os.PathLike[str], data_folder: str | os.PathLike[str], dictionary: Dictionary
+) -> tuple[Any, Any]:
+    """The whole model in a checkpoint, and the whole configuration that it holds.
+
+    Args:
+        name: a fairseq checkpoint of a RoBERTa-like model.
+        data_folder: folder with the ``dict.txt`` that the checkpoint was trained with.
+        dictionary: of that folder, with ``<mask>``.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not exist.
+        ValueError: it is not RoBERTa-like or has another vocabulary.
+    """
+    checkpoint, data_bin = Path(name), Path(data_folder)
     overrides = {"data": str(data_bin)}
     state = _read_checkpoint(checkpoint, overrides)
     num_symbols = len(dictionary) + len(added_symbols(config_in(state).task))

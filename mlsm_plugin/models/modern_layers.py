@@ -182,7 +182,13 @@ class ModernLayer(nn.Module):
 
 
 class ModernTransformer(nn.Module):
-    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``."""
+    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``.
+
+    Attributes:
+        batch_first: its layers get hidden states as ``(B, T, dim)``; those of fairseq's as ``(T, B, dim)``.
+    """
+
+    batch_first = True
 
     def __init__(self, size: ModernSize, embed_tokens: nn.Embedding) -> None:
         super().__init__()

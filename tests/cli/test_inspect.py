@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.cli.inspect import find_data_bin, summarize_split
+from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, find_data_bin, summarize_split
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.auxiliary.toy_coder import ToyCoder
@@ -70,3 +72,36 @@ def test_what_cannot_be_shown_is_one_line(coded: Path, tmp_path: Path, capsys: C
     assert "--max-tokens must be positive, got 0" in failing_mlsm(capsys, *words, "--max-tokens", 0)
     assert "valid.codes holds no meta.json" in failing_mlsm(capsys, *words, "--split", "valid")
     assert list(tmp_path.iterdir()) == []
+
+
+def judged(coded: Path, path: Path, **changes: Any) -> Path:
+    """What ``mlsm evaluate-dictionary`` writes, of the dictionary of these codes."""
+    fingerprint = CodeStore(str(coded / "data-bin" / "train.codes")).meta["fingerprints"]["dictionary"]
+    record = {
+        "dictionary": {"fingerprint": fingerprint},
+        "split": "valid",
+        "reconstruction": dict.fromkeys(RECONSTRUCTION_FACTS, 0.8765432) | {"cossim": None, "tokens": 10},
+        "loss": dict.fromkeys(LOSS_FACTS, 1.2345678) | {"ablation": "zero"},
+    }
+    path.write_text(json.dumps({**record, **changes}), encoding="utf-8")
+    return path
+
+
+def test_page_shows_the_figures_of_an_evaluation(coded: Path, tmp_path: Path) -> None:
+    for loss in (True, False):
+        file = judged(coded, tmp_path / "quality.json", **({} if loss else {"loss": None}))
+        mlsm("inspect", coded, "--output", tmp_path / "page.html", "--quality", file)
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        for label in ("explained variance (valid)", "0.8765", "not defined"):
+            assert label in page
+        assert ("share of the loss that is recovered (valid)" in page, "1.235" in page) == (loss, loss)
+
+
+def test_figures_of_another_dictionary_are_refused(coded: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ("inspect", coded, "--output", tmp_path / "page.html", "--quality")
+    other = judged(coded, tmp_path / "other.json", dictionary={"fingerprint": "1" * 64})
+    assert "other.json judges another dictionary (SHA-256 111111111111) than" in failing_mlsm(capsys, *words, other)
+    broken = judged(coded, tmp_path / "broken.json", reconstruction={})
+    assert "broken.json is not what it should be: reconstruction: exp" in failing_mlsm(capsys, *words, broken)
+    assert "absent.json" in failing_mlsm(capsys, *words, tmp_path / "absent.json")
+    assert not (tmp_path / "page.html").exists()

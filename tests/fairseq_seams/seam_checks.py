@@ -763,6 +763,32 @@ def _recorded_states() -> None:
     assert torch.equal(embedded.transpose(0, 1)[0], embedded_alone[0])
 
 
+def layers_by_name() -> Change:
+    original = TransformerEncoderLayerBase.__call__
+
+    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, x=x, **kwargs)
+
+    return partial(instead, TransformerEncoderLayerBase, "__call__", call)
+
+
+@seam("roberta_parts", "the hidden states as first argument of an encoder layer, time first", layers_by_name())
+def _changed_states() -> None:
+    model = roberta()
+    states = roberta_parts.sentence_encoder(model)(TOKENS[:1], return_all_hiddens=True)["encoder_states"]
+    seen: list[torch.Tensor] = []
+
+    def to_zero(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(hidden)
+        return 0 * hidden
+
+    for layer in (0, 1, 2):
+        with roberta_parts.changed_hidden_states(model, layer, to_zero):
+            changed = model(TOKENS[:1], features_only=True)[0]
+        assert torch.allclose(seen[-1], states[layer].transpose(0, 1), atol=1e-6)
+        assert not torch.allclose(changed, states[2].transpose(0, 1))
+
+
 # saved_configurations
 
 

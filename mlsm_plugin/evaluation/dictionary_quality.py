@@ -1,0 +1,180 @@
+"""How good a dictionary is on a split: what it reconstructs, and what a masked LM loses by its reconstructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.evaluation.masked_lms import MaskedLm
+from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of, hidden_states_of
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.sparse_coding.coder import SparseCoder
+from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
+from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
+
+MASKED_SHARE = 0.15  # of the tokens, as in BERT; all of them become <mask>
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What is evaluated, and how.
+
+    Attributes:
+        layer: which hidden state.
+        blocks: what the model sees at once.
+        max_tokens: tokens to evaluate, in whole blocks that ``seed`` draws.
+        seed: decides the blocks, and which tokens are masked.
+        threads: CPU threads of the coder, None for all cores.
+        batch_tokens: tokens in one forward pass.
+    """
+
+    layer: int
+    blocks: BlockSettings = field(default_factory=BlockSettings)
+    max_tokens: int = 100_000
+    seed: int = 1
+    threads: int | None = None
+    batch_tokens: int = 8192
+
+
+def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarray:
+    """Numbers of blocks (ascending) that are drawn without replacement until they hold ``max_tokens`` tokens."""
+    order = np.random.default_rng(settings.seed).permutation(len(reader))
+    sizes = np.cumsum(reader.sizes[order])
+    return np.sort(order[: int(np.searchsorted(sizes, settings.max_tokens)) + 1])
+
+
+def evaluate_reconstruction(
+    reader: BlockReader, encoder: HiddenStateEncoder, coder: SparseCoder, settings: EvaluationSettings
+) -> tuple[Figures, int]:
+    """Code the hidden states of the content tokens of the drawn blocks, and judge their reconstructions.
+
+    Returns:
+        the figures, see :meth:`ReconstructionQuality.result`; and how many codes miss the accuracy that was requested.
+
+    Raises:
+        ValueError: a hidden state is NaN or infinite, the coder does not reconstruct, or the blocks hold no content.
+    """
+    quality = ReconstructionQuality(coder.num_atoms, coder.dim)
+    inexact = 0
+    for blocks in _chunks(reader, settings, "reconstructing"):
+        positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
+        row = first_nonfinite_row(hidden)
+        if row is not None:
+            raise ValueError(
+                f"the hidden state of the token at position {positions[row]} in layer {settings.layer} holds NaN or "
+                "infinity; try without --fp16"
+            )
+        coded = coder.encode(hidden, threads=settings.threads)
+        missed = coder.inexact(coded)
+        inexact += 0 if missed is None else len(missed.rows)
+        quality.add(hidden, coded.codes, coder.reconstruct(hidden, coded.codes))
+    if quality.rows == 0:
+        raise ValueError("the blocks hold no tokens but special ones; choose another --split or a larger --max-tokens")
+    return quality.result(), inexact
+
+
+def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, settings: EvaluationSettings) -> Figures:
+    """What a masked LM loses if the hidden states of one layer are replaced by their reconstructions.
+
+    15 % of the content tokens become ``<mask>``; which ones, depends on the seed and their positions only. Hidden
+    states of content tokens, masked ones included, are replaced by their reconstructions, or by zero vectors (the
+    ablation of SAEBench). Those of BOS, EOS and padding stay.
+
+    Returns:
+        ``masked_tokens``: how many; the mean cross entropy of these, in nats: ``ce_loss_without_sae``,
+        ``ce_loss_with_sae`` (any coder's reconstructions; the name is SAEBench's), ``ce_loss_with_ablation``; and
+        ``ce_loss_score = (ablation - with) / (ablation - without)``, None where the ablation changes nothing. Without
+        a masked token, all are None.
+
+    Raises:
+        ValueError: a loss is NaN or infinite, or the coder does not reconstruct.
+    """
+    changes: dict[str, Callable[[Tensor], Tensor] | None] = {
+        "ce_loss_without_sae": None,
+        "ce_loss_with_sae": lambda rows: reconstructed(coder, rows, settings.threads),
+        "ce_loss_with_ablation": torch.zeros_like,
+    }
+    sums, count = dict.fromkeys(changes, 0.0), 0
+    mask, pad = reader.dictionary.index("<mask>"), reader.dictionary.pad()
+    for blocks in _chunks(reader, settings, "masked-LM loss"):
+        for tokens, positions in batches_of(blocks, pad=pad, max_tokens=settings.batch_tokens):
+            content = is_content(tokens, reader.dictionary)
+            drawn = covered_positions(positions.numpy(), coverage=MASKED_SHARE, seed=settings.seed)
+            masked = content & torch.from_numpy(drawn)
+            if not masked.any():
+                continue
+            inputs = torch.where(masked, torch.full_like(tokens, mask), tokens)
+            count += int(masked.sum())
+            for name, change in changes.items():
+                sums[name] += float(
+                    replaced_losses(model, inputs, masked, tokens, content, settings.layer, change).sum()
+                )
+    if not all(np.isfinite(list(sums.values()))):
+        raise ValueError(f"the masked-LM loss is not finite ({sums}); try without --fp16")
+    means: Figures = {name: total / count if count else None for name, total in sums.items()}
+    clean, found, ablated = (sums[name] for name in changes)
+    score = (ablated - found) / (ablated - clean) if count and ablated != clean else None
+    return {"masked_tokens": count, **means, "ce_loss_score": score}
+
+
+def replaced_losses(
+    model: MaskedLm,
+    inputs: Tensor,
+    masked: Tensor,
+    targets: Tensor,
+    replaced: Tensor,
+    layer: int,
+    change: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Cross entropies of masked tokens after some hidden states of a layer are replaced.
+
+    Args:
+        model: the masked LM.
+        inputs, masked, targets: ``(B, T)``, as of :meth:`MaskedLm.losses`.
+        replaced: ``(B, T)`` bool, whose hidden states are replaced.
+        layer: which hidden state.
+        change: from and to ``(n, dim)``; None replaces nothing.
+
+    Returns:
+        (n_masked,) float64, in nats.
+    """
+    if change is None:
+        return model.losses(inputs, masked, targets)
+    where = replaced.to(model.device)
+
+    def change_some(hidden: Tensor) -> Tensor:
+        changed = hidden.clone()
+        changed[where] = change(hidden[where]).to(hidden)
+        return changed
+
+    with model.changed(layer, change_some):
+        return model.losses(inputs, masked, targets)
+
+
+def reconstructed(coder: SparseCoder, hidden: Tensor, threads: int | None = None) -> Tensor:
+    """The reconstructions ``(n, dim)`` of hidden states ``(n, dim)``, float32."""
+    return torch.from_numpy(coder.reconstruct(hidden, coder.encode(hidden, threads=threads).codes)).float()
+
+
+def _chunks(reader: BlockReader, settings: EvaluationSettings, what: str) -> Iterator[list[Block]]:
+    """The drawn blocks, about ``batch_tokens`` tokens of text at a time."""
+    numbers = drawn_blocks(reader, settings)
+    chunk: list[Block] = []
+    size = 0
+    with tqdm(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
+        for number in numbers:
+            if chunk and size + int(reader.sizes[number]) > settings.batch_tokens:
+                yield chunk
+                progress.update(size)
+                chunk, size = [], 0
+            chunk += reader.block(int(number))
+            size += int(reader.sizes[number])
+        yield chunk
+        progress.update(size)

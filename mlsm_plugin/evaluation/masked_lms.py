@@ -1,0 +1,229 @@
+"""Masked language models whose hidden states of one layer can be replaced, of fairseq and of Hugging Face."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+
+from mlsm_plugin.data.token_blocks import load_dictionary
+from mlsm_plugin.evaluation.minimal_pairs import why_untrained
+from mlsm_plugin.fairseq_seams.roberta_parts import changed_hidden_states
+from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder, load_roberta
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_model, supported_config
+from mlsm_plugin.hidden_states.sources import source_of
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+
+Change = Callable[[Tensor], Tensor]
+
+
+class NoMaskedLmError(ValueError):
+    """The model predicts no masked tokens; the message says why."""
+
+
+class MaskedLm(ABC):
+    """A masked LM in eval mode.
+
+    Attributes:
+        dictionary: fairseq's dictionary of the data, with ``<mask>``.
+        device: device of the model.
+    """
+
+    dictionary: Dictionary
+    device: torch.device
+
+    @abstractmethod
+    def changed(self, layer: int, change: Change) -> Any:
+        """A context in which ``change`` replaces hidden state ``layer`` in each forward pass.
+
+        Args:
+            layer: as in :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`, whose hidden states these are.
+            change: from and to ``(B, T, dim)``, float32.
+        """
+
+    @abstractmethod
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        """Logits ``(n_masked, V)`` of the masked ones (bool, ``(B, T)``) of fairseq's ids ``(B, T)``."""
+
+    @abstractmethod
+    def columns(self, tokens: Tensor) -> Tensor:
+        """The columns of the logits that belong to fairseq's ids."""
+
+    @torch.no_grad()
+    def losses(self, tokens: Tensor, masked: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropies of masked tokens.
+
+        Args:
+            tokens: ``(B, T)`` fairseq's ids, right-padded, masks included.
+            masked: ``(B, T)`` bool, which tokens are predicted.
+            targets: ``(B, T)`` the ids without masks.
+
+        Returns:
+            (n_masked,) float64 on the CPU, in nats.
+        """
+        tokens, masked, targets = (part.to(self.device) for part in (tokens, masked, targets))
+        found = self.logits(tokens, masked).double().log_softmax(dim=1)
+        return -found.gather(1, self.columns(targets[masked])[:, None]).squeeze(1).cpu()
+
+
+class FairseqMaskedLm(MaskedLm):
+    """A RoBERTa-like model of fairseq, with its head.
+
+    Args:
+        name: a fairseq checkpoint.
+        data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
+        device: device of the model; None for the GPU if there is one.
+        fp16: run in half precision.
+
+    Raises:
+        NoMaskedLmError: its head was not trained.
+        FileNotFoundError, ValueError: as of :class:`FairseqEncoder`.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        data_bin: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None:
+        self.dictionary = load_dictionary(data_bin)
+        model, cfg = load_roberta(name, data_bin, self.dictionary)
+        why = why_untrained(cfg)
+        if why is not None:
+            raise NoMaskedLmError(why)
+        self.device = default_device(device)
+        self._model = (model.half() if fp16 else model.float()).to(self.device).eval()
+
+    def changed(self, layer: int, change: Change) -> Any:
+        """See :meth:`MaskedLm.changed`."""
+        return changed_hidden_states(self._model, layer, _in_float32(change))
+
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        """See :meth:`MaskedLm.logits`."""
+        found: Tensor = self._model(tokens, masked_tokens=masked)[0]
+        return found
+
+    def columns(self, tokens: Tensor) -> Tensor:
+        """The ids themselves."""
+        return tokens
+
+
+class HuggingFaceMaskedLm(MaskedLm):
+    """A masked LM of Hugging Face's ``transformers``, of the types that :class:`HuggingFaceEncoder` takes.
+
+    Args:
+        name, data_bin, device, fp16: as of :class:`HuggingFaceEncoder`.
+
+    Raises:
+        NoMaskedLmError: weights of the masked-LM head are missing.
+        ValueError: as of :class:`HuggingFaceEncoder`.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        data_bin: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None:
+        self.dictionary = load_dictionary(data_bin)
+        folder = hf_folder(name, weights=True)
+        config = supported_config(folder)
+        try:
+            model = load_model(folder, config, "AutoModelForMaskedLM").float().eval()
+        except ValueError as error:
+            raise NoMaskedLmError(f"{error}; it was saved without a masked-LM head") from None
+        self.device = default_device(device)
+        self._model = (model.half() if fp16 else model).to(self.device)
+        self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids).to(self.device)
+
+    @contextmanager
+    def changed(self, layer: int, change: Change) -> Iterator[None]:
+        """See :meth:`MaskedLm.changed`."""
+        encoder, in_float32 = self._model.base_model, _in_float32(change)
+
+        def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (in_float32(arguments[0]), *arguments[1:])
+
+        def after_encoder(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+            return type(output)(**{**output, "last_hidden_state": in_float32(output[0])})
+
+        layers = layers_of_library(encoder)
+        if layer == len(layers):
+            hook = encoder.register_forward_hook(after_encoder)
+        elif layer == 0 and getattr(getattr(encoder, "encoder", None), "conv", None) is not None:
+            hook = encoder.encoder.register_forward_pre_hook(before_layer)  # DeBERTa-v2's convolution reads it, too
+        else:
+            hook = layers[layer].register_forward_pre_hook(before_layer)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        """See :meth:`MaskedLm.logits`."""
+        attended = tokens.ne(self.dictionary.pad()).long()
+        found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
+        return found[masked]
+
+    def columns(self, tokens: Tensor) -> Tensor:
+        """The ids of the library's tokenizer."""
+        return self._ids[tokens]
+
+
+MASKED_LMS: dict[type[HiddenStateEncoder], Callable[..., MaskedLm]] = {
+    FairseqEncoder: FairseqMaskedLm,
+    HuggingFaceEncoder: HuggingFaceMaskedLm,
+}
+
+
+def open_masked_lm(
+    name: str | os.PathLike[str],
+    data_bin: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    fp16: bool = False,
+) -> MaskedLm:
+    """Open the masked LM of this name.
+
+    Args:
+        name: a fairseq checkpoint, or ``hf:`` and a folder.
+        data_bin, device, fp16: as of :class:`HiddenStateEncoder`.
+
+    Raises:
+        NoMaskedLmError: the model is no masked LM, or its source has none.
+        FileNotFoundError, ValueError: the model cannot be opened.
+    """
+    opener = MASKED_LMS.get(source_of(name))
+    if opener is None:
+        raise NoMaskedLmError(
+            f"{source_of(name).__name__} gives hidden states only, not the predictions of a masked LM"
+        )
+    return opener(name, data_bin, device=device, fp16=fp16)
+
+
+def layers_of_library(encoder: Any) -> Any:
+    """The layers of a model of Hugging Face, whose first argument are the hidden states."""
+    for place in ("encoder.layer", "transformer.layer", "layers"):
+        found = encoder
+        for part in place.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, nn.ModuleList):
+            return found
+    raise ValueError(f"the layers of {type(encoder).__name__} were not found in this version of transformers")
+
+
+def _in_float32(change: Change) -> Change:
+    return lambda hidden: change(hidden.float()).to(hidden.dtype)
