@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from mlsm_plugin.auxiliary.attribution import open_loss_gradients
 from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.corpus_coding import shard_boundaries
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
@@ -100,7 +101,11 @@ def estimate_split(
         auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
         device=device, fp16=settings.fp16,
     )  # fmt: skip
-    split_coder = SplitCoder(split, reader, encoder, coder, replace(settings, allow_inexact=True))
+    gradients = open_loss_gradients(
+        *(settings.selection, auxiliary, data_bin, coder),
+        layer=settings.layer, device=encoder.device, fp16=settings.fp16,
+    )  # fmt: skip
+    split_coder = SplitCoder(split, reader, encoder, coder, replace(settings, allow_inexact=True), gradients)
     sample = sampled_blocks(reader, settings)
     for _ in split_coder.coded_chunks(sample[:1]):  # warm up: compiling and loading happen once
         pass

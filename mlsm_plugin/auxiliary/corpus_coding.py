@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mlsm_plugin.auxiliary.attribution import open_loss_gradients
 from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.data.token_blocks import split_fingerprint
@@ -91,7 +92,12 @@ def encode_split(
             device=device, fp16=settings.fp16,
         )  # fmt: skip
         in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
-        _write_shards(SplitCoder(split, reader, encoder, coder, settings), writer, own, figures, in_other_hands)
+        gradients = open_loss_gradients(
+            *(settings.selection, auxiliary, data_bin, coder),
+            layer=settings.layer, device=encoder.device, fp16=settings.fp16,
+        )  # fmt: skip
+        split_coder = SplitCoder(split, reader, encoder, coder, settings, gradients)
+        _write_shards(split_coder, writer, own, figures, in_other_hands)
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from mlsm_plugin.auxiliary.attribution import LossGradients, open_loss_gradients
 from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint
 from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
@@ -70,6 +71,7 @@ class OnlineCodes:
         self.tokens_per_sample = tokens_per_sample
         self.selection = selection
         self._encoder: HiddenStateEncoder | None = None
+        self._gradients: LossGradients | None = None
         self._warned = False
 
     @property
@@ -78,7 +80,7 @@ class OnlineCodes:
         return self.coder.num_atoms
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encoder": None}
+        return {**self.__dict__, "_encoder": None, "_gradients": None}
 
     def load_encoder(self) -> HiddenStateEncoder:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
@@ -92,9 +94,13 @@ class OnlineCodes:
             return self._encoder
         with torch.random.fork_rng(devices=[]):
             encoder = open_encoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
+            gradients = open_loss_gradients(
+                *(self.selection, self.checkpoint, self.data_bin, self.coder),
+                layer=self.layer, device="cpu", fp16=self.fp16,
+            )  # fmt: skip
         fitting_fingerprint(self.checkpoint, self.coder, self.layer)
         check_encoder_fits(encoder, self.coder, self.tokens_per_sample)
-        self._encoder = encoder
+        self._encoder, self._gradients = encoder, gradients
         return encoder
 
     @torch.no_grad()
@@ -116,13 +122,16 @@ class OnlineCodes:
         device = target.device
         if encoder.device != device:
             encoder.to(device)
+            if self._gradients is not None:
+                self._gradients.model.to(device)
         vocabulary = encoder.dictionary
         masked = target.ne(vocabulary.pad())
         original = torch.where(masked, target, src_tokens)
         coded = masked & is_content(original, vocabulary)
         atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
         if bool(coded.any()):
-            atoms, weights = padded_distributions(self._encode(encoder.hidden_states(original)[coded]))
+            codes = self._encode(encoder.hidden_states(original)[coded])
+            atoms, weights = padded_distributions(self._selected(codes, original, coded))
         rows = coded[masked]  # (n_masked,)
         result = {
             "atoms": torch.full((len(rows), atoms.shape[1]), -1, dtype=torch.int32, device=device),
@@ -145,7 +154,14 @@ class OnlineCodes:
                 f"the codes of all {len(hidden)} masked tokens of a batch are empty, since "
                 f"{self.coder.why_empty(hidden)}"
             )
-        return self.selection.select(coded.codes)
+        return coded.codes
+
+    def _selected(self, codes: sp.csr_matrix, tokens: Tensor, coded: Tensor) -> sp.csr_matrix:
+        """The codes of the ``coded`` ones of ``tokens`` (both ``(B, T)``), with the kept atoms only."""
+        if self._gradients is None:
+            return self.selection.select(codes)
+        gradients = self._gradients.hidden_states(tokens)[coded].cpu().numpy()
+        return self.selection.select(codes, gradients, self.coder.directions())
 
 
 def _check_exists(checkpoint: str | os.PathLike[str]) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from mlsm_plugin.auxiliary.attribution import LossGradients
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection
@@ -71,6 +73,8 @@ class SplitCoder:
     encoder: HiddenStateEncoder
     coder: SparseCoder
     settings: CodingSettings
+    gradients: LossGradients | None = None
+    """For a selection by attribution."""
 
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
         """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
@@ -88,8 +92,16 @@ class SplitCoder:
             coded = self.coder.encode(hidden, threads=settings.threads)  # on the device of the model
             inexact = self._count_inexact(positions, coded)
             why_empty = self.coder.why_empty(hidden) if len(positions) and coded.codes.nnz == 0 else None
-            coded = replace(coded, codes=settings.selection.select(coded.codes))
-            yield CodedChunk(positions, coded, inexact, why_empty)
+            yield CodedChunk(positions, replace(coded, codes=self._selected(coded.codes, blocks)), inexact, why_empty)
+
+    def _selected(self, codes: sp.csr_matrix, blocks: list[Block]) -> sp.csr_matrix:
+        """The codes of the wanted tokens of some blocks, with the kept atoms only."""
+        if self.gradients is None:
+            return self.settings.selection.select(codes)
+        _, gradients = hidden_states_of(
+            blocks, self.reader, self.gradients, max_tokens=self.settings.batch_tokens, keep=self._wanted
+        )
+        return self.settings.selection.select(codes, gradients.cpu().numpy(), self.coder.directions())
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""

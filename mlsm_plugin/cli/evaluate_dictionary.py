@@ -117,7 +117,7 @@ def _loss(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The figures of the loss, or None and why there are none."""
     from mlsm_plugin.evaluation.dictionary_quality import MASKED_SHARE, evaluate_loss
-    from mlsm_plugin.evaluation.masked_lms import NoMaskedLmError, open_masked_lm
+    from mlsm_plugin.hidden_states.masked_lms import NoMaskedLmError, open_masked_lm
 
     try:
         model = open_masked_lm(args.auxiliary, args.data_bin, device=args.device, fp16=args.fp16)

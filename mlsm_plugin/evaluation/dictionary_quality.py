@@ -11,9 +11,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mlsm_plugin.data.token_blocks import is_content
-from mlsm_plugin.evaluation.masked_lms import MaskedLm
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.masked_lms import MaskedLm
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
 from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.tokenization.text_files import numbered_lines
 
 
@@ -58,22 +58,6 @@ def check_head_was_trained(interface: Any) -> None:
     why = why_untrained(interface.cfg)
     if why is not None:
         raise ValueError(f"{why}: sentences cannot be scored")
-
-
-def why_untrained(cfg: Any) -> str | None:
-    """Why a model has no trained masked-LM head, or None if it has one.
-
-    Args:
-        cfg: the whole configuration of its checkpoint.
-    """
-    task = registered_name(cfg.task)
-    weight = getattr(cfg.criterion, "mlm_weight", None)
-    if task == "nonparametric_masked_lm" or weight == 0:
-        why = "--task nonparametric_masked_lm has no loss on it" if weight is None else "--mlm-weight was 0"
-        return f"the masked-LM head of this model was not trained ({why})"
-    if task in ("span_denoising", "sentence_prediction"):
-        return f"a model of --task {task} is not a masked LM"
-    return None
 
 
 @torch.no_grad()

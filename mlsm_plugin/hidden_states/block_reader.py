@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.encoder import TokenVectors
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tu
 def hidden_states_of(
     blocks: list[Block],
     reader: BlockReader,
-    encoder: HiddenStateEncoder,
+    encoder: TokenVectors,
     *,
     max_tokens: int,
     keep: Callable[[Tensor, Tensor], Tensor] | None = None,

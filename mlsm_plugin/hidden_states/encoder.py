@@ -5,12 +5,28 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
+
+
+class TokenVectors(Protocol):
+    """What gives a vector for each token of a batch: an encoder, or the gradients of a loss."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+
+    @property
+    def dim(self) -> int:
+        """The width of the vectors."""
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """``(B, T, dim)`` float32 for fairseq's ids ``(B, T)``, right-padded."""
 
 
 class HiddenStateEncoder(ABC):

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
+
 WEIGHT = "weight"
 ATTRIBUTION = "attribution"
 ABSOLUTE_ATTRIBUTION = "absolute-attribution"
@@ -48,13 +50,15 @@ class CodeSelection:
         """For the ``meta.json`` of a code store; empty if all atoms are kept."""
         return {} if self.top is None else {"latent_top": self.top, "latent_select": self.by}
 
-    def select(self, codes: sp.csr_matrix, gradients: np.ndarray | None = None) -> sp.csr_matrix:
+    def select(
+        self, codes: sp.csr_matrix, gradients: np.ndarray | None = None, directions: np.ndarray | None = None
+    ) -> sp.csr_matrix:
         """The codes with the kept atoms only; their weights stay as they are.
 
         Args:
             codes: (n, n_atoms), non-negative, sorted columns.
-            gradients: (nnz,) of the loss with respect to the weights of ``codes``, in the order of ``codes.data``; only
-                for a selection by attribution.
+            gradients: (n, dim) of the loss with respect to the hidden states, for a selection by attribution.
+            directions: (n_atoms, dim), what each atom adds to a hidden state, for the same.
 
         Returns:
             (n, n_atoms) with at most ``top`` entries in each row. Of equal scores, the atom with the smaller number is
@@ -65,7 +69,8 @@ class CodeSelection:
         scores = codes.data.astype(np.float64)
         if self.needs_gradients:
             assert gradients is not None
-            scores = scores * gradients
+            assert directions is not None
+            scores = scores * _products(codes, gradients, directions)
             scores = np.abs(scores) if self.by == ABSOLUTE_ATTRIBUTION else scores
         lengths = np.diff(codes.indptr)
         rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -77,6 +82,18 @@ class CodeSelection:
 
 
 ALL_ATOMS = CodeSelection()
+
+
+def _products(codes: sp.csr_matrix, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The entries of ``left @ right.T`` at the entries of ``codes``, in their order."""
+    products = np.empty(codes.nnz)
+    step = max(1, DENSE_ENTRIES // codes.shape[1])
+    for start in range(0, codes.shape[0], step):
+        part = codes[start : start + step]
+        rows = np.repeat(np.arange(part.shape[0]), np.diff(part.indptr))
+        dense = left[start : start + step] @ right.T
+        products[codes.indptr[start] : codes.indptr[start] + part.nnz] = dense[rows, part.indices]
+    return products
 
 
 def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:

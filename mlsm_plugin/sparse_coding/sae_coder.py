@@ -103,6 +103,10 @@ class SaeCoder(SparseCoder):
         ]
         return torch.cat([torch.empty(0, self.dim), *parts]).numpy()
 
+    def directions(self) -> np.ndarray:
+        """The rows of the decoder."""
+        return self.sae.directions().cpu().numpy()
+
     def _codes(self, hidden: Tensor) -> sp.csr_matrix:
         """Codes of rows whose dense latents fit into memory."""
         shape = (len(hidden), self.num_atoms)

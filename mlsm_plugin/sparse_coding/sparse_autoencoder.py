@@ -192,11 +192,14 @@ class SparseAutoencoder:
         Returns:
             (n, dim) float32.
         """
-        decoder = self.weights.decoder
-        if self.config.rescale_by_decoder_norm:
-            decoder = decoder / self.decoder_norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
         _, scale, shift = self.normalized(hidden)
-        return (latents @ decoder + self.weights.decoder_bias) * scale + shift
+        return (latents @ self.directions() + self.weights.decoder_bias) * scale + shift
+
+    def directions(self) -> Tensor:
+        """What a latent of 1 adds to the output of the decoder, (n_atoms, dim)."""
+        if self.config.rescale_by_decoder_norm:
+            return self.weights.decoder / self.decoder_norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+        return self.weights.decoder
 
     def normalized(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states as the encoder sees them, and the scale and shift that undo it.

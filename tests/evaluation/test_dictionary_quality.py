@@ -18,8 +18,8 @@ from mlsm_plugin.evaluation.dictionary_quality import (
     evaluate_loss,
     evaluate_reconstruction,
 )
-from mlsm_plugin.evaluation.masked_lms import open_masked_lm
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.hidden_states.masked_lms import open_masked_lm
 from mlsm_plugin.hidden_states.sources import open_encoder
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.quality import reconstruction_quality

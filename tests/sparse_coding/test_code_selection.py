@@ -26,16 +26,16 @@ def kept_by_hand(dense: np.ndarray, scores: np.ndarray, top: int) -> np.ndarray:
 
 @given(dense=DENSE, seed=st.integers(0, 99), top=st.integers(1, 10), by=st.sampled_from(SELECTIONS))
 def test_the_strongest_are_kept(dense: np.ndarray, seed: int, top: int, by: str) -> None:
-    gradients = np.random.default_rng(seed).integers(-2, 3, dense.shape)
+    rng = np.random.default_rng(seed)
+    gradients, directions = rng.integers(-2, 3, (len(dense), 3)), rng.integers(-2, 3, (dense.shape[1], 3))
     codes = sp.csr_matrix(dense)
-    codes.sort_indices()
-    rows, columns = codes.nonzero()
     scores = dense.astype(np.float64)
     if by != "weight":
-        scores = scores * gradients
+        for row, atom in np.ndindex(*dense.shape):
+            scores[row, atom] *= sum(gradients[row, i] * directions[atom, i] for i in range(3))
     if by == "absolute-attribution":
         scores = np.abs(scores)
-    found = CodeSelection(top, by).select(codes, gradients[rows, columns])
+    found = CodeSelection(top, by).select(codes, gradients, directions)
     assert found.has_sorted_indices
     assert np.array_equal(found.toarray(), kept_by_hand(dense, scores, top))
 

@@ -13,8 +13,8 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from mlsm_plugin.data.token_blocks import load_dictionary
-from mlsm_plugin.evaluation.minimal_pairs import why_untrained
 from mlsm_plugin.fairseq_seams.roberta_parts import changed_hidden_states
+from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
@@ -40,6 +40,13 @@ class MaskedLm(ABC):
 
     dictionary: Dictionary
     device: torch.device
+
+    _model: Any
+
+    def to(self, device: str | torch.device) -> None:
+        """Move the model to ``device``."""
+        self.device = torch.device(device)
+        self._model.to(self.device)
 
     @abstractmethod
     def changed(self, layer: int, change: Change) -> Any:
@@ -149,6 +156,11 @@ class HuggingFaceMaskedLm(MaskedLm):
         self._model = (model.half() if fp16 else model).to(self.device)
         self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids).to(self.device)
 
+    def to(self, device: str | torch.device) -> None:
+        """See :meth:`MaskedLm.to`."""
+        super().to(device)
+        self._ids = self._ids.to(self.device)
+
     @contextmanager
     def changed(self, layer: int, change: Change) -> Iterator[None]:
         """See :meth:`MaskedLm.changed`."""
@@ -212,6 +224,22 @@ def open_masked_lm(
             f"{source_of(name).__name__} gives hidden states only, not the predictions of a masked LM"
         )
     return opener(name, data_bin, device=device, fp16=fp16)
+
+
+def why_untrained(cfg: Any) -> str | None:
+    """Why a model has no trained masked-LM head, or None if it has one.
+
+    Args:
+        cfg: the whole configuration of its checkpoint.
+    """
+    task = registered_name(cfg.task)
+    weight = getattr(cfg.criterion, "mlm_weight", None)
+    if task == "nonparametric_masked_lm" or weight == 0:
+        why = "--task nonparametric_masked_lm has no loss on it" if weight is None else "--mlm-weight was 0"
+        return f"the masked-LM head of this model was not trained ({why})"
+    if task in ("span_denoising", "sentence_prediction"):
+        return f"a model of --task {task} is not a masked LM"
+    return None
 
 
 def layers_of_library(encoder: Any) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from mlsm_plugin.evaluation.masked_lms import NoMaskedLmError, open_masked_lm
 from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED
+from mlsm_plugin.hidden_states.masked_lms import NoMaskedLmError, open_masked_lm
 from mlsm_plugin.hidden_states.sources import open_encoder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from tests.conftest import mlsm
