@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coding_options import AUXILIARY_HELP
 from mlsm_plugin.cli.next_commands import encode_command, print_next
 
 if TYPE_CHECKING:
@@ -35,9 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the format of this program instead: PATH is then a dictionary of this package (an SAE)",
     )
     parser.add_argument(
-        "--layer", type=int, metavar="L", help="hidden state that the dictionary is for: 0 is the embeddings, ..."
+        "--layer",
+        type=int,
+        metavar="L",
+        help="hidden state that the dictionary is for: 0 is the embeddings, 1 the first layer, ...",
     )
-    parser.add_argument("--auxiliary", metavar="CHECKPOINT", help=f"{AUXILIARY_HELP}, that the dictionary is for")
+    parser.add_argument(
+        "--auxiliary",
+        metavar="CHECKPOINT",
+        help="auxiliary model that the dictionary is for: a fairseq checkpoint, or hf:PATH",
+    )
     parser.add_argument(
         "--lambda", dest="lambda_", type=float, metavar="X", help="weight of the L1 penalty (of an .npy file)"
     )
@@ -49,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Convert, unless the result is already there."""
     source, output = Path(args.path), Path(args.output)
-    if source.resolve() == output.resolve():
-        raise ValueError(f"{source} is both what is read and what is written; choose another folder for the result")
+    if output.resolve() in (source.resolve(), source.resolve().parent if source.is_file() else None):
+        raise ValueError(f"{source} would be read from and written to; choose another folder for the result")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the result")
     return _export(args, source, output) if args.to else _import(args, source, output)

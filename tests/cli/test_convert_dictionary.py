@@ -134,7 +134,10 @@ def test_export_of_what_is_no_sae(tmp_path: Path, capsys: Capture) -> None:
 def test_folders_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
     write_saelens(tmp_path / "in", saelens_config("topk"))
     (tmp_path / "file").write_text("mine")
-    assert "both what is read and what is written" in failing_mlsm(capsys, COMMAND, tmp_path / "in", tmp_path / "in")
+    np.save(tmp_path / "dictionary.npy", np.eye(3))
+    for source, output in (("in", "in"), ("dictionary.npy", "")):
+        line = failing_mlsm(capsys, COMMAND, tmp_path / source, tmp_path / output)
+        assert f"{tmp_path / source} would be read from and written to" in line
     assert "file is a file" in failing_mlsm(capsys, COMMAND, tmp_path / "in", tmp_path / "file")
     assert "--layer must not be negative" in failing_mlsm(
         capsys, COMMAND, tmp_path / "in", tmp_path / "out", "--layer", -1

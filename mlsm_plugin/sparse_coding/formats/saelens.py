@@ -187,8 +187,12 @@ def _architecture(file: ConfigFile, flat: bool) -> tuple[str, int | None]:
             raise ValueError(f"{file.path}: k is {k}, but {old_k} in activation_fn_kwargs")
         return architecture, k
     if architecture in WITH_A_GLOBAL_THRESHOLD:
-        file.take("k", number, None)  # the mean number of latents; the threshold decides
+        file.take("k", _positive, None)  # the mean number of latents; the threshold decides
     return architecture, None
+
+
+def _positive(value: Any) -> str | None:
+    return number(value) or (None if value > 0 else f"{value} is not above 0")
 
 
 def _input_norm(file: ConfigFile, flat: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from mlsm_plugin.files.atomic_files import write_file, write_json
 from mlsm_plugin.sparse_coding.formats.saelens import CONFIG_FILE, FACTS, NAME, WEIGHTS_FILE
 from mlsm_plugin.sparse_coding.formats.tensor_file import check_safetensors
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SparseAutoencoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.version import __version__
 
@@ -48,8 +49,8 @@ def for_saelens(coder: SaeCoder) -> SaeCoder:
         encoder_bias=sae.weights.encoder_bias * norms,
         decoder=sae.weights.decoder / norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None],
     )
-    config = SaeConfig(**{**vars(sae.config), "rescale_by_decoder_norm": False})
-    return SaeCoder(SparseAutoencoder(config, weights), {k: v for k, v in coder.meta.items() if k != "sae"})
+    config = dataclasses.replace(sae.config, rescale_by_decoder_norm=False)
+    return SaeCoder(SparseAutoencoder(config, weights), coder.meta)
 
 
 def write_saelens(coder: SaeCoder, folder: str | os.PathLike[str]) -> None:

@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "lacks 'rescale_acts_by_decoder_norm'",
     ),
     "negative k": (saelens_config("topk", k=-4), "k: -4 is not a whole number from 1"),
+    "negative mean k": (saelens_config("batchtopk", k=-0.5), "k: -0.5 is not above 0"),
     "k that is a fraction": (saelens_config("topk", k=2.5), "k: 2.5 is not a whole number"),
     "k above the latents": (saelens_config("topk", k=1000), "only 20 latents"),
     "no k": (without(saelens_config("topk"), "k"), "lacks 'k'"),
