@@ -135,7 +135,8 @@ def _replace(made: SaeCoder | Dictionary, output: Path) -> None:
     from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
     for name in (META_FILE, ATOMS_FILE, *(f"{tensor}.npy" for tensor in SaeWeights._fields)):
-        (output / name).unlink(missing_ok=True)
+        if (output / name).exists():
+            (output / name).unlink()
     made.save(output)
 
 

@@ -20,8 +20,8 @@ from mlsm_plugin.sparse_coding.formats.saelens import read_saelens
 from tests.attacks import bad_inputs
 from tests.attacks.bad_inputs import DELETED, Damage, json_with, replaced, snapshot
 from tests.attacks.conftest import Place
-from tests.attacks.faults import Fault, run_command
-from tests.attacks.test_faults import check_faults, faults
+from tests.attacks.faults import run_command
+from tests.attacks.test_faults import faults
 from tests.conftest import mlsm
 from tests.sparse_coding.formats.foreign_saes import (
     hidden_states,
@@ -213,46 +213,42 @@ def place_of(run: str, tmp_path: Path) -> Place:
     return Place((COMMAND, root / str(source), root / str(output), *more), root, tmp_path / "begin", tmp_path / "log")
 
 
-def check_no_half_is_taken_for_whole(place: Place, share: float) -> int:
-    """Returns how many faults left a folder that can be loaded; each codes like the old or the new coder."""
-    output, hidden = Path(str(place.words[2])), hidden_states()
-    if str(place.words[1]).endswith("npy"):
-        hidden = np.eye(3, 32, dtype=np.float32)
+def coder_in(place: Place) -> bytes | None:
+    """What the coder in the output makes of some hidden states; None if it cannot be loaded."""
+    source, output = (Path(str(word)) for word in place.words[1:3])
+    matrix = source.suffix == ".npy"
+    with suppress(ValueError, OSError):
+        coder = (
+            read_saelens(output) if "--to" in place.words else load_coder(output, **{"lambda_": 0.1} if matrix else {})
+        )
+        codes = coder.encode(np.eye(3, 32, dtype=np.float32) if matrix else hidden_states()).codes
+        return bytes(codes.toarray().tobytes())
+    return None
 
-    def coded() -> bytes | None:
-        with suppress(ValueError, OSError):
-            coder = read_saelens(output) if "--to" in place.words else load_coder(output, **options)
-            return coder.encode(hidden).codes.toarray().tobytes()
-        return None
 
-    options = {"lambda_": 0.1} if str(place.words[1]).endswith("npy") else {}
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_no_fault_leaves_a_half_or_a_trace(
+    run: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """What is left is the old coder, the new one or none; the same command then ends as if nothing had happened."""
+    place = place_of(run, tmp_path)
     place.reset()
-    known = [coded()]
+    old = coder_in(place)
     clean = run_command(place.words, place.root, place.log)
     assert clean.status == 0, clean.printed
-    known.append(coded())
-    assert known[0] != known[1] is not None
-    loaded = 0
+    wanted, new = place.contents(), coder_in(place)
+    assert old != new is not None
+    share, left = float(os.environ.get("MLSM_FAULTS", "1")), []
     for fault in faults(clean, [100], share):
         place.reset()
-        run_command(place.words, place.root, place.log, Fault(fault.kind, fault.at, fault.bytes))
-        found = coded()
-        assert found is None or found in known, fault
-        loaded += found is not None
-    return loaded
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
-def test_no_fault_leaves_a_trace(run: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    place = place_of(run, tmp_path)
-    number = check_faults(place, share=float(os.environ.get("MLSM_FAULTS", "1")))
-    record_property("faults", number)
-    print(f"{run}: {number} faults")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
-def test_what_a_fault_leaves_is_not_taken_for_whole(run: str, tmp_path: Path) -> None:
-    loaded = check_no_half_is_taken_for_whole(place_of(run, tmp_path), share=1.0)
-    print(f"{run}: {loaded} faults left a whole coder")
+        failed = run_command(place.words, place.root, place.log, fault)
+        assert "Traceback" not in failed.printed, (fault, failed.printed)
+        assert fault.kind == "kill" or failed.printed.count("mlsm: error: ") == failed.status, (fault, failed.printed)
+        left.append(coder_in(place))
+        assert left[-1] in (None, old, new), fault
+        again = run_command(place.words, place.root, place.log)
+        assert again.status == 0, (fault, again.printed)
+        assert place.contents() == wanted, fault
+    record_property("faults", len(left))
+    print(f"{run}: {len(left)} faults, {left.count(None)} left no coder")
