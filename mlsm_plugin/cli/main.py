@@ -18,6 +18,7 @@ COMMANDS = {
     "binarize": "turn raw text into a binarized dataset that fairseq tasks load",
     "auxiliary": "pre-train the auxiliary masked language model",
     "dictionary": "learn (or import) the dictionary of latent properties",
+    "convert-dictionary": "bring in a dictionary or sparse autoencoder of another program, or export one",
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "do all of the above: turn raw text into everything that training reads",
     "evaluate-dictionary": "judge a dictionary: its reconstructions, and what a masked LM loses by them",

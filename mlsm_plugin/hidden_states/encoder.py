@@ -112,6 +112,11 @@ class HiddenStateEncoder(ABC):
         """The value of ``mlsm binarize --tokenizer`` that gives the ids of the model."""
 
     @classmethod
+    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+        """Width of the hidden states, if it can be said without loading the model; None otherwise."""
+        return None
+
+    @classmethod
     def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
         """SHA-256 of what decides the hidden states; here, of the model's files."""
         return sha256_of_files(*cls.files_of(name))

@@ -109,6 +109,11 @@ class FairseqEncoder(HiddenStateEncoder):
         return str(Path(name).parent)
 
     @classmethod
+    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+        """Width of the hidden states, which is that of the embeddings."""
+        return int(weights_in(_read_checkpoint(Path(name), {}))[EMBEDDINGS].shape[1])
+
+    @classmethod
     def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
         """SHA-256 of the weights and of the options of the architecture."""
         return model_fingerprint(cls.files_of(name)[0])

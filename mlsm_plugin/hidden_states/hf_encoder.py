@@ -118,6 +118,11 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         return _positions(supported_config(hf_folder(name)))
 
     @classmethod
+    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+        """Width of the hidden states, as the configuration says."""
+        return int(supported_config(hf_folder(name)).hidden_size)
+
+    @classmethod
     def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
         """The model itself, which comes with its tokenizer."""
         return os.fspath(name)

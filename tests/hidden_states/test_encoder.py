@@ -27,6 +27,7 @@ def test_fingerprint_is_that_of_all_files_of_the_model(tmp_path: Path) -> None:
     assert FilesOnly.fingerprint_of(tmp_path) != first
     (tmp_path / "b").unlink()
     assert FilesOnly.fingerprint_of(str(tmp_path)) == first
+    assert FilesOnly.width_of(tmp_path) is None
 
 
 def test_source_that_lacks_a_method_cannot_be_made(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_half_precision_comes_out_as_float32(tiny: TinyData) -> None:
 def test_what_the_checkpoint_says_before_it_is_a_model(tiny: TinyData, tmp_path: Path) -> None:
     assert FairseqEncoder.files_of(tiny.model) == [tiny.model]
     assert FairseqEncoder.layers_of(tiny.model) == 2
+    assert FairseqEncoder.width_of(tiny.model) == 32
     assert FairseqEncoder.usual_tokens_of(tiny.model) == TRAINED_TOKENS
     assert FairseqEncoder.tokenizer_of(tiny.model) == str(tiny.model.parent)
     encoder = FairseqEncoder(str(tiny.model), str(tiny.data_bin), layer=1, device="cpu")

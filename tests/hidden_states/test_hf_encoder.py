@@ -84,6 +84,7 @@ def test_hidden_states_are_the_librarys(
         encoder = HuggingFaceEncoder(f"hf:{folder}", tmp_path / "data", layer=layer, device="cpu")
         found = encoder.hidden_states(tokens)
         assert (encoder.num_layers, encoder.dim) == (3, 32)
+        assert HuggingFaceEncoder.width_of(f"hf:{folder}") == encoder.dim
         attended = batch["attention_mask"].bool()
         assert states[attended].std() > 0.1
         torch.testing.assert_close(found[attended], states[attended], rtol=0, atol=1e-5)

@@ -1,0 +1,287 @@
+"""SAEs of SAELens: ``cfg.json`` and ``sae_weights.safetensors`` (https://github.com/decoderesearch/SAELens).
+
+Its versions from 6 on keep the architecture and what it needs at the top of ``cfg.json``, and the model and hook under
+``metadata``. Older files are flat, and some of them hold the settings of the whole training run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.version import InvalidVersion, Version
+from torch import Tensor
+
+from mlsm_plugin.files.json_checks import anything, number, optional, text, whole
+from mlsm_plugin.sparse_coding.formats.config_file import ConfigFile, one_of, yes_or_no
+from mlsm_plugin.sparse_coding.formats.tensor_file import TensorFile, read_safetensors
+from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+
+NAME = "saelens"
+CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae_weights.safetensors"
+SCALER_FILE = "activation_scaler.json"  # of a checkpoint that was written during training
+FLAT_BEFORE = Version("6.0.0rc0")
+TOPK = "topk"
+WITH_A_GLOBAL_THRESHOLD = ("batchtopk", "matryoshka_batchtopk")
+# architecture -> our activation
+ARCHITECTURES = {
+    "standard": "relu",
+    TOPK: "topk",
+    "jumprelu": "jumprelu",
+    "gated": "gated",
+    **dict.fromkeys(WITH_A_GLOBAL_THRESHOLD, "jumprelu"),
+}
+TRANSCODER = "a transcoder predicts the output of another place in the model, and does not reconstruct its input"
+REFUSED = {
+    **dict.fromkeys(("transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"), TRANSCODER),
+    "abstopk": "its latents can be negative, and codes are not",
+    "temporal": "its latents depend on other tokens",
+    "matching_pursuit": "its latents come from an iteration, not from an encoder",
+}
+# normalize_activations -> our input norm; the factor of expected_average_only_in is folded into the weights
+INPUT_NORMS = {
+    "none": "none",
+    "expected_average_only_in": "none",
+    "constant_norm_rescale": "constant_norm",
+    "layer_norm": "layer_norm",
+}
+OLDER_NAMES = {
+    "hook_point": "hook_name",
+    "hook_point_layer": "hook_layer",
+    "hook_point_head_index": "hook_head_index",
+    "activation_fn_str": "activation_fn",
+}
+# kept in meta.json under imported_from
+FACTS = (
+    *("model_name", "model_class_name", "model_from_pretrained_kwargs", "hook_name", "hook_layer", "hook_head_index"),
+    *("hf_hook_name", "context_size", "prepend_bos", "exclude_special_tokens", "seqpos_slice", "dataset_path"),
+    *("neuronpedia_id", "sae_lens_version", "sae_lens_training_version", "training_architecture"),
+)
+# What only training, the text or the machine depends on. These keys do not change the latents of a given input.
+TRAINING = """
+device dtype dataset_trust_remote_code
+decoder_init_norm l1_coefficient lp_norm l1_warm_up_steps jumprelu_init_threshold jumprelu_bandwidth
+jumprelu_sparsity_loss_mode jumprelu_tanh_scale jumprelu_ste_to_input l0_coefficient l0_warm_up_steps
+pre_act_loss_coefficient target_l0 use_sparse_activations aux_loss_coefficient topk_threshold_lr matryoshka_widths
+use_matryoshka_aux_loss
+use_ghost_grads normalize_sae_decoder noise_scale decoder_orthogonal_init decoder_heuristic_init
+init_encoder_as_decoder_transpose mse_loss_normalization scale_sparsity_penalty_by_decoder_norm b_dec_init_method
+b_dec_init_method_norm expansion_factor from_pretrained_path finetuning_method finetuning_tokens
+hook_eval hook_point_eval hook_point_template streaming is_dataset_tokenized use_cached_activations
+cached_activations_path new_cached_activations_path n_batches_in_buffer training_tokens total_training_tokens
+store_batch_size store_batch_size_prompts train_batch_size train_batch_size_tokens act_store_device seed
+autocast autocast_lm compile_llm llm_compilation_mode compile_sae sae_compilation_mode llm_device
+adam_beta1 adam_beta2 lr lr_scheduler_name lr_warm_up_steps lr_end lr_decay_steps n_restart_cycles
+feature_sampling_method feature_sampling_window feature_reinit_scale resample_batches dead_feature_window
+dead_feature_estimation_method dead_feature_threshold n_eval_batches eval_batch_size_prompts
+log_to_wandb log_activations_store_to_wandb log_optimizer_state_to_wandb wandb_project wandb_id run_name
+wandb_entity wandb_log_frequency eval_every_n_wandb_logs logger resume resume_from_checkpoint n_checkpoints
+checkpoint_path output_path save_final_checkpoint verbose model_kwargs tokens_per_buffer
+sequence_separator_token disable_concat_sequences activations_mixing_fraction prefetch_llm_batches
+use_chat_formatting n_batches_for_norm_estimate
+"""
+WITHOUT_EFFECT = frozenset(TRAINING.split())
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What ``cfg.json`` says."""
+
+    architecture: str
+    shape: tuple[int, int]
+    """``(d_sae, d_in)``"""
+    config: SaeConfig
+    facts: dict[str, Any]
+
+
+def read_saelens(folder: str | os.PathLike[str]) -> SaeCoder:
+    """Read an SAE whose latents and reconstructions are those of ``sae_lens.SAE.load_from_disk``, in float32.
+
+    A BatchTopK SAE that is still in the format of training becomes what SAELens makes of it when training ends: a
+    JumpReLU SAE with one threshold.
+
+    Args:
+        folder: the folder with the two files.
+
+    Raises:
+        ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
+    """
+    folder = Path(folder)
+    settings = _read_settings(folder / CONFIG_FILE)
+    _check_nothing_is_left_to_fold(folder / SCALER_FILE)
+    file = read_safetensors(folder / WEIGHTS_FILE)
+    weights = _weights(file, settings)
+    if tuple(weights.encoder.shape) != settings.shape:
+        raise ValueError(
+            f"{file.path}: W_enc is {tuple(weights.encoder.T.shape)}, but {CONFIG_FILE} says {settings.shape[::-1]}"
+        )
+    try:
+        sae = SparseAutoencoder(settings.config, weights)
+    except ValueError as error:
+        raise ValueError(f"{folder} is not a valid SAE: {error}") from None
+    imported = {"format": NAME, "architecture": settings.architecture, **settings.facts}
+    return SaeCoder(sae, {"imported_from": imported})
+
+
+def _read_settings(path: Path) -> _Settings:
+    file = ConfigFile.read(path)
+    metadata = file.part("metadata")
+    file_facts = file.facts(("sae_lens_version",))
+    facts = {**file_facts, **metadata.facts((*FACTS, "hook_name_out"))}
+    flat = _is_flat(path, file_facts.get("sae_lens_version") or facts.get("sae_lens_version"))
+    if flat:
+        for old, new in OLDER_NAMES.items():
+            file.rename(old, new)
+    facts |= file.facts(FACTS) if flat else {}
+    if facts.pop("hook_name_out", None) not in (None, facts.get("hook_name")):
+        raise ValueError(f"{path}: hook_name_out: {TRANSCODER}")
+    architecture, k = _architecture(file, flat)
+    subtract = file.take("apply_b_dec_to_input", yes_or_no, True)
+    norm = _input_norm(file, flat)
+    _check_shape_of_input(file, flat, facts)
+    rescale = _rescale(file, architecture)
+    shape = file.take("d_sae", whole(1)), file.take("d_in", whole(1))
+    file.finish(WITHOUT_EFFECT | (set() if flat else set(FACTS)))
+    try:
+        config = SaeConfig(ARCHITECTURES[architecture], k, subtract, norm, rescale)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return _Settings(architecture, shape, config, facts)
+
+
+def _is_flat(path: Path, version: Any) -> bool:
+    """Whether the file is of a SAELens before version 6; very old files do not say their version."""
+    if version is None:
+        return True
+    try:
+        return Version(str(version)) < FLAT_BEFORE
+    except InvalidVersion:
+        raise ValueError(f"{path}: sae_lens_version: {str(version)[:40]!r} is not a version") from None
+
+
+def _architecture(file: ConfigFile, flat: bool) -> tuple[str, int | None]:
+    """The architecture, and k of ``topk``."""
+    architecture = file.take("architecture", text, "standard" if flat else ...)
+    if architecture in REFUSED:
+        raise ValueError(f"{file.path}: an SAE of the architecture {architecture} is refused: {REFUSED[architecture]}")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{file.path}: the architecture {architecture[:40]!r} is unknown; known are {known}")
+    old_k = None
+    if flat:  # topk was an activation before it was an architecture
+        activation = file.take("activation_fn", optional(one_of("relu", TOPK)), "relu") or "relu"
+        options = file.part("activation_fn_kwargs")
+        if activation == TOPK and architecture not in ("standard", TOPK):
+            raise ValueError(f"{file.path}: the activation topk does not belong to the architecture {architecture}")
+        architecture = TOPK if activation == TOPK else architecture
+        if architecture == TOPK:
+            old_k = options.take("k", whole(1), None)
+        options.finish()
+    if architecture == TOPK:
+        k = file.take("k", whole(1), ... if old_k is None else old_k)
+        if old_k not in (None, k):
+            raise ValueError(f"{file.path}: k is {k}, but {old_k} in activation_fn_kwargs")
+        return architecture, k
+    if architecture in WITH_A_GLOBAL_THRESHOLD:
+        file.take("k", _positive, None)  # the mean number of latents; the threshold decides
+    return architecture, None
+
+
+def _positive(value: Any) -> str | None:
+    return number(value) or (None if value > 0 else f"{value} is not above 0")
+
+
+def _input_norm(file: ConfigFile, flat: bool) -> str:
+    found = file.take("normalize_activations", anything, "none")
+    if flat and (found is None or isinstance(found, bool)):
+        found = "expected_average_only_in" if found else "none"
+    if found == "covariance_whitening":
+        raise ValueError(
+            f"{file.path}: normalize_activations: the whitening is not part of these weights; save the SAE with "
+            "save_inference_model of SAELens after its training has ended, which folds it into them"
+        )
+    if not isinstance(found, str) or found not in INPUT_NORMS:
+        raise ValueError(f"{file.path}: normalize_activations: {one_of(*INPUT_NORMS)(found)}")
+    return INPUT_NORMS[found]
+
+
+def _check_shape_of_input(file: ConfigFile, flat: bool, facts: dict[str, Any]) -> None:
+    """Refuse SAEs whose input or output is not one hidden state as it is."""
+    of_heads = flat and "hook_z" in str(facts.get("hook_name"))
+    reshaping = file.take("reshape_activations", optional(text), "hook_z" if of_heads else "none") or "none"
+    if reshaping != "none":
+        raise ValueError(
+            f"{file.path}: reshape_activations: {reshaping[:40]!r} is refused: such an SAE reads the outputs of "
+            "attention heads, which are no hidden states"
+        )
+    if file.take("finetuning_scaling_factor", optional(yes_or_no), False):
+        raise ValueError(
+            f"{file.path}: finetuning_scaling_factor is refused: it makes the latents that are decoded others than "
+            "those that are encoded"
+        )
+
+
+def _rescale(file: ConfigFile, architecture: str) -> bool:
+    """Whether pre-activations are multiplied by the norms of the decoder."""
+    name = "rescale_acts_by_decoder_norm"
+    if architecture in WITH_A_GLOBAL_THRESHOLD:  # versions of SAELens differ in the default
+        return bool(file.take(name, yes_or_no))
+    if architecture == TOPK:
+        return bool(file.take(name, yes_or_no, False))
+    return bool(file.take(name, one_of(False), False))
+
+
+def _check_nothing_is_left_to_fold(path: Path) -> None:
+    """Refuse a checkpoint of training whose inputs were scaled by a factor that its weights do not know."""
+    if not path.exists():
+        return
+    file = ConfigFile.read(path)
+    if file.take("scaling_factor", default=None) is not None or file.take("has_whitening", default=False):
+        raise ValueError(
+            f"{path}: the inputs were scaled during training, and the weights of this checkpoint do not contain it; "
+            "convert the SAE that SAELens saved at the end of training"
+        )
+
+
+def _weights(file: TensorFile, settings: _Settings) -> SaeWeights:
+    _check_scaling(file)
+    own: dict[str, Tensor] = {
+        "encoder": file.take("W_enc", 2).T,
+        "decoder": file.take("W_dec", 2),
+        "decoder_bias": file.take("b_dec"),
+    }
+    if settings.config.activation == "gated":
+        own |= {"encoder_bias": file.take("b_gate"), "gate_scale": file.take("r_mag"), "gate_bias": file.take("b_mag")}
+    else:
+        own["encoder_bias"] = file.take("b_enc")
+    if settings.config.activation == "jumprelu":
+        own["threshold"] = _threshold(file, settings.architecture, own["encoder_bias"])
+    file.finish()
+    return SaeWeights(**own)
+
+
+def _threshold(file: TensorFile, architecture: str, like: Tensor) -> Tensor:
+    if architecture in WITH_A_GLOBAL_THRESHOLD:
+        if "topk_threshold" in file:
+            return torch.full_like(like, file.number("topk_threshold"))
+        if "threshold" not in file:
+            raise ValueError(
+                f"{file.path} has neither topk_threshold nor threshold: without a threshold, the latents of a "
+                "BatchTopK SAE depend on the other tokens of a batch"
+            )
+    if "log_threshold" in file:  # checkpoints of training before SAELens 6
+        return file.take("log_threshold").exp()
+    return file.take("threshold")
+
+
+def _check_scaling(file: TensorFile) -> None:
+    """Older files have a factor for each latent, which is 1 unless the SAE was fine-tuned."""
+    for name in ("scaling_factor", "finetuning_scaling_factor"):
+        if name in file:
+            factor = file.take(name)
+            if not torch.allclose(factor, torch.ones_like(factor)):
+                raise ValueError(f"{file.path}: {name} is not 1, which is refused: latents would be decoded scaled")
