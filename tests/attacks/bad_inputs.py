@@ -151,6 +151,7 @@ ATOMS: dict[str, Damage] = {
     "another width": replaced(npy(np.eye(8, 7, dtype=np.float32))),
     "no rows": replaced(npy(np.zeros((0, 32), np.float32))),
 }
+MATRIX = {name: damage for name, damage in ATOMS.items() if name != "another width"}
 START = 26  # of the sizes in an index
 INDEX: dict[str, Damage] = {
     **ANY_FILE,

@@ -97,6 +97,9 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
         *("encode", own.data_bin, "--auxiliary", own.model, "--dictionary", own.dictionary),
         *("--splits", "valid", "--shard-tokens", 1500, "--threads", 1),
     ),
+    "convert-dictionary": lambda own, output: (
+        *("convert-dictionary", own.published, output, "--transpose", "--normalize", "--lambda", 0.1),
+    ),
     "preprocess": lambda own, output: (
         *("preprocess", "--train", own.text, "--valid", own.text, "--auxiliary", own.model, "--layer", 1),
         *("--output", output, *SMALL),
@@ -131,5 +134,5 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
 # commands that write files, and do not train
 WRITING = (
     *("tokenizer", "binarize", "dictionary", "dictionary --import", "encode", "datastore --index", "inspect", "plot"),
-    *("evaluate-pairs", "classify", "export-hf", "import-hf"),
+    *("evaluate-pairs", "classify", "export-hf", "import-hf", "convert-dictionary"),
 )

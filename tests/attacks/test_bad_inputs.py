@@ -107,6 +107,7 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (("encode",), "meta of dictionary", bad_inputs.META_OF_DICTIONARY),
     (("encode",), "dictionary.npy", bad_inputs.ATOMS),
     (("dictionary --import",), "published", bad_inputs.ATOMS),
+    (("convert-dictionary",), "published", bad_inputs.MATRIX),
     (("inspect",), "meta of codes", bad_inputs.META_OF_CODES),
     (("inspect",), "indptr", bad_inputs.ROWS),
     (("inspect",), "atoms", bad_inputs.INDICES),
@@ -132,6 +133,9 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
 ]
 
 
+INTO_FOLDERS = ("export-hf", "import-hf", "convert-dictionary")
+
+
 def cases() -> Iterator[tuple[str, Case]]:
     for commands, file, damages in TABLE:
         for command in commands:
@@ -141,7 +145,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for command in ("dictionary", "datastore", "fill", "evaluate-pairs", "infill"):
         for device in bad_inputs.DEVICES:
             yield f"{command}: --device {device}", Case(command, more=("--device", device))
-    for command in ("tokenizer", "binarize", "dictionary", "datastore", "finetune", "export-hf", "import-hf"):
+    for command in (*("tokenizer", "binarize", "dictionary", "datastore", "finetune"), *INTO_FOLDERS):
         yield f"{command}: into a file", Case(command, lambda own: own.output.write_text("mine"))
     for command in ("inspect", "evaluate-pairs", "classify"):
         yield f"{command}: into a folder", Case(command, lambda own: own.output.mkdir())
