@@ -244,3 +244,16 @@ def test_missing_codes_are_named(own_data):
         task.load_dataset("valid")
     with pytest.raises(FileNotFoundError, match="has no codes; write them with `mlsm encode`"):
         task.build_model(cfg.model)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--latent-top", 0), "--latent-top must be at least 1"),
+        (("--latent-select", "attribution"), "--latent-select attribution needs --latent-top"),
+        (("--latent-top", 2, "--latent-select", "attribution"), "pass it to `mlsm encode`, or train with"),
+    ],
+)
+def test_selections_without_what_they_need_are_refused(pipeline, flags, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        tasks.setup_task(training_config(pipeline.data_bin, *flags).task)
