@@ -15,9 +15,10 @@ learned from, are those of SynthSAEBench:
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,9 +33,13 @@ from mlsm_plugin.sparse_coding.coder import SparseCoder
 from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.sparse_coding.online_learning import mini_batches
 from mlsm_plugin.sparse_coding.quality import ReconstructionQuality
+from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
 
 CHUNK = 5000
+BATCH = 400
 FIGURES = ("f1", "mcc", "uniqueness", "explained_variance", "l0", "frac_alive", "seconds")
 
 
@@ -46,7 +51,7 @@ class Problem:
         truth: the features.
         train: (rows, dim) hidden states.
         latents: how many the coder has.
-        l0: wanted mean number of non-zeros in a code.
+        l0: wanted mean number of non-zeros in a code, a whole number, as TopK needs it.
         seed: for the random numbers of learning.
         args: of the command line.
     """
@@ -54,7 +59,7 @@ class Problem:
     truth: SyntheticFeatures
     train: np.ndarray
     latents: int
-    l0: float
+    l0: int
     seed: int
     args: argparse.Namespace
 
@@ -143,18 +148,40 @@ def learned_dictionary(problem: Problem, backend: str) -> SparseCoder:
     """A dictionary that is learned twice: shortly, to find lambda, and then with that lambda."""
     rows = normalize_rows(problem.train)
     settings: dict[str, Any] = {
-        "num_atoms": problem.latents, "batch_size": 400, "seed": problem.seed, "backend": backend
-    }  # fmt: skip
+        "num_atoms": problem.latents,
+        "batch_size": BATCH,
+        "seed": problem.seed,
+        "backend": backend,
+        "threads": problem.args.threads,
+    }
     iterations = problem.args.iterations
     first = learn_dictionary(rows, lambda_=0.1, iterations=max(1, iterations // 10), **settings)
     lambda_ = lambda_with_l0(rows[: problem.args.tuning_rows], first, problem.l0)
     return as_lasso(problem, learn_dictionary(rows, lambda_=lambda_, iterations=iterations, **settings))
 
 
+def trained_sae(problem: Problem, method: str, *, matryoshka: bool = False) -> SparseCoder:
+    """A sparse autoencoder; the Matryoshka prefixes are a 32nd, an eighth and a half of the latents."""
+    prefixes = tuple(sorted({max(1, problem.latents // part) for part in (32, 8, 2)})) if matryoshka else ()
+    settings = SaeSettings(
+        problem.latents, problem.l0, problem.args.updates, method, prefixes=prefixes, seed=problem.seed
+    )
+    trainer = SaeTrainer.begin(settings, torch.from_numpy(problem.train))
+
+    def batches(done: int) -> Iterator[torch.Tensor]:
+        stream = mini_batches(problem.train, BATCH, np.random.default_rng(problem.seed))
+        return (torch.from_numpy(rows) for rows in itertools.islice(stream, done, None))
+
+    return SaeCoder(train_sae(trainer, batches))
+
+
 CODERS: dict[str, Callable[[Problem], SparseCoder]] = {
     "lasso, true directions": true_dictionary,
     "lasso, spams.trainDL": lambda problem: learned_dictionary(problem, "spams"),
     "lasso, torch": lambda problem: learned_dictionary(problem, "torch"),
+    "TopK SAE": lambda problem: trained_sae(problem, "topk"),
+    "BatchTopK SAE": lambda problem: trained_sae(problem, "batchtopk"),
+    "Matryoshka BatchTopK SAE": lambda problem: trained_sae(problem, "batchtopk", matryoshka=True),
 }
 
 
@@ -166,14 +193,16 @@ def main() -> None:
         ("--dim", 128, "width of the hidden states"),
         ("--roots", 16, "trees of features; each has 1 + 4 + 16 of them"),
         ("--latents", 256, "latents of each coder"),
-        ("--rows", 200_000, "hidden states to learn from"),
+        ("--rows", 100_000, "hidden states to learn from"),
         ("--held-out", 20_000, "hidden states to judge on"),
         ("--tuning-rows", 2000, "hidden states to find lambda on"),
-        ("--iterations", 500, "mini-batches of 400 for the dictionaries"),
+        ("--iterations", 300, "mini-batches of 400 for the dictionaries"),
+        ("--updates", 2000, "mini-batches of 400 for the sparse autoencoders"),
         ("--seeds", 3, "how many seeds; each draws its own features"),
     ):
         parser.add_argument(name, type=int, default=default, help=f"{text} (default: {default})")
-    parser.add_argument("--l0", type=float, help="non-zeros in a code (default: that of as many frequent features)")
+    parser.add_argument("--threads", type=int, help="CPU threads of the dictionaries (default: all cores)")
+    parser.add_argument("--l0", type=int, help="non-zeros in a code (default: of as many frequent features)")
     parser.add_argument("--coders", nargs="+", default=list(CODERS), choices=list(CODERS), help="which ones to compare")
     parser.add_argument("--output", help="JSON file for the figures of every seed")
     args = parser.parse_args()
@@ -188,7 +217,7 @@ def main() -> None:
         there = activations[:, : args.latents].nnz / args.held_out
         print(f"seed {seed}: {activations.nnz / args.held_out:.1f} features in a hidden state, ", end="")
         print(f"{there:.1f} of the {args.latents} most frequent ones", flush=True)
-        problem = Problem(truth, train, args.latents, args.l0 or there, seed, args)
+        problem = Problem(truth, train, args.latents, args.l0 or max(1, round(there)), seed, args)
         for name in args.coders:
             start = time.perf_counter()
             coder = CODERS[name](problem)

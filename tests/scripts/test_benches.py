@@ -24,7 +24,7 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
     "encode_scale": lambda tiny, root: ("--tokens", 500, "--atoms", 32, "--dim", 16, "--directory", root),
     "feature_recovery": lambda tiny, root: (
         *("--features", 60, "--dim", 16, "--roots", 2, "--latents", 24, "--rows", 1200, "--held-out", 300),
-        *("--tuning-rows", 200, "--iterations", 2, "--seeds", 2, "--output", root / "figures.json"),
+        *("--tuning-rows", 200, "--iterations", 2, "--updates", 3, "--seeds", 2, "--output", root / "figures.json"),
     ),
     "learning_curves": lambda tiny, root: (
         *(tiny.data_bin, "--output", root / "curves", "--minutes", 0.001, "--rates", "1e-3", "--seeds", 1),
