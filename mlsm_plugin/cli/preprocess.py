@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, block_settings, check_positive
+from mlsm_plugin.cli.dictionary import CODERS, LASSO, add_sae_options, choose_defaults, sae_settings
 from mlsm_plugin.cli.next_commands import chained, training_command
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.step_record import Step, StepRecord
@@ -60,9 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     auxiliary.add_argument("--layer", type=int, metavar="L", help="hidden state to code (default: the last)")
     dictionary = parser.add_argument_group("dictionary and codes")
     dictionary.add_argument("--atoms", type=int, default=3000, metavar="N", help="number of latent properties")
-    dictionary.add_argument("--lambda", dest="lambda_", type=float, default=0.05, help="weight of the L1 penalty")
+    dictionary.add_argument("--coder", default=LASSO, choices=CODERS, help="kind of coder, as in `mlsm dictionary`")
+    dictionary.add_argument(
+        "--lambda", dest="lambda_", type=float, help="lasso: weight of the L1 penalty (default: 0.05)"
+    )
     dictionary.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="hidden states to learn from")
-    dictionary.add_argument("--iterations", type=int, default=1000, metavar="N", help="number of mini-batches")
+    dictionary.add_argument("--iterations", type=int, metavar="N", help="lasso: number of mini-batches (default: 1000)")
+    add_sae_options(dictionary)
     dictionary.add_argument(
         "--seed", type=int, default=1, metavar="N", help="random seed of the auxiliary model and the dictionary"
     )
@@ -74,6 +79,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not up to date; print a table of all steps and the training command."""
     # check now, not hours later in the step that reads them
     check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
+    check_positive(args, "k")
+    choose_defaults(args)
+    if args.coder != LASSO:
+        sae_settings(args)
     blocks = block_settings(args, args.auxiliary) if args.auxiliary else block_settings(args, "", {**DEFAULT_BLOCKS})
     with only_writer(args.output):
         return _run_steps(args, extra, blocks)
@@ -170,8 +179,13 @@ def _coding_steps(
     model_flags += ["--fp16"] if args.fp16 else []
     model_flags += _user_dir(args)
     learn = ["dictionary", str(data_bin), "--layer", str(layer), "--output", str(dictionary), *model_flags]
-    learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
-    learn += ["--iterations", str(args.iterations), "--seed", str(args.seed)]
+    if args.coder == LASSO:
+        learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
+        learn += ["--iterations", str(args.iterations), "--seed", str(args.seed)]
+    else:
+        learn += ["--coder", args.coder, "--atoms", str(args.atoms), "--k", str(args.k), "--tokens", str(args.tokens)]
+        learn += ["--matryoshka", *map(str, args.matryoshka)] if args.matryoshka else []
+        learn += ["--seed", str(args.seed)]
     splits = [split for split in SPLITS if getattr(args, split)]
     # config.json is left out, so that the steps that version 0.1 recorded stay up to date
     model_files = [file for file in source_of(checkpoint).files_of(checkpoint) if file.name != "config.json"]

@@ -66,11 +66,16 @@ def sample_hidden_states(
             filled += taken
             progress.update(taken)
     if filled == 0:
-        raise ValueError(
-            f"no token is left to learn a dictionary from: frequency pruning '{frequency_pruning}' at threshold "
-            f"{pruning_threshold:g} removed all; use a higher --pruning-threshold or --frequency-pruning none"
-        )
+        raise no_token_left(frequency_pruning, pruning_threshold)
     return normalize_rows(sample[:filled])
+
+
+def no_token_left(frequency_pruning: str, pruning_threshold: float) -> ValueError:
+    """The error where frequency pruning removed all tokens."""
+    return ValueError(
+        f"no token is left to learn a dictionary from: frequency pruning '{frequency_pruning}' at threshold "
+        f"{pruning_threshold:g} removed all; use a higher --pruning-threshold or --frequency-pruning none"
+    )
 
 
 def _tokens_at(blocks: list, positions: np.ndarray) -> np.ndarray:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from tqdm import tqdm
 
@@ -21,7 +23,7 @@ from mlsm_plugin.files.json_checks import check_json, fields, number, optional, 
 from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
-from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
+from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
 
 ATOMS_FILE = "dictionary.npy"
 META_CHECK = fields(
@@ -190,7 +192,7 @@ def learn_dictionary(
             raise ValueError(f"{name} must be >= 1, got {value}")
     hidden = _as_finite_float32(hidden)
     rng = np.random.default_rng(seed)
-    initial = _sample_distinct_rows(hidden, num_atoms, rng)
+    initial = sample_distinct_rows(hidden, num_atoms, rng)
     settings: dict[str, Any] = {
         "lambda_": lambda_, "iterations": iterations, "batch_size": batch_size, "rng": rng, "threads": threads
     }  # fmt: skip
@@ -288,21 +290,50 @@ def dictionary_health(
     Raises:
         ValueError: ``hidden`` is empty, or :func:`~mlsm_plugin.sparse_coding.encode.sparse_encode` refuses it.
     """
+    as_float64 = np.asarray(atoms, dtype=np.float64)
+    return _health(
+        hidden,
+        len(atoms),
+        lambda chunk: sparse_encode(chunk, atoms, lambda_=lambda_, threads=threads).codes,
+        lambda chunk, codes: codes @ as_float64,
+    )
+
+
+def coder_health(hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None) -> DictionaryHealth:
+    """:func:`dictionary_health` of a coder of any kind that reconstructs.
+
+    Args:
+        hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
+        coder: codes and reconstructs them.
+        threads: CPU threads, None for all cores.
+
+    Raises:
+        ValueError: ``hidden`` is empty, or the coder refuses it or does not reconstruct.
+    """
+    return _health(hidden, coder.num_atoms, lambda chunk: coder.encode(chunk, threads=threads).codes, coder.reconstruct)
+
+
+def _health(
+    hidden: np.ndarray,
+    num_atoms: int,
+    encode: Callable[[np.ndarray], sp.csr_matrix],
+    reconstruct: Callable[[np.ndarray, sp.csr_matrix], np.ndarray],
+) -> DictionaryHealth:
     if len(hidden) == 0:
         raise ValueError("hidden has no rows; pass at least one hidden state")
-    used = np.zeros(len(atoms), dtype=bool)
+    used = np.zeros(num_atoms, dtype=bool)
     nonzeros, squared_error, squared_norm = 0, 0.0, 0.0
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
         chunk = hidden[start : start + ROWS_PER_CHUNK]
-        codes = sparse_encode(chunk, atoms, lambda_=lambda_, threads=threads).codes
+        codes = encode(chunk)
         used[codes.indices] = True
         nonzeros += codes.nnz
         x = np.asarray(chunk, dtype=np.float64)
-        squared_error += float(((x - codes @ np.asarray(atoms, dtype=np.float64)) ** 2).sum())
+        squared_error += float(((x - reconstruct(chunk, codes)) ** 2).sum())
         squared_norm += float((x**2).sum())
     return DictionaryHealth(
         n_tokens=len(hidden),
-        n_atoms=len(atoms),
+        n_atoms=num_atoms,
         unused_atoms=int((~used).sum()),
         mean_nonzeros=nonzeros / len(hidden),
         reconstruction_error=(squared_error / squared_norm) ** 0.5 if squared_norm else 0.0,
@@ -326,7 +357,7 @@ def _as_finite_float32(hidden: Any) -> np.ndarray:
     return array
 
 
-def _sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw ``count`` rows of different directions, scaled to unit norm.
 
     Doubles the number of random rows that it looks at while they have too few directions, which avoids sorting a large

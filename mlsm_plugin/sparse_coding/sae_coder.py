@@ -88,7 +88,7 @@ class SaeCoder(SparseCoder):
             raise ValueError(f"hidden must be (n_tokens, {self.dim}), got {tuple(rows.shape)}")
         self.sae = self.sae.to(rows.device)
         size = max(1, DENSE_ENTRIES // self.num_atoms)
-        with _torch_threads(threads):
+        with torch_threads(threads):
             parts = [self._codes(rows[start : start + size]) for start in range(0, len(rows), size)]
         empty = sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
         return SparseCodes(sp.vstack([empty, *parts], format="csr", dtype=np.float32))
@@ -154,7 +154,8 @@ class SaeCoder(SparseCoder):
 
 
 @contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use so many CPU threads; None: as it is set."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

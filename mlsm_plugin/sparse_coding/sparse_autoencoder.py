@@ -26,6 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mlsm_plugin.sparse_coding.chosen_latents import largest
+
 ACTIVATIONS = ("relu", "topk", "jumprelu", "gated")
 INPUT_NORMS = ("none", "constant_norm", "layer_norm")
 LAYER_NORM_EPSILON = 1e-5  # that of SAELens
@@ -179,7 +181,7 @@ class SparseAutoencoder:
             values (n, k) float32, not negative, and their columns (n, k) int64, in no particular order.
         """
         assert self.config.k is not None
-        values, columns = self._pre_activations(hidden).topk(self.config.k, dim=1, sorted=False)
+        values, columns = largest(self._pre_activations(hidden), self.config.k)
         return values.relu(), columns
 
     def reconstructed(self, latents: Tensor, hidden: Tensor) -> Tensor:

@@ -22,6 +22,10 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
         *("--hidden", hidden_states(root), "--held-out", 100, "--atoms", 16, "--iterations", 2, "--batch-size", 50),
     ),
     "encode_scale": lambda tiny, root: ("--tokens", 500, "--atoms", 32, "--dim", 16, "--directory", root),
+    "feature_recovery": lambda tiny, root: (
+        *("--features", 60, "--dim", 16, "--roots", 2, "--latents", 24, "--rows", 1200, "--held-out", 300),
+        *("--tuning-rows", 200, "--iterations", 2, "--updates", 3, "--seeds", 2, "--output", root / "figures.json"),
+    ),
     "learning_curves": lambda tiny, root: (
         *(tiny.data_bin, "--output", root / "curves", "--minutes", 0.001, "--rates", "1e-3", "--seeds", 1),
         *("--speed", "modern=10000", "roberta=10000", "--layers", 1, "--width", 64, "--batch-size", 2),
@@ -66,7 +70,7 @@ def atoms(root: Path) -> Path:
 
 def test_each_bench_is_run() -> None:
     scripts = {path.stem for path in (REPOSITORY / "scripts" / "bench").glob("*.py")}
-    assert scripts - set(BENCHES) == {"paired_steps"}  # a module of the others
+    assert scripts - set(BENCHES) == {"paired_steps", "synthetic_features"}  # modules of the others
 
 
 @pytest.mark.slow

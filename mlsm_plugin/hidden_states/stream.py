@@ -1,0 +1,125 @@
+"""Endless shuffled batches of hidden states, of which only a buffer is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count as counting
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.hidden_states.block_reader import BlockReader, hidden_states_of
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.samples import BLOCKS_AT_ONCE, no_token_left, type_counts
+from mlsm_plugin.sparse_coding.frequency_pruning import keep_mask
+
+# hidden states that are shuffled together: 100 MB with 384 dimensions
+BUFFER_ROWS = 1 << 16
+
+
+class HiddenStateStream:
+    """Batches of hidden states of a split, in random order, pass after pass.
+
+    Each pass reads the blocks in another random order and fills a buffer with the hidden states of as many as fit. The
+    rows of a full buffer are shuffled and cut into batches; rows that do not fill a batch are left out until the next
+    pass. Everything depends on the seed and the number of the batch only, so that a stream can begin anywhere: buffers
+    that are skipped cost no forward pass.
+
+    Args:
+        reader, encoder: the split and the model.
+        batch_size: rows of a batch; if the whole split has fewer, a batch has those.
+        max_batch_tokens: tokens in one forward pass.
+        frequency_pruning, pruning_threshold: see :func:`keep_mask`; ``subsample`` draws anew in each pass.
+        seed: decides the order.
+        buffer_rows: least number of rows of a buffer, except the last of a pass.
+    """
+
+    def __init__(
+        self,
+        reader: BlockReader,
+        encoder: HiddenStateEncoder,
+        *,
+        batch_size: int,
+        max_batch_tokens: int,
+        frequency_pruning: str = "none",
+        pruning_threshold: float = 1e-5,
+        seed: int = 1,
+        buffer_rows: int = BUFFER_ROWS,
+    ) -> None:
+        self.reader, self.encoder, self.batch_size, self.seed = reader, encoder, batch_size, seed
+        self.max_batch_tokens, self.buffer_rows = max_batch_tokens, max(buffer_rows, batch_size)
+        self._pruning, self._pruning_threshold = frequency_pruning, pruning_threshold
+        self._counts = type_counts(reader) if frequency_pruning != "none" else None
+
+    def batches(self, skip: int = 0) -> Iterator[Tensor]:
+        """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` on, without an end.
+
+        Raises:
+            ValueError: frequency pruning removed all tokens.
+        """
+        for epoch in counting():
+            for number, (blocks, kept) in enumerate(self._buffers(epoch)):
+                size = min(self.batch_size, len(kept)) if number == 0 else self.batch_size
+                batches = len(kept) // size
+                if skip >= batches:
+                    skip -= batches
+                    continue
+                order = np.random.default_rng([self.seed, epoch, number]).permutation(len(kept))
+                rows = self._hidden_states(blocks, kept)
+                for start in range(skip * size, batches * size, size):
+                    yield rows[torch.from_numpy(order[start : start + size]).to(rows.device)]
+                skip = 0
+
+    def sample(self, most: int) -> Tensor:
+        """Hidden states ``(n, dim)``, n <= most, of random blocks: those of the first buffer, in the text's order."""
+        blocks, kept = next(self._buffers(0))
+        return self._hidden_states(blocks, kept)[:most]
+
+    def _buffers(self, epoch: int) -> Iterator[tuple[list[int], np.ndarray]]:
+        """The blocks of each buffer of a pass, and the flat positions of the rows, which ``_hidden_states`` orders."""
+        blocks: list[int] = []
+        kept: list[np.ndarray] = []
+        rows, none_yet = 0, True
+        for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.reader)).tolist():
+            blocks.append(index)
+            kept.append(self._kept(epoch, index))
+            rows += len(kept[-1])
+            if rows >= self.buffer_rows:
+                yield blocks, np.concatenate(kept)
+                blocks, kept, rows, none_yet = [], [], 0, False
+        if rows and (none_yet or rows >= self.batch_size):
+            yield blocks, np.concatenate(kept)
+        elif none_yet:
+            raise no_token_left(self._pruning, self._pruning_threshold)
+
+    def _kept(self, epoch: int, index: int) -> np.ndarray:
+        """Flat positions of those tokens of a block whose hidden states are used."""
+        pieces = self.reader.block(index)
+        tokens = torch.cat([piece.tokens for piece in pieces])
+        positions = torch.cat([piece.positions for piece in pieces])
+        content = self.reader.content_mask(tokens)
+        kept: np.ndarray = positions[content].numpy()
+        if self._counts is None:
+            return kept
+        rng = np.random.default_rng([self.seed, epoch, index])
+        mode, threshold = self._pruning, self._pruning_threshold
+        return kept[keep_mask(tokens[content].numpy(), self._counts, mode=mode, threshold=threshold, rng=rng)]
+
+    def _hidden_states(self, blocks: list[int], kept: np.ndarray) -> Tensor:
+        """Hidden states (n, dim) of the positions in ``kept``, ascending within every few blocks."""
+        wanted = torch.from_numpy(np.sort(kept))
+        rows = torch.empty(len(kept), self.encoder.dim, device=self.encoder.device)
+        filled = 0
+        for first in range(0, len(blocks), BLOCKS_AT_ONCE):
+            pieces = [piece for index in blocks[first : first + BLOCKS_AT_ONCE] for piece in self.reader.block(index)]
+            _, found = hidden_states_of(
+                pieces,
+                self.reader,
+                self.encoder,
+                max_tokens=self.max_batch_tokens,
+                keep=lambda tokens, positions: torch.isin(positions, wanted),
+            )
+            rows[filled : filled + len(found)] = found
+            filled += len(found)
+        return rows

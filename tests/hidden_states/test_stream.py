@@ -1,0 +1,94 @@
+"""Streams of hidden states: passes over the whole split, in an order that the seed and the batch's number decide."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
+from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.hidden_states.samples import type_counts
+from mlsm_plugin.hidden_states.stream import HiddenStateStream
+from tests.tiny_models import TinyData
+
+
+@pytest.fixture(scope="module")
+def reader(tiny: TinyData) -> BlockReader:
+    return BlockReader(tiny.data_bin, "train", BlockSettings(24))
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny: TinyData) -> FairseqEncoder:
+    return FairseqEncoder(tiny.model, tiny.data_bin, layer=0, device="cpu")
+
+
+def stream(reader: BlockReader, encoder: FairseqEncoder, **options: object) -> HiddenStateStream:
+    settings = {"batch_size": 100, "max_batch_tokens": 4000, "buffer_rows": 700, **options}
+    return HiddenStateStream(reader, encoder, **settings)  # type: ignore[arg-type]
+
+
+def everything(reader: BlockReader, encoder: FairseqEncoder) -> Tensor:
+    blocks = [block for index in range(len(reader)) for block in reader.block(index)]
+    return hidden_states_of(blocks, reader, encoder, max_tokens=4000)[1]
+
+
+def distances(rows: Tensor, among: Tensor) -> Tensor:
+    """From each row to the nearest of others."""
+    return torch.cdist(rows.double(), among.double()).amin(1)
+
+
+def test_a_pass_gives_each_hidden_state_at_most_once(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    source = stream(reader, encoder)
+    rows = [len(kept) // 100 for _, kept in source._buffers(0)]
+    assert len(rows) > 2
+    whole = everything(reader, encoder)
+    found = torch.cat(list(islice(source.batches(), sum(rows))))
+    assert 0.8 * len(whole) < len(found) <= len(whole)
+    assert float(distances(found, whole).max()) < 1e-3
+    positions = np.concatenate([kept for _, kept in source._buffers(0)])
+    assert len(np.unique(positions)) == len(positions) <= len(whole)
+
+
+def test_a_stream_begins_anywhere_and_the_seed_decides(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    first = list(islice(stream(reader, encoder).batches(), 90))  # several passes
+    assert {batch.shape for batch in first} == {(100, 32)}
+    assert not torch.equal(first[0], first[1])
+    for skip in (1, 6, 7, 40, 71):
+        assert torch.equal(next(stream(reader, encoder).batches(skip)), first[skip])
+    assert not torch.equal(next(stream(reader, encoder, seed=2).batches()), first[0])
+
+
+def test_batches_mix_the_blocks_of_a_buffer(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    source = stream(reader, encoder)
+    sample = source.sample(10**9)
+    assert len(sample) >= 700
+    assert len(source.sample(50)) == 50
+    order = distances(next(source.batches()), sample)
+    assert float(order.max()) < 1e-4
+    nearest = torch.cdist(next(source.batches()), sample).argmin(1)
+    assert int(nearest.max() - nearest.min()) > len(sample) // 2
+
+
+def test_a_split_smaller_than_a_batch_is_one_batch(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    whole = len(everything(reader, encoder))
+    batches = list(islice(stream(reader, encoder, batch_size=10**6).batches(), 2))
+    assert [len(batch) for batch in batches] == [whole, whole]
+    assert not torch.equal(*batches)
+
+
+def test_pruning_keeps_rare_words(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    counts = type_counts(reader)
+    rare = counts[counts / counts.sum() < 2e-3]
+    options = {"frequency_pruning": "drop", "pruning_threshold": 2e-3}
+    (batch,) = islice(stream(reader, encoder, batch_size=10**6, **options).batches(), 1)
+    assert len(batch) == rare.sum() > 20
+    options = {"frequency_pruning": "subsample", "pruning_threshold": 1e-3, "batch_size": 10**6}
+    sizes = [len(batch) for batch in islice(stream(reader, encoder, **options).batches(), 2)]
+    assert sizes[0] != sizes[1]
+    assert all(0 < size < len(everything(reader, encoder)) for size in sizes)
+    with pytest.raises(ValueError, match="no token is left"):
+        next(stream(reader, encoder, frequency_pruning="drop", pruning_threshold=1e-9).batches())
