@@ -74,13 +74,17 @@ def defined_outside() -> frozenset[str]:
     return frozenset().union(*(defined_in(ast.parse(path.read_text(encoding="utf-8"))) for path in OUTSIDE))
 
 
+# public parts of every typing.NamedTuple
+OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
+
+
 def private_of_others(source: str) -> list[str]:
     """What a file uses that has a leading underscore and is not its own: attributes, imported names, getattr."""
     tree = ast.parse(source)
     own = defined_in(tree) | defined_outside()
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr) and node.attr not in OF_NAMED_TUPLES:
             of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not (of_itself and node.attr in own):
                 found.append(ast.unparse(node))
