@@ -216,7 +216,7 @@ def memory_report(shape: tuple[int, int, int], args: argparse.Namespace) -> str:
                     *(formulation, shape, args.negatives, args.seed, args.device, torch.get_num_threads()),
                 )
                 peaks.append(measured.result())
-    ratio = peaks[0] / peaks[1]
+    ratio = peaks[0] / max(peaks[1], 1)  # a peak that tiny tensors do not move is 0
     size = " x ".join(map(str, shape))
     each = ", ".join(f"{name} {peak / 1e6:.1f} MB" for name, peak in zip(FORMULATIONS, peaks, strict=True))
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -143,6 +144,20 @@ def test_number_that_makes_no_sense_is_refused_before_the_first_step(
     before = files_of(here)
     assert option in failing_mlsm(capsys, *whole_command(option, value, "--output", "other"))
     assert files_of(here) == before
+
+
+def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = whole_command("--coder", "batchtopk", "--k", "4", "--matryoshka", "4", "8")
+    assert "--iterations does not go with --coder batchtopk" in failing_mlsm(capsys, *words)
+    where = words.index("--iterations")
+    words = [*words[:where], *words[where + 2 :]]
+    assert main(words) == 0
+    states = steps_in(capsys.readouterr().out)
+    assert [step for step, state in states.items() if state == "done"] == ["dictionary", "encode"]
+    meta = json.loads((here / "run" / "dictionary" / "meta.json").read_text())
+    assert {name: meta[name] for name in ("kind", "method", "k", "matryoshka", "n_atoms")} == {
+        **{"kind": "sae", "method": "batchtopk", "k": 4, "matryoshka": [4, 8], "n_atoms": 16}
+    }
 
 
 @pytest.mark.slow

@@ -46,6 +46,11 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
             24,
         ),
     ),
+    "sae_training": lambda tiny, root: (
+        *("--hidden", hidden_states(root), "--held-out", 100, "--atoms", 32, "--k", 4, "--iterations", 2),
+        *("--lasso-batch", 50, "--passes", 2, "--batch-size", 50, "--rounds", 2, "--dictionary", atoms(root)),
+        *("--matryoshka", 8, "--threads", 1),
+    ),
     "span_corruption": lambda tiny, root: ("--length", 60, "--texts", 3, "--rounds", 2),
     "sparse_coding": lambda tiny, root: (
         *("--hidden", hidden_states(root), "--dictionary", atoms(root), "--rows", 20, "--gap-rows", 5, "--rounds", 2),

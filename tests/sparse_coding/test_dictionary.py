@@ -12,11 +12,13 @@ import torch
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.sparse_coding.dictionary import (
     Dictionary,
+    coder_health,
     dictionary_health,
     import_published,
     learn_dictionary,
 )
 from mlsm_plugin.sparse_coding.encode import normalize_rows
+from mlsm_plugin.sparse_coding.lasso import LassoCoder
 
 LEARNING = {"num_atoms": 12, "lambda_": 0.05, "iterations": 30, "batch_size": 50, "threads": 1, "seed": 3}
 
@@ -200,3 +202,13 @@ def test_health_of_nothing():
     with pytest.raises(ValueError, match="hidden has no rows; pass at least one hidden state"):
         dictionary_health(np.zeros((0, 4)), np.eye(4), lambda_=0.1)
     assert dictionary_health(np.zeros((2, 4)), np.eye(4), lambda_=0.1).reconstruction_error == 0
+
+
+def test_health_of_a_coder_is_that_of_its_dictionary(hidden, atoms):
+    rows = normalize_rows(hidden[:, :4].astype(np.float64))
+    wanted = dictionary_health(rows, atoms, lambda_=0.1)
+    found = coder_health(rows, LassoCoder(Dictionary(atoms, {"lambda": 0.1})))
+    assert found.reconstruction_error == pytest.approx(wanted.reconstruction_error, rel=1e-5)
+    assert (found.unused_atoms, found.mean_nonzeros) == (wanted.unused_atoms, wanted.mean_nonzeros)
+    with pytest.raises(ValueError, match="hidden has no rows"):
+        coder_health(rows[:0], LassoCoder(Dictionary(atoms, {"lambda": 0.1})))
