@@ -132,7 +132,7 @@ class SaeTrainer:
         self.updates = self.seen = 0
         self.threshold = 0.0
         self.last_use = torch.zeros(settings.num_atoms, dtype=torch.int64, device=parameters.encoder.device)
-        self._optimizer = torch.optim.Adam(list(parameters), lr=settings.rate, eps=ADAM_EPSILON, fused=True)
+        self.optimizer = torch.optim.Adam(list(parameters), lr=settings.rate, eps=ADAM_EPSILON, fused=True)
 
     @classmethod
     def begin(
@@ -164,7 +164,7 @@ class SaeTrainer:
         made = Parameters(encoder, x.new_zeros(len(decoder)), decoder, mean)
         trainer = cls(settings, made, float(x.square().sum(1).mean()), fast_bf16=fast_bf16)
         part = x[:ROWS_TO_SCALE]
-        chosen = trainer._chosen(part)
+        chosen = trainer.chosen_latents(part)
         found = chosen.times(chosen.products(part, encoder).relu(), decoder)
         encoder *= float((found * part).sum() / found.square().sum().clamp(min=TINY))
         trainer.threshold = 0.0
@@ -185,7 +185,7 @@ class SaeTrainer:
             trainer.last_use.copy_(state["last_use"])
             for name, parameter in parameters._asdict().items():
                 moments = {key: state[f"{name}.{key}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")}
-                trainer._optimizer.state[parameter] = moments
+                trainer.optimizer.state[parameter] = moments
                 if not parameter.shape == moments["exp_avg"].shape == moments["exp_avg_sq"].shape:
                     raise ValueError(f"the moments of {name} have another shape")
         except (KeyError, RuntimeError) as error:
@@ -200,7 +200,7 @@ class SaeTrainer:
         state |= {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         state |= {"last_use": self.last_use, **self.parameters._asdict()}
         for name, parameter in self.parameters._asdict().items():
-            state |= {f"{name}.{key}": value for key, value in self._optimizer.state[parameter].items()}
+            state |= {f"{name}.{key}": value for key, value in self.optimizer.state[parameter].items()}
         return state
 
     def sae(self) -> SparseAutoencoder:
@@ -223,8 +223,8 @@ class SaeTrainer:
         gradients.decoder.sub_((gradients.decoder * decoder).sum(1, keepdim=True) * decoder)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        self._optimizer.param_groups[0]["lr"] = self.settings.rate * schedule(self.updates, self.settings.updates)
-        self._optimizer.step()
+        self.optimizer.param_groups[0]["lr"] = self.settings.rate * schedule(self.updates, self.settings.updates)
+        self.optimizer.step()
         decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True).clamp(min=TINY)
         self.updates += 1
         return figures
@@ -236,7 +236,7 @@ class SaeTrainer:
         """
         weights, size = self.parameters, len(x)
         centred = x - weights.decoder_bias
-        chosen = self._chosen(centred)
+        chosen = self.chosen_latents(centred)
         values = (chosen.products(centred, weights.encoder) + weights.encoder_bias[chosen.columns]).relu()
         active = values > 0
         layered, order, layers = self._layers(chosen)
@@ -300,7 +300,7 @@ class SaeTrainer:
         gradients.decoder_bias.sub_(sums @ encoder)
         return float(error.square().sum()) * unit
 
-    def _chosen(self, centred: Tensor) -> ChosenLatents:
+    def chosen_latents(self, centred: Tensor) -> ChosenLatents:
         """The latents that may be active; moves the threshold of BatchTopK."""
         settings, weights = self.settings, self.parameters
         inputs = (weights.encoder_bias, centred, weights.encoder)
