@@ -8,12 +8,15 @@ import json
 import os
 import struct
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+from mlsm_plugin.cli.main import main
 
 # a change of a file or folder that is there
 Damage = Callable[[Path], object]
@@ -281,3 +284,22 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
         status = os.lstat(path)
         found[str(path.relative_to(folder))] = (0, 0) if path.is_dir() else (status.st_size, status.st_mtime_ns)
     return found
+
+
+def check_one_line(words: Sequence[object], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run ``mlsm words`` in a folder: it fails with one line, and changes nothing there."""
+    before = snapshot(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        capsys.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as stopped:  # argparse's
+            status = int(str(stopped.code))
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if "error: " in line]
+    assert status in (1, 2), (status, printed)
+    assert len(lines) == 1, printed.err
+    assert "Traceback" not in printed.err
+    assert len(lines[0]) < 700
+    assert snapshot(folder) == before

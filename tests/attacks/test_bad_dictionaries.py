@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.cli.main import main
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.formats.saelens import read_saelens
 from tests.attacks import bad_inputs
-from tests.attacks.bad_inputs import DELETED, Damage, json_with, replaced, snapshot
+from tests.attacks.bad_inputs import DELETED, Damage, check_one_line, json_with, replaced
 from tests.attacks.conftest import Place
 from tests.attacks.faults import run_command
 from tests.attacks.test_faults import faults
@@ -172,21 +171,7 @@ def test_every_bad_input_is_one_line(name: str, everything: Path, tmp_path: Path
     root = shutil.copytree(everything, tmp_path / "root")
     case = CASES[name]
     case.change(root)
-    before = snapshot(root)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        capsys.readouterr()
-        try:
-            status = main([COMMAND, *map(str, case.words)])
-        except SystemExit as stopped:  # argparse's
-            status = int(str(stopped.code))
-    printed = capsys.readouterr()
-    lines = [line for line in printed.err.splitlines() if "error: " in line]
-    assert status in (1, 2), (status, printed)
-    assert len(lines) == 1, printed.err
-    assert "Traceback" not in printed.err
-    assert len(lines[0]) < 700
-    assert snapshot(root) == before
+    check_one_line((COMMAND, *case.words), root, capsys)
 
 
 def test_there_are_at_least_100() -> None:
