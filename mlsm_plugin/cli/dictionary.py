@@ -34,7 +34,7 @@ CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "spams", "published": None}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3}
-BATCH_SIZES = {LASSO: 400, "topk": 512, "batchtopk": 512}
+BATCH_SIZES = {LASSO: 400, "topk": 256, "batchtopk": 256}
 OPTION_NAMES = {"lambda_": "--lambda", "published": "--import", "learning_rate": "--learning-rate"}
 
 

@@ -28,6 +28,10 @@ LONGEST_WARM_UP = 1000
 # Gao et al. (2024), sections 2.1 and A.2: weight of the auxiliary loss, and epsilon of Adam
 AUXILIARY_WEIGHT = 1 / 32
 ADAM_EPSILON = 6.25e-10
+# Against learning by heart. After 20 passes over 16,000 hidden states of a pre-trained model (3,000 latents, k 42,
+# batches of 256), TopK explained 0.856 of the variance of others; without it 0.846 (10 passes, or 20 in batches of
+# 512).
+WEIGHT_DECAY = 1.0
 # As in online dictionary learning, a latent is dead if no row has used it for PATIENCE * n_atoms rows.
 PATIENCE = 10
 # Share of the mean eigenvalue of the covariance; see SaeTrainer.begin. After ten passes over 16,000 hidden states of a
@@ -55,6 +59,8 @@ class SaeSettings:
             each also have to reconstruct alone.
         rate: largest learning rate of Adam.
         auxiliary_weight: weight of the auxiliary loss, which revives dead latents.
+        weight_decay: an update shrinks the encoder's rows of those latents that the batch activated by this share of
+            the learning rate; rare latents do not fade.
         seed: decides the first weights.
 
     Raises:
@@ -68,6 +74,7 @@ class SaeSettings:
     prefixes: tuple[int, ...] = ()
     rate: float = 3e-3
     auxiliary_weight: float = AUXILIARY_WEIGHT
+    weight_decay: float = WEIGHT_DECAY
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -79,6 +86,8 @@ class SaeSettings:
             raise ValueError(f"the number of updates must be >= 1, got {self.updates}")
         if not 0 < self.rate < math.inf:
             raise ValueError(f"the learning rate must be a positive number, got {self.rate}")
+        if not 0 <= self.rate * self.weight_decay < 1:
+            raise ValueError(f"the learning rate times the weight decay must be below 1, got {self.rate}")
         ends = [0, *self.prefixes, self.num_atoms]
         if any(first >= second for first, second in pairwise(ends)):
             raise ValueError(
@@ -223,8 +232,11 @@ class SaeTrainer:
         gradients.decoder.sub_((gradients.decoder * decoder).sum(1, keepdim=True) * decoder)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        self.optimizer.param_groups[0]["lr"] = self.settings.rate * schedule(self.updates, self.settings.updates)
+        rate = self.settings.rate * schedule(self.updates, self.settings.updates)
+        self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
+        kept = 1 - rate * self.settings.weight_decay * (self.last_use == self.seen).to(decoder)
+        self.parameters.encoder.mul_(kept[:, None])
         decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True).clamp(min=TINY)
         self.updates += 1
         return figures

@@ -133,7 +133,7 @@ def test_each_kind_has_its_defaults() -> None:
     given = ["dictionary", "data", "--auxiliary", "a", "--layer", "1", "--output", "o"]
     for coder, wanted in (
         ("lasso", {"lambda_": 0.05, "iterations": 1000, "batch_size": 400, "backend": "spams", "k": None}),
-        ("topk", {"lambda_": None, "iterations": None, "batch_size": 512, "k": 32, "matryoshka": []}),
+        ("topk", {"lambda_": None, "iterations": None, "batch_size": 256, "k": 32, "matryoshka": []}),
     ):
         args = build_parser("dictionary").parse_args([*given, "--coder", coder])
         choose_defaults(args)

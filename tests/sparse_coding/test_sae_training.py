@@ -167,7 +167,7 @@ def test_auxiliary_loss_revives_dead_latents(monkeypatch: pytest.MonkeyPatch) ->
     rows, _ = planted()
     unused = {}
     for weight in (0.0, 1 / 32):
-        settings = SaeSettings(num_atoms=64, k=4, updates=600, rate=1e-2, auxiliary_weight=weight)
+        settings = SaeSettings(64, 4, 600, rate=1e-2, auxiliary_weight=weight, weight_decay=0.0)
         trainer = SaeTrainer.begin(settings, rows)
         trainer.parameters.encoder[:16] *= 0.1
         sae = train_sae(trainer, batches_of(rows))
