@@ -38,6 +38,7 @@ class CodingFigures:
         num_shards: number of shards of the store.
         already_complete: whether the store was complete before.
         coded_tokens: tokens that this process coded now.
+        empty_tokens: those of them whose codes are empty: they have no target.
         inexact_tokens: those of them whose codes do not reach the required accuracy.
         missing_shards: shards that other processes have not written yet.
         meta: content of the store's ``meta.json``; None while shards are missing.
@@ -47,6 +48,7 @@ class CodingFigures:
     num_shards: int
     already_complete: bool = False
     coded_tokens: int = 0
+    empty_tokens: int = 0
     inexact_tokens: int = 0
     missing_shards: int = 0
     meta: dict[str, Any] | None = None
@@ -160,6 +162,7 @@ def _write_shards(
             for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
                 rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
                 why_empty = why_empty or chunk.why_empty
+                figures.empty_tokens += int((np.diff(chunk.coded.codes.indptr) == 0).sum())
                 figures.inexact_tokens += chunk.inexact
                 progress.update(len(chunk.positions))
             _check_not_all_empty(coder, rows, (start, stop), why_empty)

@@ -19,7 +19,7 @@ from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
-from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection
+from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection, without_negative_codes
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.stored_codes import padded_distributions
 
@@ -149,12 +149,13 @@ class OnlineCodes:
         if inexact is not None and not self._warned:
             self._warned = True
             logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
-        if coded.codes.nnz == 0 and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
+        codes = without_negative_codes(coded.codes)
+        if codes.nnz == 0 and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
             raise ValueError(
                 f"the codes of all {len(hidden)} masked tokens of a batch are empty, since "
                 f"{self.coder.why_empty(hidden)}"
             )
-        return coded.codes
+        return codes
 
     def _selected(self, codes: sp.csr_matrix, tokens: Tensor, coded: Tensor) -> sp.csr_matrix:
         """The codes of the ``coded`` ones of ``tokens`` (both ``(B, T)``), with the kept atoms only."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from mlsm_plugin.auxiliary.attribution import LossGradients
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection
+from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection, without_negative_codes
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
@@ -91,6 +91,7 @@ class SplitCoder:
             self._check_finite(positions, hidden)
             coded = self.coder.encode(hidden, threads=settings.threads)  # on the device of the model
             inexact = self._count_inexact(positions, coded)
+            coded = replace(coded, codes=without_negative_codes(coded.codes))
             why_empty = self.coder.why_empty(hidden) if len(positions) and coded.codes.nnz == 0 else None
             yield CodedChunk(positions, replace(coded, codes=self._selected(coded.codes, blocks)), inexact, why_empty)
 

@@ -167,6 +167,7 @@ def _report(split: str, figures: CodingFigures, seconds: float, share: WorkShare
         print(
             f"{split}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "
             f"({figures.coded_tokens / seconds:.0f} a second)"
+            + (f"; {figures.empty_tokens} codes are empty" if figures.empty_tokens else "")
         )
     if figures.meta is None:
         print(

@@ -84,6 +84,22 @@ class CodeSelection:
 ALL_ATOMS = CodeSelection()
 
 
+def without_negative_codes(codes: sp.csr_matrix) -> sp.csr_matrix:
+    """The codes, where those with a negative weight are empty: they cannot become a distribution.
+
+    Args:
+        codes: (n, n_atoms), of a coder whose latents can be negative.
+    """
+    if codes.nnz == 0 or codes.data.min() >= 0:
+        return codes
+    rows = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr))
+    negative = np.zeros(codes.shape[0], bool)
+    negative[rows[codes.data < 0]] = True
+    kept = ~negative[rows]
+    indptr = np.concatenate([[0], np.cumsum(np.where(negative, 0, np.diff(codes.indptr)))])
+    return sp.csr_matrix((codes.data[kept], codes.indices[kept], indptr), shape=codes.shape)
+
+
 def _products(codes: sp.csr_matrix, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The entries of ``left @ right.T`` at the entries of ``codes``, in their order."""
     products = np.empty(codes.nnz)

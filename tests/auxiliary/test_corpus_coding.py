@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS, encode_split, shard_boundaries
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
@@ -15,6 +16,7 @@ from mlsm_plugin.files.work_share import WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.coder import SparseCodes
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.tiny_models import TinyData
 
@@ -87,6 +89,21 @@ def test_processes_write_their_own_shards_and_the_last_one_seals(
         encode(tiny, few, ToyCoder(), WorkShare(rank, 4), shard_tokens=10**9)
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said.startswith("valid: 4 processes share 1 shards, so that some have nothing to do; use a smaller")
+
+
+def test_empty_codes_are_counted(tiny: TinyData, data: Path) -> None:
+    class Silent(ToyCoder):
+        """Where the first entry of a hidden state is negative."""
+
+        def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+            coded = super().encode(hidden, threads=threads)
+            kept = (np.asarray(hidden)[:, :1] >= 0).astype(np.float32)
+            return SparseCodes(sp.csr_matrix(coded.codes.toarray() * kept), coded.gap)
+
+    figures = encode(tiny, data, Silent())
+    lengths = np.diff(CodeStore(figures.directory).rows(0, CodeStore(figures.directory).num_tokens).indptr)
+    special = BlockReader(data, "valid", BLOCKS).flat_tokens(0, len(lengths)) <= 2
+    assert 0 < figures.empty_tokens == int((lengths[~special] == 0).sum()) < figures.coded_tokens
 
 
 def test_empty_codes_are_refused_with_the_coders_reason(tiny: TinyData, data: Path) -> None:

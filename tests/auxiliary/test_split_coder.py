@@ -14,6 +14,7 @@ from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import EMBEDDINGS, FairseqEncoder
 from mlsm_plugin.sparse_coding.code_selection import CodeSelection
+from mlsm_plugin.sparse_coding.coder import SparseCodes
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.tiny_models import TinyData
@@ -75,6 +76,19 @@ def test_only_covered_tokens_are_coded_and_blocks_without_one_not_read(
     covered = covered_positions(np.arange(len(text)), coverage=0.002, seed=3)
     assert positions.tolist() == np.flatnonzero(covered & (text > 2)).tolist()
     assert 1 <= sum(seen) <= len(positions) < len(reader) / 4
+
+
+def test_codes_with_negative_weights_are_empty(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    class Signed(ToyCoder):
+        def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+            coded = super().encode(hidden, threads=threads)
+            coded.codes.data[coded.codes.indptr[3]] *= -1  # of the fourth token of each call
+            return coded
+
+    (whole,), (found,) = (chunks(reader, encoder, own, batch_tokens=10**6) for own in (ToyCoder(), Signed()))
+    counts = np.diff(found.coded.codes.indptr)
+    assert counts[3] == 0
+    assert np.array_equal(np.delete(counts, 3), np.delete(np.diff(whole.coded.codes.indptr), 3))
 
 
 def test_the_strongest_atoms_are_kept(reader: BlockReader, encoder: FairseqEncoder) -> None:

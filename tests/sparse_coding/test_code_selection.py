@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, CodeSelection, strongest_of_padded
+from mlsm_plugin.sparse_coding.code_selection import (
+    SELECTIONS,
+    CodeSelection,
+    strongest_of_padded,
+    without_negative_codes,
+)
 from mlsm_plugin.sparse_coding.stored_codes import padded_distributions
 
 DENSE = npst.arrays(np.float32, (4, 9), elements=st.sampled_from([0, 0, 0.25, 0.5, 1, 2]))
@@ -52,6 +57,13 @@ def test_stored_codes_are_selected_alike(dense: np.ndarray, top: int) -> None:
                 if atom >= 0:
                     target[row, atom] += weight
     assert np.allclose(found, wanted, atol=1e-3)  # rounded to float16 once more
+
+
+@given(dense=npst.arrays(np.float32, (5, 4), elements=st.sampled_from([0, 0, 1, 2, -1])))
+def test_codes_with_a_negative_weight_are_empty(dense: np.ndarray) -> None:
+    wanted = dense.copy()
+    wanted[(dense < 0).any(axis=1)] = 0
+    assert np.array_equal(without_negative_codes(sp.csr_matrix(dense)).toarray(), wanted)
 
 
 def test_without_a_number_all_are_kept() -> None:
