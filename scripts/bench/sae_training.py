@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--lasso-batch", type=int, default=400, help="rows of a mini-batch of spams.trainDL")
     parser.add_argument("--dictionary", help="npy of atoms (n_atoms, dim) for the lasso, instead of those learned here")
     parser.add_argument("--timed-iterations", type=int, default=40, help="with --dictionary: mini-batches of trainDL")
-    parser.add_argument("--passes", type=int, default=20, help="passes over the rows of the SAEs")
+    parser.add_argument("--passes", type=int, default=40, help="passes over the rows of the SAEs")
     parser.add_argument("--batch-size", type=int, default=256, help="rows of a batch of the SAEs")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--matryoshka", type=int, nargs="+", default=[])
