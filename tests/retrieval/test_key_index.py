@@ -57,7 +57,8 @@ def test_flat_index_finds_what_comparing_all_keys_finds(tmp_path: Path, similari
             assert torch.equal(found_rows[:, 0], rows[:, 0])
 
 
-@pytest.mark.parametrize("similarity", ["inner", pytest.param("l2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", ["inner", "l2"])
 def test_approximate_index_finds_most_of_the_nearest_with_exact_scores(tmp_path: Path, similarity: str) -> None:
     keys = clustered_keys(12_000)
     store = store_of(tmp_path / "store", keys, similarity)
