@@ -88,8 +88,8 @@ def test_model_is_loaded_once_leaves_random_numbers_alone_and_is_not_pickled(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    original = fairseq_encoder._load_model
-    monkeypatch.setattr(fairseq_encoder, "_load_model", lambda *words: (loads.append(1), original(*words))[1])
+    original = fairseq_encoder.load_roberta
+    monkeypatch.setattr(fairseq_encoder, "load_roberta", lambda *words: (loads.append(1), original(*words))[1])
     cfg = training_config(pipeline.data_bin, *online_flags(pipeline))
     task = tasks.setup_task(cfg.task)
     state = torch.get_rng_state()
