@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
@@ -45,8 +45,20 @@ def hold_lock(folder: str | os.PathLike[str]) -> bool:
         except OSError:
             os.close(descriptor)
             return False
+        if not _is_at(descriptor, path):  # the process that had it wrote nothing, and removed the folder
+            os.close(descriptor)
+            path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDONLY)
+            continue
         _held[path] = descriptor
         return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def release_lock(folder: str | os.PathLike[str]) -> None:
@@ -56,10 +68,17 @@ def release_lock(folder: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a folder during the block; errors are those of :func:`hold_lock`."""
+    """Hold the lock of a folder during the block; errors are those of :func:`hold_lock`.
+
+    A folder that was made for it is removed again if nothing was written.
+    """
+    new = not os.path.exists(folder)
     taken = hold_lock(folder)
     try:
         yield
     finally:
+        if new:
+            with suppress(OSError):  # it is not empty
+                os.rmdir(folder)
         if taken:
             release_lock(folder)

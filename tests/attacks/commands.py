@@ -93,6 +93,14 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
     "dictionary": _dictionary,
     "dictionary --import": lambda own, output: (*_dictionary(own, output), "--import", own.published),
     "dictionary hf:": lambda own, output: (*_dictionary(own, output), "--auxiliary", f"hf:{own.modernbert}"),
+    "dictionary --coder": lambda own, output: (
+        *("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output, "--coder", "topk"),
+        *("--k", 2, "--atoms", 4, "--tokens", 300, "--batch-size", 50, "--threads", 1),
+    ),
+    "evaluate-dictionary": lambda own, output: (
+        *("evaluate-dictionary", own.dictionary, own.data_bin, "--auxiliary", own.model, "--output", output),
+        *("--max-tokens", 300, "--threads", 1),
+    ),
     "encode": lambda own, output: (
         *("encode", own.data_bin, "--auxiliary", own.model, "--dictionary", own.dictionary),
         *("--splits", "valid", "--shard-tokens", 1500, "--threads", 1),
@@ -135,4 +143,5 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
 WRITING = (
     *("tokenizer", "binarize", "dictionary", "dictionary --import", "encode", "datastore --index", "inspect", "plot"),
     *("evaluate-pairs", "classify", "export-hf", "import-hf", "convert-dictionary"),
+    *("dictionary --coder", "evaluate-dictionary"),
 )

@@ -94,17 +94,21 @@ FILES: dict[str, Callable[[Place], Path]] = {
 }
 # commands, a file that they read, and its ways to be wrong
 TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
-    (("dictionary", "export-hf", "evaluate-pairs", "finetune", "classify"), "model", bad_inputs.CHECKPOINT),
+    (
+        ("dictionary", "export-hf", "evaluate-pairs", "finetune", "classify", "evaluate-dictionary"),
+        "model",
+        bad_inputs.CHECKPOINT,
+    ),
     (("datastore", "fill"), "npm", bad_inputs.CHECKPOINT),
     (("infill",), "denoising", bad_inputs.DENOISING),
     (("auxiliary",), "model", bad_inputs.LAST_CHECKPOINT),
-    (("dictionary", "dictionary --import"), "train.idx", bad_inputs.INDEX),
-    (("dictionary", "dictionary --import"), "train.bin", bad_inputs.DATA),
-    (("encode", "datastore"), "valid.idx", bad_inputs.INDEX),
-    (("encode", "datastore"), "valid.bin", bad_inputs.DATA),
+    (("dictionary", "dictionary --import", "dictionary --coder"), "train.idx", bad_inputs.INDEX),
+    (("dictionary", "dictionary --import", "dictionary --coder"), "train.bin", bad_inputs.DATA),
+    (("encode", "datastore", "evaluate-dictionary"), "valid.idx", bad_inputs.INDEX),
+    (("encode", "datastore", "evaluate-dictionary"), "valid.bin", bad_inputs.DATA),
     (("dictionary", "encode", "datastore"), "dict.txt", bad_inputs.DICT_TXT),
-    (("encode",), "meta of dictionary", bad_inputs.META_OF_DICTIONARY),
-    (("encode",), "dictionary.npy", bad_inputs.ATOMS),
+    (("encode", "evaluate-dictionary"), "meta of dictionary", bad_inputs.META_OF_DICTIONARY),
+    (("encode", "evaluate-dictionary"), "dictionary.npy", bad_inputs.ATOMS),
     (("dictionary --import",), "published", bad_inputs.ATOMS),
     (("convert-dictionary",), "published", bad_inputs.MATRIX),
     (("inspect",), "meta of codes", bad_inputs.META_OF_CODES),
@@ -146,7 +150,7 @@ def cases() -> Iterator[tuple[str, Case]]:
             yield f"{command}: --device {device}", Case(command, more=("--device", device))
     for command in (*("tokenizer", "binarize", "dictionary", "datastore", "finetune"), *INTO_FOLDERS):
         yield f"{command}: into a file", Case(command, lambda own: own.output.write_text("mine"))
-    for command in ("inspect", "evaluate-pairs", "classify"):
+    for command in ("inspect", "evaluate-pairs", "classify", "evaluate-dictionary"):
         yield f"{command}: into a folder", Case(command, lambda own: own.output.mkdir())
         yield f"{command}: below a file", Case(command, more=("--output", "text.txt/below"))
     for command, flag, value in NUMBERS:
@@ -162,6 +166,11 @@ NUMBERS = [
     ),
     *(("dictionary", "--layer", value) for value in (-1, 99)),
     *(("dictionary", "--seed", value) for value in (-1,)),
+    *(("dictionary --coder", flag, 0) for flag in ("--k", "--learning-rate", "--matryoshka", "--tokens")),
+    *(("dictionary --coder", flag, value) for flag, value in (("--k", 5), ("--matryoshka", 4), ("--atoms", 10**7))),
+    *(("dictionary --coder", flag, 1) for flag in ("--lambda", "--iterations")),
+    *(("evaluate-dictionary", flag, value) for flag in ("--max-tokens", "--batch-tokens") for value in (0, -1)),
+    ("evaluate-dictionary", "--layer", 99),
     *(("encode", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--coverage")),
     *(("datastore", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--tokens-per-sample")),
     *(("finetune", flag, 0) for flag in ("--max-epoch", "--patience", "--lr", "--batch-size")),

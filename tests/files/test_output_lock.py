@@ -62,3 +62,27 @@ def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", without_locks)
     with only_writer(tmp_path):
         assert not hold_lock(tmp_path)
+
+
+def test_a_new_folder_in_which_nothing_was_written_is_removed(tmp_path):
+    folder = tmp_path / "new"
+    with pytest.raises(ValueError, match="bad input"), only_writer(folder):
+        raise ValueError("bad input")
+    assert not folder.exists()
+    with only_writer(folder):
+        (folder / "file").write_text("x")
+    assert (folder / "file").exists()
+    with only_writer(tmp_path):
+        pass
+    assert tmp_path.exists()  # it was there before
+
+
+def test_who_waited_for_a_folder_that_was_removed_makes_it_again(tmp_path):
+    folder = tmp_path / "new"
+    folder.mkdir()
+    holder = start_holder(folder)
+    threading.Timer(0.3, lambda: (folder.rmdir(), holder.kill())).start()
+    with only_writer(folder):
+        (folder / "file").write_text("x")
+    assert (folder / "file").exists()
+    holder.wait()
