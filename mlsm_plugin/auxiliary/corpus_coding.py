@@ -166,7 +166,8 @@ def _write_shards(
                 figures.inexact_tokens += chunk.inexact
                 progress.update(len(chunk.positions))
             _check_not_all_empty(coder, rows, (start, stop), why_empty)
-            writer.write_shard(index, rows)
+            if not writer.has_shard(index):  # as above; the codes are the same
+                writer.write_shard(index, rows)
             figures.coded_tokens += rows.coded_tokens
             remaining -= stop - start
             if number == 0:

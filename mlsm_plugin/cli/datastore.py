@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.index != "none":
         store.build_index(args.index)
     seconds = time.perf_counter() - start
-    size = sum(file.stat().st_size for file in store.directory.iterdir())
+    size = sum(file.stat().st_size for file in store.directory.glob("[!.]*"))
     print(
         f"{args.output}: {len(store):,} keys of {store.meta['num_tokens']:,} tokens, {store.dim} wide, "
         f"{size / 1e6:.1f} MB ({size / store.meta['num_tokens']:.0f} bytes a token), {seconds:.1f} s"

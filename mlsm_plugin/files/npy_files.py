@@ -23,6 +23,11 @@ class NpyHeader:
     offset: int
     fortran_order: bool = False
 
+    @property
+    def file_size(self) -> int:
+        """Bytes of the whole file."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
 
 def npy_header(path: Path, *, fortran_order: bool = False) -> NpyHeader | None:
     """The header of a whole npy file; None if the file is absent, damaged, of another length or in another order.
@@ -34,11 +39,12 @@ def npy_header(path: Path, *, fortran_order: bool = False) -> NpyHeader | None:
     try:
         with open(path, "rb") as file:
             shape, of_fortran, dtype = READ_HEADER[np.lib.format.read_magic(file)](file)
-            offset, size = file.tell(), os.fstat(file.fileno()).st_size
+            header = NpyHeader(dtype, shape, file.tell(), of_fortran)
+            size = os.fstat(file.fileno()).st_size
     except (OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RecursionError, tokenize.TokenError):
         return None
-    whole = not dtype.hasobject and min(shape, default=0) >= 0 and size == offset + math.prod(shape) * dtype.itemsize
-    return NpyHeader(dtype, shape, offset, of_fortran) if whole and (fortran_order or not of_fortran) else None
+    whole = not dtype.hasobject and min(shape, default=0) >= 0 and size == header.file_size
+    return header if whole and (fortran_order or not of_fortran) else None
 
 
 def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
@@ -59,7 +65,7 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
         raise ValueError(f"{path} is missing or damaged; run the command that wrote it again")
     if math.prod(header.shape) == 0:
         return np.zeros(header.shape, header.dtype)
-    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8).numpy()
+    whole = torch.from_file(str(path), shared=False, size=header.file_size, dtype=torch.uint8).numpy()
     return whole[header.offset :].view(header.dtype).reshape(header.shape)
 
 

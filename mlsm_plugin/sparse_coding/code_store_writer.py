@@ -117,8 +117,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         """
         whole = self._whole_shards()
         shards = []
-        for index, ((start, stop), (nonzeros, _)) in enumerate(zip(pairwise(self.boundaries), whole, strict=True)):
-            sizes = {part: self._path(index, part).stat().st_size for part in sorted(PARTS)}
+        for (start, stop), (nonzeros, sizes, _) in zip(pairwise(self.boundaries), whole, strict=True):
             shards.append({"start": start, "stop": stop, "nnz": nonzeros, "bytes": sizes})
         token_count, nnz = self.boundaries[-1], sum(shard["nnz"] for shard in shards)
         totals = {
@@ -126,7 +125,7 @@ class CodeStoreWriter(ShardedStoreWriter):
             "token_count": token_count,
             "nnz": nnz,
             "mean_nonzeros": nnz / token_count,
-            **_totals([figures for _, figures in whole]),
+            **_totals([figures for _, _, figures in whole]),
             "shards": shards,
         }
         meta = _in_order({**self.meta, **totals})
@@ -138,8 +137,8 @@ class CodeStoreWriter(ShardedStoreWriter):
         self.folder.seal(meta)
         return meta
 
-    def whole_shard(self, index: int) -> tuple[int, dict[str, Any]] | None:
-        """The number of non-zeros and the figures of a shard, or None if its files are not whole.
+    def whole_shard(self, index: int) -> tuple[int, dict[str, int], dict[str, Any]] | None:
+        """The non-zeros, the bytes of each file and the figures of a shard, or None if its files are not whole.
 
         Reads only headers and two values.
         """
@@ -160,7 +159,13 @@ class CodeStoreWriter(ShardedStoreWriter):
             and weights.dtype == WEIGHT_DTYPE
         )
         figures = self._figures(index)
-        return (int(ends[1]), figures) if fits and figures is not None else None
+        if not fits or figures is None:
+            return None
+        return (
+            int(ends[1]),
+            {"atoms": atoms.file_size, "indptr": indptr.file_size, "weights": weights.file_size},
+            figures,
+        )
 
     def _figures(self, index: int) -> dict[str, Any] | None:
         """The figures of a shard, or None if they are absent or damaged.

@@ -275,6 +275,22 @@ def test_store_is_sealed_by_many_at_the_same_time(tmp_path):
     assert folder_bytes(store) == whole
 
 
+def test_shard_that_another_process_replaces_during_the_seal_does_no_harm(tmp_path, monkeypatch):
+    store = write_store(tmp_path / "s", random_codes(0, 10), BOUNDARIES)
+    sealed = (store / "meta.json").read_bytes()
+    writer = CodeStoreWriter(store, META, BOUNDARIES)
+    look = writer._whole_shards
+
+    def looked_then_replaced():
+        whole = look()
+        (store / "shard-00001.indptr.npy").unlink()
+        return whole
+
+    monkeypatch.setattr(writer, "_whole_shards", looked_then_replaced)
+    writer.finish()
+    assert (store / "meta.json").read_bytes() == sealed
+
+
 # ---- coders without gaps, the order of the keys, and what version 0.1 wrote --------------------------------
 
 
