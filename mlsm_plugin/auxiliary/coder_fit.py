@@ -22,6 +22,23 @@ def check_coder_fits(coder: SparseCoder, *, auxiliary_fingerprint: str, layer: i
         raise ValueError(f"the dictionary was learned from layer {learned_layer}, not from --layer {layer}")
 
 
+def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.PathLike[str], option: str) -> int:
+    """The layer whose hidden states a coder codes: the chosen one, else the one that it was learned from.
+
+    Args:
+        coder: the coder.
+        chosen: what the user asks for, or None.
+        folder, option: names for the error, of the coder's folder and of the user's option.
+
+    Raises:
+        ValueError: nothing says the layer.
+    """
+    layer = coder.meta.get("layer") if chosen is None else chosen
+    if layer is None:
+        raise ValueError(f"{folder} does not say its layer; pass {option}")
+    return int(layer)
+
+
 def check_encoder_fits(encoder: HiddenStateEncoder, coder: SparseCoder, tokens_per_sample: int) -> None:
     """Raise ValueError if the coder has another width than the model, or the samples are too long for the model."""
     if encoder.dim != coder.dim:

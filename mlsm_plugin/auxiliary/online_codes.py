@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.auxiliary.attribution import LossGradients, open_loss_gradients
-from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint
+from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint, fitting_layer
 from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
@@ -63,10 +63,7 @@ class OnlineCodes:
         self.data_bin = data_bin
         self.checkpoint = checkpoint
         self.coder = load_coder(dictionary, **coder_options)
-        found = self.coder.meta.get("layer") if layer is None else layer
-        if found is None:
-            raise ValueError(f"{dictionary} does not say its layer; pass --latent-layer")
-        self.layer = int(found)
+        self.layer = fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer")
         self.fp16 = fp16
         self.tokens_per_sample = tokens_per_sample
         self.selection = selection

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-    from mlsm_plugin.sparse_coding.dictionary import DictionaryHealth
     from mlsm_plugin.sparse_coding.lasso import LassoCoder
+    from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
     from mlsm_plugin.sparse_coding.sae_training import SaeSettings
 
 # number of tokens on which the health of the dictionary is measured
@@ -142,48 +142,55 @@ def choose_defaults(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn or import the dictionary or SAE, measure its health, and write it."""
-    from mlsm_plugin.auxiliary.coder_fit import check_positions
     from mlsm_plugin.files.output_lock import only_writer
     from mlsm_plugin.hidden_states.block_reader import BlockReader
-    from mlsm_plugin.hidden_states.sources import open_encoder
 
     check_positive(args, "atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "pruning_threshold")
     check_positive(args, "batch_tokens", "k", "learning_rate")
     choose_defaults(args)
     if args.coder != LASSO:
-        sae_settings(args)
+        sae_settings(args)  # raises if a value is out of range
     if args.seed < 0:
         raise ValueError(f"--seed must not be negative, got {args.seed}")
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)
     plan = _planned(args, blocks)
-    if not args.overwrite and _is_complete(output, plan):
-        print(f"nothing to do, {output} is complete")
-        return 0
-    encoder = open_encoder(args.auxiliary, args.data_bin, layer=args.layer, device=args.device, fp16=args.fp16)
-    check_positions(encoder, blocks.tokens_per_sample)
-    if args.coder != LASSO:
-        with only_writer(output):
-            _write_sae(args, plan, reader, encoder)
-    else:
-        coder, health = _lasso(args, plan, reader, encoder)
-        with only_writer(output):
-            if not args.overwrite and _is_complete(output, plan):
-                print(f"another process has made {output} meanwhile")
-            else:
-                coder.save(output)
-        print(health)
+    with only_writer(output):
+        if not args.overwrite and _is_complete(output, plan):
+            print(f"nothing to do, {output} is complete")
+            return 0
+        _write(args, plan, reader)
     print(f"dictionary: {output / 'dictionary.npy' if args.coder == LASSO else output}")
     print_next("Code the dataset with", encode_command(args.data_bin, args.auxiliary, output, args.user_dir))
     return 0
 
 
+def _write(args: argparse.Namespace, plan: dict[str, Any], reader: BlockReader) -> None:
+    """Learn or import the coder, judge it, and write it with its health."""
+    from mlsm_plugin.auxiliary.coder_fit import check_positions
+    from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE
+    from mlsm_plugin.hidden_states.sources import open_encoder
+    from mlsm_plugin.sparse_coding.dictionary import coder_health
+
+    encoder = open_encoder(args.auxiliary, args.data_bin, layer=args.layer, device=args.device, fp16=args.fp16)
+    check_positions(encoder, reader.settings.tokens_per_sample)
+    learn = _lasso if args.coder == LASSO else _sae
+    coder, judged = learn(args, plan, reader, encoder)
+    health = coder_health(judged, coder, threads=args.threads)
+    if health.unused_atoms == coder.num_atoms:
+        raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
+    coder.meta["health"] = health.as_dict()
+    coder.save(args.output)
+    (Path(args.output) / CHECKPOINT_FILE).unlink(missing_ok=True)
+    print(health)
+
+
 def _lasso(
     args: argparse.Namespace, plan: dict[str, Any], reader: BlockReader, encoder: HiddenStateEncoder
-) -> tuple[LassoCoder, DictionaryHealth]:
-    """The learned or imported dictionary, and its health."""
+) -> tuple[LassoCoder, np.ndarray]:
+    """The learned or imported dictionary, and hidden states to judge it on."""
     from mlsm_plugin.hidden_states.samples import sample_hidden_states
-    from mlsm_plugin.sparse_coding.dictionary import Dictionary, dictionary_health, import_published, learn_dictionary
+    from mlsm_plugin.sparse_coding.dictionary import Dictionary, import_published, learn_dictionary
     from mlsm_plugin.sparse_coding.lasso import LassoCoder
     from mlsm_plugin.version import __version__
 
@@ -217,12 +224,7 @@ def _lasso(
         print(f"learned in {time.perf_counter() - start:.1f} s")
         # the order of the sums depends on the threads
         meta = {**plan, "tokens": len(sample), "threads": args.threads or os.cpu_count(), "mlsm_plugin": __version__}
-    judged = _judged(sample)
-    health = dictionary_health(judged, atoms, lambda_=args.lambda_, threads=args.threads)
-    coder = LassoCoder(Dictionary(atoms, {**meta, "health": health.as_dict()}))
-    if health.unused_atoms == len(atoms):
-        raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
-    return coder, health
+    return LassoCoder(Dictionary(atoms, meta)), _judged(sample)
 
 
 def sae_settings(args: argparse.Namespace) -> SaeSettings:
@@ -244,21 +246,16 @@ def sae_settings(args: argparse.Namespace) -> SaeSettings:
     )
 
 
-def _write_sae(
+def _sae(
     args: argparse.Namespace, plan: dict[str, Any], reader: BlockReader, encoder: HiddenStateEncoder
-) -> None:
-    """Train an SAE, or resume its training, and write it with its health; the folder is locked."""
-    from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, learn_sae
+) -> tuple[SaeCoder, np.ndarray]:
+    """A trained SAE, whose training may have been resumed, and hidden states to judge it on."""
+    from mlsm_plugin.auxiliary.sae_learning import learn_sae
     from mlsm_plugin.hidden_states.stream import HiddenStateStream
-    from mlsm_plugin.sparse_coding.dictionary import coder_health
     from mlsm_plugin.sparse_coding.encode import normalize_rows
     from mlsm_plugin.sparse_coding.sae_coder import SaeCoder, torch_threads
     from mlsm_plugin.version import __version__
 
-    output = Path(args.output)
-    if not args.overwrite and _is_complete(output, plan):
-        print(f"another process has made {output} meanwhile")
-        return
     stream = HiddenStateStream(
         reader,
         encoder,
@@ -271,17 +268,11 @@ def _write_sae(
     print(f"learning {args.atoms} latents from {args.tokens} hidden states", flush=True)
     start = time.perf_counter()
     with torch_threads(args.threads):
-        sae = learn_sae(stream, sae_settings(args), output=output, plan=plan, overwrite=args.overwrite)
+        sae = learn_sae(stream, sae_settings(args), output=Path(args.output), plan=plan, overwrite=args.overwrite)
         print(f"learned in {time.perf_counter() - start:.1f} s")
         judged = normalize_rows(stream.sample(HEALTH_TOKENS).cpu().numpy())
     meta = {**plan, "threads": args.threads or os.cpu_count(), "mlsm_plugin": __version__}
-    health = coder_health(judged, SaeCoder(sae.to("cpu")), threads=args.threads)
-    coder = SaeCoder(sae.to("cpu"), {**meta, "health": health.as_dict()})
-    if health.unused_atoms == coder.num_atoms:
-        raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
-    coder.save(output)
-    (output / CHECKPOINT_FILE).unlink(missing_ok=True)
-    print(health)
+    return SaeCoder(sae.to("cpu"), meta), judged
 
 
 def _judged(sample: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.corpus_coding import CodingFigures
     from mlsm_plugin.auxiliary.split_coder import CodingSettings
     from mlsm_plugin.files.work_share import WorkShare
+    from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     options: dict[str, Any] = {
         "auxiliary": args.auxiliary,
         "coder": coder,
-        "settings": _settings(args, coder.meta),
+        "settings": _settings(args, coder),
         "device": args.device or share.device(torch.cuda.device_count()),
         "share": share,
     }
@@ -110,16 +111,14 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--seed must be at least 0 and below 2^63, got {args.seed}")
 
 
-def _settings(args: argparse.Namespace, learned: dict[str, Any]) -> CodingSettings:
+def _settings(args: argparse.Namespace, coder: SparseCoder) -> CodingSettings:
     """The settings of the command line; layer and blocks default to those that the dictionary was learned with."""
+    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
     from mlsm_plugin.auxiliary.split_coder import CodingSettings
 
-    layer = learned.get("layer") if args.layer is None else args.layer
-    if layer is None:
-        raise ValueError(f"{args.dictionary} does not say its layer; pass --layer")
     return CodingSettings(
-        layer=layer,
-        blocks=block_settings(args, args.auxiliary, learned.get("blocks")),
+        layer=fitting_layer(coder, args.layer, folder=args.dictionary, option="--layer"),
+        blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
         threads=args.threads,
         allow_inexact=args.allow_inexact,
         coverage=args.coverage,

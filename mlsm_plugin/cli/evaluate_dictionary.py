@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.output:
         check_output_file(args.output)
     coder = load_coder(args.dictionary, **given_coder_options(args))
-    settings = _settings(args, coder.meta)
+    settings = _settings(args, coder)
     reader = BlockReader(args.data_bin, args.split, settings.blocks)
     fingerprint = fitting_fingerprint(args.auxiliary, coder, settings.layer)
     encoder = fitting_encoder(
@@ -96,15 +96,13 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace, learned: dict[str, Any]) -> EvaluationSettings:
+def _settings(args: argparse.Namespace, coder: SparseCoder) -> EvaluationSettings:
+    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
     from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
 
-    layer = learned.get("layer") if args.layer is None else args.layer
-    if layer is None:
-        raise ValueError(f"{args.dictionary} does not say its layer; pass --layer")
     return EvaluationSettings(
-        layer=layer,
-        blocks=block_settings(args, args.auxiliary, learned.get("blocks")),
+        layer=fitting_layer(coder, args.layer, folder=args.dictionary, option="--layer"),
+        blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
         max_tokens=args.max_tokens,
         seed=args.seed,
         threads=args.threads,

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "k")
     choose_defaults(args)
     if args.coder != LASSO:
-        sae_settings(args)
+        sae_settings(args)  # raises if a value is out of range
     blocks = block_settings(args, args.auxiliary) if args.auxiliary else block_settings(args, "", {**DEFAULT_BLOCKS})
     with only_writer(args.output):
         return _run_steps(args, extra, blocks)
@@ -179,7 +179,7 @@ def _coding_steps(
     model_flags += ["--fp16"] if args.fp16 else []
     model_flags += _user_dir(args)
     learn = ["dictionary", str(data_bin), "--layer", str(layer), "--output", str(dictionary), *model_flags]
-    if args.coder == LASSO:
+    if args.coder == LASSO:  # in the order of version 0.1, so that the steps that it recorded stay up to date
         learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
         learn += ["--iterations", str(args.iterations), "--seed", str(args.seed)]
     else:

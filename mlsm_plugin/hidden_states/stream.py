@@ -59,7 +59,7 @@ class HiddenStateStream:
             ValueError: frequency pruning removed all tokens.
         """
         for epoch in counting():
-            for number, (blocks, kept) in enumerate(self._buffers(epoch)):
+            for number, (blocks, kept) in enumerate(self._buffers(epoch, self.buffer_rows)):
                 size = min(self.batch_size, len(kept)) if number == 0 else self.batch_size
                 batches = len(kept) // size
                 if skip >= batches:
@@ -72,11 +72,11 @@ class HiddenStateStream:
                 skip = 0
 
     def sample(self, most: int) -> Tensor:
-        """Hidden states ``(n, dim)``, n <= most, of random blocks: those of the first buffer, in the text's order."""
-        blocks, kept = next(self._buffers(0))
+        """Hidden states ``(n, dim)`` of random blocks, in the text's order; ``n`` is at most ``most`` and a buffer."""
+        blocks, kept = next(self._buffers(0, min(most, self.buffer_rows)))
         return self._hidden_states(blocks, kept)[:most]
 
-    def _buffers(self, epoch: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], np.ndarray]]:
         """The blocks of each buffer of a pass, and the flat positions of the rows, which ``_hidden_states`` orders."""
         blocks: list[int] = []
         kept: list[np.ndarray] = []
@@ -85,7 +85,7 @@ class HiddenStateStream:
             blocks.append(index)
             kept.append(self._kept(epoch, index))
             rows += len(kept[-1])
-            if rows >= self.buffer_rows:
+            if rows >= buffer_rows:
                 yield blocks, np.concatenate(kept)
                 blocks, kept, rows, none_yet = [], [], 0, False
         if rows and (none_yet or rows >= self.batch_size):
