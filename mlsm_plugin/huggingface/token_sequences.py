@@ -1,0 +1,149 @@
+"""Sequences of token ids as a model of Hugging Face reads them, each token with its position in all of them."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from mlsm_plugin.files.atomic_files import atomic_directory
+from mlsm_plugin.files.npy_files import map_npy
+
+IDS_FILE, STARTS_FILE = "ids.npy", "starts.npy"
+IDS_DTYPE, STARTS_DTYPE = np.dtype("<i4"), np.dtype("<i8")
+SEQUENCES_AT_ONCE = 1024
+
+
+class TokenSequences:
+    """A corpus as sequences of ids, special tokens included, in a fixed order.
+
+    The position of a token is its number in all sequences, one after the other, from 0. It is the token's row in a code
+    store.
+
+    Args:
+        input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
+            a ``datasets.Dataset``, or the dataset itself; or a folder that :meth:`write` made.
+
+    Attributes:
+        starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
+
+    Raises:
+        ValueError: there is no token, an id is not a whole number or is negative, or the folder is damaged.
+    """
+
+    def __init__(self, input_ids: Any) -> None:
+        self._flat: np.ndarray | None = None
+        if isinstance(input_ids, (str, os.PathLike)):
+            self._open(Path(input_ids))
+        else:
+            self._ids = _column(input_ids)
+            self.starts = np.concatenate([[0], np.cumsum(np.fromiter(_lengths(self._ids), np.int64))])
+        if self.num_tokens == 0:
+            raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
+        self._fingerprint: str | None = None
+
+    def _open(self, folder: Path) -> None:
+        self._flat, self.starts = map_npy(folder / IDS_FILE, ndim=1), map_npy(folder / STARTS_FILE, ndim=1)
+        ascending = len(self.starts) > 1 and self.starts[0] == 0 and bool((np.diff(self.starts) >= 0).all())
+        if not ascending or self.starts[-1] != len(self._flat) or self._flat.dtype != IDS_DTYPE:
+            raise ValueError(f"{folder} does not hold token sequences, or is damaged; write them again")
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the tokens of all sequences."""
+        return int(self.starts[-1])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The ids of a sequence, ``(T,)`` int64."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        if self._flat is not None:
+            return self._flat[self.starts[index] : self.starts[index + 1]].astype(np.int64)
+        return _checked(self._ids[index], index)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all ids and lengths, in order; computed once, and the same for every kind of ``input_ids``."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            for index in tqdm(range(len(self)), desc="reading the ids", unit="sequence", leave=False, disable=None):
+                ids = self[index]
+                digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
+                digest.update(ids.astype(IDS_DTYPE).tobytes())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    @classmethod
+    def write(cls, folder: str | os.PathLike[str], sequences: Iterable[Sequence[int]]) -> TokenSequences:
+        """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
+
+        Args:
+            folder: the folder, with the files ``ids.npy`` (int32) and ``starts.npy`` (int64).
+            sequences: the ids of each sequence.
+
+        Raises:
+            ValueError: as of the class.
+            OSError: the folder cannot be written.
+        """
+        lengths = array.array("q")
+        with atomic_directory(folder) as temporary:
+            with open(temporary / IDS_FILE, "wb") as file:
+                _write_header(file, 0)
+                begin = file.tell()
+                for index, sequence in enumerate(sequences):
+                    ids = _checked(sequence, index)
+                    lengths.append(len(ids))
+                    file.write(ids.astype(IDS_DTYPE).tobytes())
+                file.seek(0)
+                _write_header(file, sum(lengths))
+                assert file.tell() == begin, "numpy leaves room for any number of values"
+                file.flush()
+                os.fsync(file.fileno())
+            if not sum(lengths):
+                raise ValueError("the text has no token")
+            np.save(
+                temporary / STARTS_FILE, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(STARTS_DTYPE)
+            )
+        return cls(folder)
+
+
+def _write_header(file: Any, number: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": IDS_DTYPE.str, "fortran_order": False, "shape": (number,)})
+
+
+def _column(input_ids: Any) -> Any:
+    """The ids of a ``datasets.Dataset``, or ``input_ids`` itself."""
+    names = getattr(input_ids, "column_names", None)
+    if names is None:
+        return input_ids
+    if "input_ids" not in names:
+        raise ValueError(f"the dataset has no column input_ids, only {', '.join(names)}; tokenize it first")
+    return input_ids.with_format("numpy", columns=["input_ids"])["input_ids"]
+
+
+def _lengths(ids: Any) -> Iterator[int]:
+    if isinstance(ids, np.ndarray) and ids.ndim == 2:
+        yield from (ids.shape[1] for _ in range(len(ids)))
+        return
+    for first in tqdm(
+        range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False, disable=None
+    ):
+        yield from (len(sequence) for sequence in ids[first : first + SEQUENCES_AT_ONCE])
+
+
+def _checked(sequence: Any, index: int) -> np.ndarray:
+    ids = np.asarray(sequence)
+    if ids.size == 0:
+        return np.zeros(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > np.iinfo(IDS_DTYPE).max:
+        raise ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")
+    return ids.astype(np.int64)
