@@ -12,15 +12,16 @@ _MODULE_OF = {
     "Masking": "collators",
     "TokenContrastiveCollator": "collators",
     "LatentSemanticModel": "latent_semantic_model",
-    "LossParts": "loss_parts",
-    "log_loss_parts": "loss_parts",
-    "loss_metrics": "loss_parts",
+    "MaskedLmModel": "masked_lm_model",
+    "PretrainingCallback": "trainer_callback",
     "PretrainingSequences": "pretraining_sequences",
     "SpanContrastiveModel": "span_contrastive_model",
     "SpanGroups": "span_groups",
     "SpanGroupsCollator": "span_groups",
     "TokenContrastiveModel": "token_contrastive_model",
     "TokenSequences": "token_sequences",
+    "loss_metrics": "trainer_callback",
+    "prepare": "trainer_callback",
 }
 __all__ = sorted(_MODULE_OF)
 

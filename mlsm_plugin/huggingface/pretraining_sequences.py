@@ -56,8 +56,8 @@ class PretrainingSequence:
 class PretrainingSequences(Dataset):
     """Sequences of ids for the collators of this package.
 
-    The Trainer's dataloader sets the epoch, which all worker processes see. Where nothing sets it, as in evaluation,
-    the masks are always the same.
+    In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch; all worker
+    processes see it. Where nothing sets it, as in evaluation, the masks are always the same.
 
     Args:
         input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.

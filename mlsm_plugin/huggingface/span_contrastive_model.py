@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.losses.similarity import SIMILARITIES
 from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
@@ -28,6 +29,10 @@ class SpanContrastiveModel(PretrainingModel):
     }
 
     def _set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
+        if similarity not in SIMILARITIES:
+            raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
+        if temperature is not None and not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
         self.similarity, self.temperature = similarity, temperature
 
     def forward(
