@@ -6,14 +6,15 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.hf_files import hf_folder
-from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
 from mlsm_plugin.hidden_states.library_encoder import positions_of, supported_config
 from mlsm_plugin.huggingface.packing import check_max_length, packed
-from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
 
@@ -77,13 +78,20 @@ def write_text_sequences(
         "texts": sha256_of_files(*texts),
         "max_length": length,
     }
+    if not overwrite and _is_complete(Path(output), plan):
+        return TokenSequences(output), False
+    with progress_bar("tokenizing", size, show_progress) as progress:
+        lines = ids_of_lines(read_text(texts, progress.update), found)
+        sequences = packed(lines, max_length=length, begin=found.begin_id, end=found.end_id)
+        return TokenSequences.write(output, sequences, about=plan), True
+
+
+def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
+    """Whether ``output`` holds the sequences of a plan; ValueError where it holds others."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file; name a folder for the sequences")
     folder = PlannedFolder(output, plan, plan_file=None, advice=ADVICE)
-    with only_writer(output):
-        if not overwrite:
-            if folder.standing() is Standing.COMPLETE:
-                return TokenSequences(output), False
-            folder.check()
-        with progress_bar("tokenizing", size, show_progress) as progress:
-            lines = ids_of_lines(read_text(texts, progress.update), found)
-            sequences = packed(lines, max_length=length, begin=found.begin_id, end=found.end_id)
-            return TokenSequences.write(output, sequences, about=plan), True
+    folder.check()
+    # a kill can leave one of the files alone
+    there = [(output / name).exists() for name in (IDS_FILE, STARTS_FILE)]
+    return folder.standing() is Standing.COMPLETE and all(there)
