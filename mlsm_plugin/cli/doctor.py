@@ -7,9 +7,11 @@ import argparse
 from mlsm_plugin.fairseq_seams.installation import (
     CONSEQUENCES,
     INSTALL,
+    WITHOUT_FAIRSEQ,
     Finding,
     check_extras,
     check_installation,
+    first_problem,
     lane,
 )
 
@@ -31,6 +33,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         print(f"{mark:>4}  {finding.component:<15} {finding.version:<18} {remark}".rstrip())
     bad = sum(finding.problem is not None for finding in by_component.values())
     print(f"{lane()}: {'everything is fine' if not bad else f'{bad} to fix'}")
+    if bad and first_problem() and first_problem(without_fairseq=True) is None:
+        print(f"what needs no fairseq works: {', '.join(f'mlsm {name}' for name in WITHOUT_FAIRSEQ)}")
     return int(bad > 0)
 
 
