@@ -23,6 +23,7 @@ COMMANDS = {
     "preprocess": "do all of the above: turn raw text into everything that training reads",
     "tokenize-hf": "turn raw text into sequences of ids of a Hugging Face tokenizer; needs no fairseq",
     "encode-hf": "sparse-code a Hugging Face model's hidden states of sequences of ids; needs no fairseq",
+    "adapt": "continue the pre-training of a Hugging Face model on a text, in one command; needs no fairseq",
     "evaluate-dictionary": "judge a dictionary: its reconstructions, and what a masked LM loses by them",
     "inspect": "write an HTML report of what the latent properties mean",
     "datastore": "build a datastore of a corpus, for retrieval with an NPM model",

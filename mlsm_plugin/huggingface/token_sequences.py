@@ -97,6 +97,22 @@ class TokenSequences:
             return self._flat[self.starts[index] : self.starts[index + 1]].astype(np.int64)
         return _checked(self._ids[index], index)
 
+    def part(self, first: int, last: int) -> TokenSequences:
+        """The sequences ``first`` to ``last``, which is excluded, as a corpus of their own; nothing is copied.
+
+        Raises:
+            ValueError: they have no token.
+        """
+        if self._flat is None:
+            return TokenSequences(_Part(self._ids, first, last))
+        found = object.__new__(TokenSequences)
+        begin, end = int(self.starts[first]), int(self.starts[last])
+        if begin == end:
+            raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
+        found._flat, found.starts = self._flat[begin:end], self.starts[first : last + 1] - begin
+        found.about, found._read = self.about, None
+        return found
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of all ids and lengths, in order; computed once, and the same for every kind of ``input_ids``."""
@@ -160,6 +176,20 @@ class TokenSequences:
             if about:
                 write_json(temporary / ABOUT_FILE, about)
         return cls(folder)
+
+
+class _Part:
+    """Some of the sequences of a list-like object."""
+
+    def __init__(self, ids: Any, first: int, last: int) -> None:
+        self._ids, self._places = ids, range(len(ids))[first:last]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, wanted: Any) -> Any:
+        places = self._places[wanted]
+        return self._ids[places] if isinstance(places, int) else self._ids[places.start : places.stop]
 
 
 def _write_header(file: Any, number: int) -> None:

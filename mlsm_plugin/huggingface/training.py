@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import first_line, import_transformers, written_by_library
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
+
+SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
+NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to rounding
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,15 @@ class TrainingSettings:
         weight_decay: of AdamW.
         bf16: ``auto`` (where it is fast), ``on`` or ``off``.
         evaluate_every: updates between two evaluations, and between two checkpoints.
-        seed: of the order, and of dropout.
+        seed: of the order, of dropout and of new parameters.
         workers: processes that make batches.
         cpu: do not use a GPU.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    updates: int
+    updates: int = 1000
     batch_size: int = 32
     accumulate: int = 1
     learning_rate: float = 2e-4
@@ -53,51 +59,109 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("updates", "batch_size", "accumulate", "learning_rate", "evaluate_every"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name.replace('_', ' ')} must be positive, got {getattr(self, name)}")
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+        for name in ("seed", "workers", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"--warmup must be in [0, 1], got {self.warmup}")
         if self.bf16 not in ("auto", "on", "off"):
-            raise ValueError(f"bf16 must be auto, on or off, got {self.bf16}")
+            raise ValueError(f"--bf16 must be auto, on or off, got {self.bf16}")
+
+    def deciding(self) -> dict[str, Any]:
+        """What the result depends on."""
+        return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
+
+    def arguments(self, checkpoints: str | os.PathLike[str], *, updates: int | None = None) -> Any:
+        """The library's ``TrainingArguments``.
+
+        Args:
+            checkpoints: folder of the Trainer's checkpoints.
+            updates: takes the place of :attr:`updates`.
+        """
+        import_transformers()
+        from transformers import TrainingArguments
+
+        device = torch.device("cuda" if torch.cuda.is_available() and not self.cpu else "cpu")
+        number = updates or self.updates
+        return TrainingArguments(
+            output_dir=str(checkpoints),
+            max_steps=number,
+            per_device_train_batch_size=self.batch_size,
+            per_device_eval_batch_size=self.batch_size,
+            gradient_accumulation_steps=self.accumulate,
+            learning_rate=self.learning_rate,
+            warmup_steps=round(self.warmup * number),
+            lr_scheduler_type="linear",
+            weight_decay=self.weight_decay,
+            adam_beta2=0.98,
+            bf16=has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on",
+            eval_strategy="steps",
+            eval_steps=self.evaluate_every,
+            save_steps=self.evaluate_every,
+            save_total_limit=1,
+            logging_steps=min(100, self.evaluate_every),
+            seed=self.seed,
+            dataloader_num_workers=self.workers,
+            use_cpu=device.type == "cpu",
+            report_to=[],
+            remove_unused_columns=False,
+            ddp_timeout=SECONDS_TO_WAIT,
+        )
 
 
-def train(
-    model: Any, tokenizer: Any, datasets: tuple[Dataset, Dataset], collator: Any, settings: TrainingSettings,
-    output: str | os.PathLike[str],
-) -> dict[str, float]:  # fmt: skip
-    """Train, or resume from the last checkpoint, and write the model and its tokenizer to ``output/model``.
+def make_trainer(
+    model: Any,
+    datasets: tuple[Any, Any],
+    collator: Any,
+    settings: TrainingSettings,
+    checkpoints: str | os.PathLike[str],
+    *,
+    updates: int | None = None,
+) -> Any:
+    """A Trainer that logs and evaluates the parts of the loss.
 
     Args:
         model: a model with an objective of this package.
-        tokenizer: saved with the model.
         datasets: what is trained on, and what is evaluated on.
         collator: makes the batches of the objective.
         settings: how the model is trained.
-        output: folder for the model and, in ``checkpoints``, the Trainer's checkpoints.
-
-    Returns:
-        the figures of the last evaluation, in nats.
-
-    Raises:
-        ValueError: the loss is not finite at the end.
-        OSError: a file cannot be written.
+        checkpoints: folder of the Trainer's checkpoints.
+        updates: takes the place of those of the settings.
     """
-    import_transformers()
+    arguments = settings.arguments(checkpoints, updates=updates)
     from transformers import Trainer
 
     from mlsm_plugin.huggingface.trainer_callback import prepare
 
-    checkpoints = Path(output) / "checkpoints"
-    arguments = training_arguments(checkpoints, settings)
     trainer = Trainer(model, arguments, train_dataset=datasets[0], eval_dataset=datasets[1], data_collator=collator)
-    prepare(trainer)
+    return prepare(trainer)
+
+
+def train(trainer: Any) -> dict[str, float]:
+    """Train, or resume from the last whole checkpoint.
+
+    Returns:
+        the figures of an evaluation at the end, in nats.
+
+    Raises:
+        ValueError: the loss is not finite at the end.
+        OSError: a checkpoint cannot be written.
+    """
+    checkpoints = Path(trainer.args.output_dir)
     with _disk_errors(checkpoints):
-        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
     figures = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
     if not math.isfinite(figures["loss"]):
-        raise ValueError("the loss is not finite; train with a smaller learning rate, or with bf16 off")
-    if trainer.is_world_process_zero():
-        with atomic_directory(Path(output) / "model") as folder, written_by_library(folder):
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        raise ValueError("the loss is not finite; train with a smaller --learning-rate, or with --bf16 off")
     return figures
+
+
+def save_trained(trainer: Any, tokenizer: Any, folder: str | os.PathLike[str]) -> None:
+    """Write the model of a Trainer with its tokenizer; the folder appears as a whole."""
+    with atomic_directory(folder) as temporary, written_by_library(temporary):
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
 
 
 @contextmanager
@@ -113,48 +177,22 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
-def training_arguments(checkpoints: Path, settings: TrainingSettings) -> Any:
-    """The ``TrainingArguments`` of some settings."""
-    from transformers import TrainingArguments
+def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
+    """The newest whole checkpoint of a Trainer, which writes ``trainer_state.json`` last; None if there is none.
 
-    device = torch.device("cuda" if torch.cuda.is_available() and not settings.cpu else "cpu")
-    return TrainingArguments(
-        output_dir=str(checkpoints),
-        max_steps=settings.updates,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulate,
-        learning_rate=settings.learning_rate,
-        warmup_steps=round(settings.warmup * settings.updates),
-        lr_scheduler_type="linear",
-        weight_decay=settings.weight_decay,
-        adam_beta2=0.98,
-        bf16=has_fast_bf16(device) if settings.bf16 == "auto" else settings.bf16 == "on",
-        eval_strategy="steps",
-        eval_steps=settings.evaluate_every,
-        save_steps=settings.evaluate_every,
-        save_total_limit=1,
-        logging_steps=min(100, settings.evaluate_every),
-        seed=settings.seed,
-        dataloader_num_workers=settings.workers,
-        use_cpu=settings.cpu,
-        report_to=[],
-        remove_unused_columns=False,
-    )
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint of a Trainer; those that a kill has left unfinished are removed.
-
-    The Trainer writes ``trainer_state.json`` last.
+    Args:
+        folder: of the checkpoints.
+        tidy: remove newer ones, which a kill has left unfinished.
     """
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    numbers = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
+    found = sorted((path for path, name in numbers.items() if name), key=lambda path: int(path.name[11:]))
     while found:
         newest = found.pop()
         try:
             json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            shutil.rmtree(newest, ignore_errors=True)
+            if tidy:
+                shutil.rmtree(newest, ignore_errors=True)
             continue
         return str(newest)
     return None

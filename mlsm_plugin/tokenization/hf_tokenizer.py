@@ -44,7 +44,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = hf_folder(path)
-        self._tokenizer = _load(self.folder)
+        self._tokenizer = open_tokenizer(self.folder)
         self.backend = self._tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -108,7 +108,8 @@ class HuggingFaceTokenizer:
             self._tokenizer.save_pretrained(folder)
 
 
-def _load(folder: Path) -> Any:
+def open_tokenizer(folder: Path) -> Any:
+    """The library's fast tokenizer in a folder; raises ValueError if there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
     transformers = import_transformers()
     try:
