@@ -217,12 +217,13 @@ def _fingerprint(model: str) -> str:
 def _prepared(settings: Adaptation, tokenizer: Any, length: int, *, anew: bool) -> Prepared:
     """The sequences to train and to evaluate on, and the dictionary; ``anew`` replaces what another plan has made."""
     output = Path(settings.output)
-    text, _ = write_text_sequences(settings.texts, settings.model, output / "tokens", max_length=length, overwrite=anew)
+
+    def sequences(texts: Sequence[str], name: str) -> TokenSequences:
+        return write_text_sequences(texts, settings.model, output / name, max_length=length, overwrite=anew)[0]
+
+    text = sequences(settings.texts, "tokens")
     if settings.valid_texts:
-        train = text
-        valid, _ = write_text_sequences(
-            settings.valid_texts, settings.model, output / "valid", max_length=length, overwrite=anew
-        )
+        train, valid = text, sequences(settings.valid_texts, "valid")
     else:
         held_out = min(max(1, math.ceil(HELD_OUT * len(text))), MOST_HELD_OUT)
         if len(text) < 2 * held_out + 1:
@@ -281,8 +282,8 @@ def _train(settings: Adaptation, prepared: Prepared, share: WorkShare) -> dict[s
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:
-    """Without what says how fast an evaluation was."""
-    return {name: value for name, value in figures.items() if name.endswith(("loss", "kl", "accuracy"))}
+    """The means over tokens; the Trainer's own loss depends on its batches."""
+    return {name: value for name, value in figures.items() if name.endswith(("_loss", "kl", "accuracy"))}
 
 
 def _parts_of(settings: Adaptation, prepared: Prepared) -> tuple[Any, tuple[Any, Any], Any]:
