@@ -112,6 +112,8 @@ class TokenSequences:
             digest, largest = hashlib.sha256(), 0
             for index in tqdm(range(len(self)), desc="reading the ids", unit="sequence", leave=False, disable=None):
                 ids = self[index]
+                if ids.min(initial=0) < 0:  # the files of a folder are not checked when they are opened
+                    raise _no_ids(index)
                 digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
                 digest.update(ids.astype(IDS_DTYPE).tobytes())
                 largest = max(largest, int(ids.max(initial=0)))
@@ -206,5 +208,9 @@ def _checked(sequence: Any, index: int) -> np.ndarray:
     if ids.size == 0:
         return np.zeros(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > np.iinfo(IDS_DTYPE).max:
-        raise ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")
+        raise _no_ids(index)
     return ids.astype(np.int64)
+
+
+def _no_ids(index: int) -> ValueError:
+    return ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")
