@@ -78,7 +78,8 @@ class TokenSequences:
         if (folder / ABOUT_FILE).exists():
             self.about = check_json(read_json(folder / ABOUT_FILE), ABOUT_CHECK, folder / ABOUT_FILE)
         ascending = len(self.starts) > 1 and self.starts[0] == 0 and bool((np.diff(self.starts) >= 0).all())
-        if not ascending or self.starts[-1] != len(self._flat) or self._flat.dtype != IDS_DTYPE:
+        types = (self._flat.dtype, self.starts.dtype)
+        if not ascending or self.starts[-1] != len(self._flat) or types != (IDS_DTYPE, STARTS_DTYPE):
             raise ValueError(f"{folder} does not hold token sequences, or is damaged; write them again")
 
     @property
@@ -200,7 +201,12 @@ def _lengths(ids: Any) -> Iterator[int]:
     for first in tqdm(
         range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False, disable=None
     ):
-        yield from (len(sequence) for sequence in ids[first : first + SEQUENCES_AT_ONCE])
+        for number, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
+            try:
+                length = len(sequence)
+            except TypeError:
+                raise _no_ids(number) from None
+            yield length
 
 
 def _checked(sequence: Any, index: int) -> np.ndarray:

@@ -243,6 +243,7 @@ STARTS: dict[str, Damage] = {
     **NPY,
     "descending": replaced(npy(np.array([0, 9, 4, 9]))),
     "not from 0": replaced(npy(np.array([1, 9]))),
+    "floats": lambda path: path.write_bytes(npy(np.load(path).astype(np.float64))),
     "a long sequence": lambda path: path.write_bytes(npy(np.load(path)[[0, -1]])),
 }
 PAIRS: dict[str, Damage] = {
