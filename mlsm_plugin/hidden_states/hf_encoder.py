@@ -11,6 +11,9 @@ from torch import Tensor
 from mlsm_plugin.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.library_encoder import (
+    FEWEST_LAYERS,
+    LARGEST_PADDING,
+    POSITIONS_AFTER_PADDING,
     SUPPORTED,
     LibraryEncoder,
     check_vocabulary,
@@ -19,7 +22,16 @@ from mlsm_plugin.hidden_states.library_encoder import (
     supported_config,
 )
 
-__all__ = ["SUPPORTED", "HuggingFaceEncoder", "check_vocabulary", "load_model", "supported_config"]
+__all__ = [
+    "FEWEST_LAYERS",
+    "LARGEST_PADDING",
+    "POSITIONS_AFTER_PADDING",
+    "SUPPORTED",
+    "HuggingFaceEncoder",
+    "check_vocabulary",
+    "load_model",
+    "supported_config",
+]
 
 
 class HuggingFaceEncoder(HiddenStateEncoder):

@@ -51,7 +51,7 @@ def encode_sequences(
 
     Args:
         input_ids: sequences of ids, special tokens included, of any kind that :class:`TokenSequences` takes. The id of
-            padding is not attended to.
+            padding is not attended to, and all token types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
         coder: what codes the hidden states, see :func:`~mlsm_plugin.sparse_coding.coder.load_coder`.
         output: folder of the store.

@@ -78,7 +78,8 @@ class TokenSequences:
         if (folder / ABOUT_FILE).exists():
             self.about = check_json(read_json(folder / ABOUT_FILE), ABOUT_CHECK, folder / ABOUT_FILE)
         ascending = len(self.starts) > 1 and self.starts[0] == 0 and bool((np.diff(self.starts) >= 0).all())
-        if not ascending or self.starts[-1] != len(self._flat) or self._flat.dtype != IDS_DTYPE:
+        types = (self._flat.dtype, self.starts.dtype)
+        if not ascending or self.starts[-1] != len(self._flat) or types != (IDS_DTYPE, STARTS_DTYPE):
             raise ValueError(f"{folder} does not hold token sequences, or is damaged; write them again")
 
     @property
@@ -128,6 +129,8 @@ class TokenSequences:
             digest, largest = hashlib.sha256(), 0
             for index in tqdm(range(len(self)), desc="reading the ids", unit="sequence", leave=False, disable=None):
                 ids = self[index]
+                if ids.min(initial=0) < 0:  # the files of a folder are not checked when they are opened
+                    raise _no_ids(index)
                 digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
                 digest.update(ids.astype(IDS_DTYPE).tobytes())
                 largest = max(largest, int(ids.max(initial=0)))
@@ -228,7 +231,12 @@ def _lengths(ids: Any) -> Iterator[int]:
     for first in tqdm(
         range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False, disable=None
     ):
-        yield from (len(sequence) for sequence in ids[first : first + SEQUENCES_AT_ONCE])
+        for number, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
+            try:
+                length = len(sequence)
+            except TypeError:
+                raise _no_ids(number) from None
+            yield length
 
 
 def _checked(sequence: Any, index: int) -> np.ndarray:
@@ -236,5 +244,9 @@ def _checked(sequence: Any, index: int) -> np.ndarray:
     if ids.size == 0:
         return np.zeros(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > np.iinfo(IDS_DTYPE).max:
-        raise ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")
+        raise _no_ids(index)
     return ids.astype(np.int64)
+
+
+def _no_ids(index: int) -> ValueError:
+    return ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")

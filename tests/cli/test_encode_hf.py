@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.cli.coding_runs import kill_once_there, start_mlsm
 from tests.conftest import failing_mlsm, mlsm
@@ -22,6 +23,16 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def made(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> CodedModel:
     return coded_model(tmp_path_factory, english_text[0])
+
+
+def test_options_are_those_of_encode() -> None:
+    split = ("encode", "data", "--auxiliary", "model", "--dictionary", "dict")
+    sequences = ("encode-hf", "tokens", "model", "--dictionary", "dict", "--output", "store")
+    theirs, ours = (vars(build_parser(words[0]).parse_args(words)) for words in (split, sequences))
+    assert set(theirs) - set(ours) == {"data_bin", "auxiliary", "splits"}
+    assert set(ours) - set(theirs) == {"tokens", "model", "output", "tokenizer"}
+    same = set(theirs) & set(ours) - {"command", "run"}
+    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
 
 
 def test_codes_are_stored_and_found_complete(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:

@@ -156,7 +156,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
     doctor = mlsm(python, ("doctor",))
     assert doctor.returncode == 1
     assert re.search(r"^ BAD  fairseq\S* +missing", doctor.stdout, flags=re.M)
-    assert ", ".join(f"mlsm {name}" for name in WITHOUT_FAIRSEQ) in doctor.stdout.splitlines()[-1]
+    assert ", ".join(f"mlsm {name}" for name in WITHOUT_FAIRSEQ) in doctor.stdout.splitlines()[-2]
 
     def fails(*words: object) -> str:
         result = mlsm(python, words)
