@@ -23,16 +23,17 @@ HIDDEN = re.compile(
 )
 # hides them in a process, also their metadata
 BLOCKER = f"""
-import importlib.abc, importlib.metadata, re, sys
+import importlib.machinery, importlib.metadata, re, sys
 
 HIDDEN = re.compile({HIDDEN.pattern!r})
+find = importlib.machinery.PathFinder.find_spec
 
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if HIDDEN.fullmatch(name.partition(".")[0]) and name.partition(".")[0] != "mlsm_plugin":
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+def find_another(name, path=None, target=None):
+    if HIDDEN.fullmatch(name.partition(".")[0]) and name.partition(".")[0] != "mlsm_plugin":
+        return None
+    return find(name, path, target)
 
-sys.meta_path.insert(0, Blocker())
+importlib.machinery.PathFinder.find_spec = staticmethod(find_another)
 version = importlib.metadata.version
 
 def of_another(name):
