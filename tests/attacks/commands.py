@@ -115,7 +115,7 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
     ),
     "encode-hf": lambda own, output: (
         *("encode-hf", own.sequences, own.modernbert, "--dictionary", own.coder, "--layer", 2, "--output", output),
-        *("--shard-tokens", 1500, "--threads", 1),
+        *("--shard-tokens", 2500, "--threads", 1),
     ),
     "convert-dictionary": lambda own, output: (
         *("convert-dictionary", own.published, output, "--transpose", "--normalize", "--lambda", 0.1),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from mlsm_plugin.huggingface import SpanContrastiveModel, SpanGroups, SpanGroupsCollator
+from mlsm_plugin.huggingface import SpanContrastiveModel
+from mlsm_plugin.huggingface.span_groups import SpanGroups, SpanGroupsCollator
 from mlsm_plugin.huggingface.trainer_callback import prepare
 from tests.huggingface.tiny_corpus import CLS, MASK, PAD, SEP, make_tokenizer, random_ids, tiny_bert
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlsm_plugin.huggingface import PretrainingSequences, TokenContrastiveCollator, TokenContrastiveModel
+from mlsm_plugin.huggingface import PretrainingSequences, TokenContrastiveCollator
 from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.huggingface.token_contrastive_model import TokenContrastiveModel
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 
