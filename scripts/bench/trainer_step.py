@@ -140,7 +140,7 @@ def step_seconds(training: tuple[Any, Any, Any], args: argparse.Namespace, folde
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        use_cpu=args.cpu,
+        use_cpu=args.cpu or not torch.cuda.is_available(),
         remove_unused_columns=False,
     )
     Trainer(model, arguments, train_dataset=dataset, data_collator=collator, callbacks=[times]).train()

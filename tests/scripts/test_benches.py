@@ -60,6 +60,10 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
         *("--hidden", hidden_states(root), "--dictionary", atoms(root), "--rows", 20, "--gap-rows", 5, "--rounds", 2),
     ),
     "taco_step": lambda tiny, root: ("--size", "tiny", "--negatives", 3, *STEPS),
+    "trainer_step": lambda tiny, root: (
+        *("--layers", 1, "--dim", 64, "--vocab", 200, "--atoms", 40, "--nonzeros", 4, "--batch-size", 4),
+        *("--block", 16, "--steps", 4, "--rounds", 1, "--cpu"),
+    ),
     "training_step": lambda tiny, root: (
         *("--layers", 1, "--width", 64, "--atoms", 50, "--nonzeros", 4, "--loaders", *STEPS),
     ),
