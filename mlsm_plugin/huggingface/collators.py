@@ -68,9 +68,7 @@ class MaskedLmCollator:
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
-        for name in ("mask", "pad"):
-            if getattr(tokenizer, f"{name}_token_id", None) is None:
-                raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
+        check_tokenizer(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         self.size = len(tokenizer)
         self.special = np.zeros(self.size, bool)
@@ -274,6 +272,13 @@ class TokenContrastiveCollator(MaskedLmCollator):
         )
         anchors = {"all": content, "masked": content & masked, "unmasked": content & ~masked}[self.contrast.anchors]
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer has no mask or no padding token."""
+    for name in ("mask", "pad"):
+        if getattr(tokenizer, f"{name}_token_id", None) is None:
+            raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
 
 
 def special_ids(tokenizer: Any) -> list[int]:

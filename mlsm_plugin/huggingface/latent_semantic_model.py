@@ -94,11 +94,16 @@ class LatentSemanticModel(PretrainingModel):
             codes: of the masked tokens; may be None if ``latent_weight`` is 0.
             num_items_in_batch: number of masked tokens of the update; None: those of the batch.
             options: of the stock class.
+
+        Raises:
+            ValueError: the batch has no codes.
         """
         if labels is None or input_ids is None:
             return super().forward(  # type: ignore[misc]
                 input_ids=input_ids, attention_mask=attention_mask, **options
             )
+        if self.latent_weight > 0 and codes is None:
+            raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
         head, masked = head_of(self), labels != IGNORED
         transformed = head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked])
         token_logits = head.project(transformed) if self.mlm_weight > 0 else None
@@ -120,9 +125,8 @@ class LatentSemanticModel(PretrainingModel):
 
         terms = terms_of(slice(None), zero_with_gradient(idle).to(labels.device))
         # the Trainer counts masked tokens, and the sample size those of them that have a code
-        count = terms.sample_size if num_items_in_batch is None else num_items_in_batch
         share = 1.0 if num_items_in_batch is None else terms.num_masked / terms.sample_size.clamp(min=1)
-        loss = terms.loss * share / torch.as_tensor(count, device=labels.device).clamp(min=1)
+        loss = self._mean(terms.loss * share, terms.sample_size, num_items_in_batch)
         if self.training:
             return self._result(loss, self._sums(terms))
         ends = masked.sum(dim=1).cumsum(0).tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -44,7 +43,6 @@ class MaskedLmModel(PretrainingModel):
         head, masked = head_of(self), labels != IGNORED
         logits = head.project(head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked]))
         total, num_masked = F.cross_entropy(logits.float(), labels[masked], reduction="sum"), masked.sum()
-        count = num_masked if num_items_in_batch is None else num_items_in_batch
-        loss = total / torch.as_tensor(count, device=labels.device).clamp(min=1)
+        loss = self._mean(total, num_masked, num_items_in_batch)
         sums = [total, num_masked]
         return self._result(loss, sums if self.training else spread(sums, len(labels)))

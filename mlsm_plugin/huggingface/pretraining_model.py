@@ -82,6 +82,12 @@ class PretrainingModel:
             input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options
         )
 
+    @staticmethod
+    def _mean(total: Tensor, count: Tensor, num_items_in_batch: Any) -> Tensor:
+        """A sum divided by the number of items of the update; where that is not given, of the batch."""
+        number = count if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(number, device=total.device).clamp(min=1)
+
     def _result(self, loss: Tensor, parts: list[Tensor] | Tensor) -> dict[str, Tensor]:
         """The output of the forward pass; ``parts`` has the sums of the batch, or of each of its rows."""
         sums = torch.stack([part.detach().double() for part in parts]) if isinstance(parts, list) else parts

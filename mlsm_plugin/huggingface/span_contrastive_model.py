@@ -77,6 +77,5 @@ class SpanContrastiveModel(PretrainingModel):
         loss = terms["start"].loss + terms["end"].loss + zero_with_gradient(idle).to(features.device)
         counted, found = terms["start"].counted.sum(), found_spans(terms)
         sums = [terms["start"].loss, terms["end"].loss, *found.values(), counted]
-        count = counted if num_items_in_batch is None else num_items_in_batch
-        loss = loss / torch.as_tensor(count, device=features.device).clamp(min=1)
+        loss = self._mean(loss, counted, num_items_in_batch)
         return self._result(loss, sums if self.training else spread(sums, len(input_ids)))

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
-from mlsm_plugin.huggingface.collators import piece_classes, special_ids
+from mlsm_plugin.huggingface.collators import check_tokenizer, piece_classes, special_ids
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
 
@@ -73,9 +73,7 @@ class SpanGroupsCollator:
     """
 
     def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
-        for name in ("mask", "pad"):
-            if getattr(tokenizer, f"{name}_token_id", None) is None:
-                raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
+        check_tokenizer(tokenizer)
         vocabulary, mask = tokenizer.get_vocab(), int(tokenizer.mask_token_id)
         start, end = (vocabulary.get(symbol, mask) for symbol in SPAN_MASKS)
         self.pad = int(tokenizer.pad_token_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -74,8 +73,7 @@ class TokenContrastiveModel(PretrainingModel):
         num_masked, num_anchors = masked.sum(), usable_anchors(**pairs).sum()
         weight = self.contrastive_weight * num_masked.clamp(min=1) / num_anchors.clamp(min=1)
         loss = mlm + weight * terms.loss if self.contrastive_weight > 0 else mlm
-        count = num_masked if num_items_in_batch is None else num_items_in_batch
-        loss = loss / torch.as_tensor(count, device=labels.device).clamp(min=1)
+        loss = self._mean(loss, num_masked, num_items_in_batch)
         sums = [mlm, num_masked, terms.loss, terms.num_correct, num_anchors]
         if self.training:
             return self._result(loss, sums)

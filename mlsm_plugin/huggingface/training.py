@@ -107,6 +107,7 @@ class TrainingSettings:
             report_to=[],
             remove_unused_columns=False,
             ddp_timeout=SECONDS_TO_WAIT,
+            average_tokens_across_devices=True,
         )
 
 

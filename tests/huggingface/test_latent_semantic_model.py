@@ -164,6 +164,8 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         make_model(latent_target="none")
     with pytest.raises(ValueError, match="num_atoms must be at least 1"):
         make_model(num_atoms=0)
+    with pytest.raises(ValueError, match="the batch has no codes"):
+        make_model()(input_ids=torch.tensor([[2, 9, 3]]), labels=torch.tensor([[IGNORED, 9, IGNORED]]))
     for damage in (b"no weights", None):
         path = tmp_path / "plain" / LATENT_HEAD
         save_file({"weight": torch.zeros(3, 4)}, path) if damage is None else path.write_bytes(damage)
