@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoModelForMaskedLM
 
 from mlsm_plugin.fairseq_seams.installation import WITHOUT_FAIRSEQ
 from tests.conftest import PLUGIN, REPOSITORY
@@ -173,3 +174,23 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
     other = ("convert-dictionary", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
     assert "would be a fairseq checkpoint, but fairseq" in fails(*other, "--auxiliary", tmp_path / "model.pt")
     assert "this needs spams" in fails(*coding, "--output", tmp_path / "fourth", "--solver", "spams")
+
+
+@pytest.mark.slow
+def test_a_model_is_adapted_without_fairseq(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    python = environment_without_fairseq(tmp_path / "environment")
+    model = make_model("bert", english_text[1], tmp_path / "bert", kind=AutoModelForMaskedLM)
+    small = ("--max-length", 32, "--atoms", 40, "--updates", 2, "--batch-size", 4)
+    result = mlsm(
+        python, ("adapt", model, "--text", english_text[1], "--output", tmp_path / "adapted", *small, "--cpu")
+    )
+    assert result.returncode == 0, result.stderr
+    assert "held-out mlm_loss" in result.stdout
+    script = REPOSITORY / "examples" / "huggingface" / "adapt.py"
+    texts = (english_text[1], english_text[1])
+    for objective in ("mlsm+mlm", "taco"):
+        output = tmp_path / objective
+        words = [str(word) for word in (python, script, model, *texts, output, "--objective", objective, *small)]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        subprocess.run(words, env=environment, check=True, capture_output=True)
+        assert (output / "model" / "model.safetensors").exists()
