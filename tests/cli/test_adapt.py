@@ -111,9 +111,9 @@ def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, 
     errors = process.communicate(timeout=400)[1]
     assert process.returncode == 0, errors
     one, two = (json.loads((tmp_path / name / "meta.json").read_text())["figures"] for name in ("one", "two"))
-    # the ranks have a thread each, whose rounding the training of the autoencoder amplifies
+    # dropout differs; so does the autoencoder, whose training amplifies the rounding of a thread each
     for when in ("before", "after"):
-        assert two[when] == pytest.approx(one[when], rel=1e-5 if objective == "mlm" else 0.05)
+        assert two[when] == pytest.approx(one[when], rel=0.05)
 
 
 def test_another_command_on_the_same_folder_is_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
