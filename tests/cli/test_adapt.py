@@ -16,18 +16,19 @@ from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.tiny_hf_models import make_model, make_tokenizer
 
 Capture = pytest.CaptureFixture[str]
-LINES, LENGTH = 600, 32
+LINES, LENGTH = 200, 32
 CODES = ("--atoms", 20, "--k", 3, "--tokens", 800)
-TRAINING = ("--updates", 6, "--evaluate-every", 2, "--batch-size", 4, "--learning-rate", 1e-3, "--bf16", "off", "--cpu")
+TRAINING = ("--updates", 6, "--evaluate-every", 3, "--batch-size", 4, "--learning-rate", 1e-3, "--bf16", "off", "--cpu")
 
 
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
-    """A folder with ``text.txt`` and a BERT with random weights in ``model``."""
+    """A folder with ``text.txt``, ``valid.txt`` and a BERT with random weights in ``model``."""
 
     def make(root: Path) -> None:
         lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)[:LINES]
         (root / "text.txt").write_text("".join(lines), encoding="utf-8")
+        (root / "valid.txt").write_text("".join(lines[:20]), encoding="utf-8")
         make_model("bert", root / "text.txt", root / "model", kind=AutoModelForMaskedLM)
 
     return made_once(tmp_path_factory, "adapt", make)
@@ -78,7 +79,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_every_objective_lowers_its_loss(start: Path, tmp_path: Path, objective: str, figure: str) -> None:
-    mlsm(*words(start, tmp_path / "out", "--valid", start / "text.txt", objective=objective))
+    mlsm(*words(start, tmp_path / "out", "--valid", start / "valid.txt", objective=objective))
     figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
     assert figures["after"][figure] < figures["before"][figure]
     assert (tmp_path / "out" / "dictionary").exists() == (objective == "mlsm")
