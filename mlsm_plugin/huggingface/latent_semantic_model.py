@@ -59,7 +59,7 @@ class LatentSemanticModel(PretrainingModel):
             model.latent_head.load_state_dict(saved)
         return model
 
-    def _set_objective(
+    def set_objective(
         self,
         *,
         num_atoms: int | None = None,
@@ -67,6 +67,7 @@ class LatentSemanticModel(PretrainingModel):
         mlm_weight: float = 1.0,
         latent_target: str = "distribution",
     ) -> None:
+        """Set the options of the class and add a new latent head; raises ValueError if an option is out of range."""
         check_weights(latent_weight, mlm_weight)
         if latent_target not in LATENT_LOSSES:
             raise ValueError(f"latent_target must be one of {', '.join(LATENT_LOSSES)}, got {latent_target}")

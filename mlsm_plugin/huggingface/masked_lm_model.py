@@ -18,7 +18,7 @@ class MaskedLmModel(PretrainingModel):
     parts: ClassVar[tuple[str, ...]] = ("mlm", "masked")
     means: ClassVar[dict[str, tuple[str, str]]] = {"mlm_loss": ("mlm", "masked")}
 
-    def _set_objective(self) -> None:
+    def set_objective(self) -> None:
         """There are no options."""
 
     def forward(

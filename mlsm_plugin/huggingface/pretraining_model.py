@@ -47,7 +47,7 @@ class PretrainingModel:
         """
         head_of(model)
         model.__class__ = _subclass(cls, type(model))
-        model._set_objective(**options)
+        model.set_objective(**options)
         return model
 
     @classmethod
@@ -59,7 +59,8 @@ class PretrainingModel:
         """
         return cls.of(open_masked_lm(path), **options)
 
-    def _set_objective(self, *args: Any, **options: Any) -> None:
+    def set_objective(self, *args: Any, **options: Any) -> None:
+        """Check and set the options of the objective, and add what it needs to the model; see the subclasses."""
         raise NotImplementedError
 
     def taken_parts(self) -> dict[str, float]:

@@ -28,7 +28,8 @@ class SpanContrastiveModel(PretrainingModel):
         "accuracy": ("found", "spans"),
     }
 
-    def _set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
+    def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
+        """Set the options of the class; raises ValueError if one is out of range."""
         if similarity not in SIMILARITIES:
             raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
         if temperature is not None and not temperature > 0:

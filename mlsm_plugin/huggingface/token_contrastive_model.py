@@ -28,7 +28,8 @@ class TokenContrastiveModel(PretrainingModel):
         "contrastive_accuracy": ("correct", "anchors"),
     }
 
-    def _set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
+    def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
+        """Set the options of the class; raises ValueError if one is out of range."""
         if contrastive_weight < 0:
             raise ValueError(f"contrastive_weight must not be negative, got {contrastive_weight}")
         if not temperature > 0:

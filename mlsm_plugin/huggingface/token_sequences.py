@@ -99,19 +99,13 @@ class TokenSequences:
         return _checked(self._ids[index], index)
 
     def part(self, first: int, last: int) -> TokenSequences:
-        """The sequences ``first`` to ``last``, which is excluded, as a corpus of their own; nothing is copied.
+        """The sequences ``first`` to ``last``, which is excluded, as a corpus of their own, without a copy of the ids.
 
         Raises:
             ValueError: they have no token.
         """
-        if self._flat is None:
-            return TokenSequences(_Part(self._ids, first, last))
-        found = object.__new__(TokenSequences)
-        begin, end = int(self.starts[first]), int(self.starts[last])
-        if begin == end:
-            raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
-        found._flat, found.starts = self._flat[begin:end], self.starts[first : last + 1] - begin
-        found.about, found._read = self.about, None
+        found = TokenSequences(_Part(self, range(len(self))[first:last]))
+        found.about = self.about
         return found
 
     @property
@@ -182,17 +176,19 @@ class TokenSequences:
 
 
 class _Part:
-    """Some of the sequences of a list-like object."""
+    """Some sequences of a corpus, as a list."""
 
-    def __init__(self, ids: Any, first: int, last: int) -> None:
-        self._ids, self._places = ids, range(len(ids))[first:last]
+    def __init__(self, sequences: TokenSequences, places: range) -> None:
+        self._sequences, self._places = sequences, places
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, wanted: Any) -> Any:
         places = self._places[wanted]
-        return self._ids[places] if isinstance(places, int) else self._ids[places.start : places.stop]
+        if isinstance(places, range):
+            return [self._sequences[place] for place in places]
+        return self._sequences[places]
 
 
 def _write_header(file: Any, number: int) -> None:

@@ -174,7 +174,7 @@ def test_fairseq_fixed_is_accepted_on_the_second_lane_too(pretend):
 def test_missing_extras_are_notes(pretend, capsys):
     pretend({**GOOD, "tqdm": None, "faiss-gpu": "1.10.0", "matplotlib": "3.6.0", "safetensors": "0.4.5"})
     findings = {finding.component: finding for finding in installation.check_extras()}
-    assert list(findings) == ["faiss-cpu", "matplotlib", "transformers", "safetensors", "protobuf"]
+    assert list(findings) == ["faiss-cpu", "matplotlib", "transformers", "accelerate", "safetensors", "protobuf"]
     assert not any(finding.problem for finding in findings.values())
     assert findings["faiss-cpu"] == installation.Finding("faiss-cpu", "1.10.0")
     assert findings["safetensors"].note is None
@@ -226,7 +226,8 @@ def test_some_commands_stop_only_without_what_they_need(monkeypatch, pretend, ca
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].endswith(": 4 to fix")
-    assert lines[-2] == "what needs no fairseq works: mlsm tokenize-hf, mlsm encode-hf, mlsm convert-dictionary"
+    working = ", ".join(f"mlsm {name}" for name in installation.WITHOUT_FAIRSEQ)
+    assert lines[-2] == f"what needs no fairseq works: {working}"
     monkeypatch.setattr(installation, "CONSEQUENCES", {})
     expected = f"mlsm: error: numba 0.1: numba>=0.58 is needed; fix: {CONSTRAINED} 'numba>=0.58' (`mlsm doctor` lists"
     monkeypatch.setattr(installation, "installed_version", lambda *names: {**without, "numba": "0.1"}.get(names[0]))

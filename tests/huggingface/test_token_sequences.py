@@ -131,3 +131,14 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "own" / "starts.npy", np.array([0, 9, 4, 12]))
     with pytest.raises(ValueError, match="is damaged; write them again"):
         TokenSequences(tmp_path / "own")
+
+
+def test_a_part_is_a_corpus_of_its_own(tmp_path: Path) -> None:
+    ids = [[1, 2, 3], [4, 5], [6], [7, 8]]
+    written = TokenSequences.write(tmp_path / "all", ids, about={"max_length": 3})
+    for whole in (TokenSequences(ids), written):
+        part = whole.part(1, 3)
+        assert part.fingerprint == TokenSequences(ids[1:3]).fingerprint
+        assert (len(part), part.starts.tolist(), part[1].tolist()) == (2, [0, 2, 3], [6])
+        assert part.about == whole.about
+        assert part.part(1, 2).fingerprint == TokenSequences([[6]]).fingerprint
