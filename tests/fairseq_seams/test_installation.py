@@ -187,6 +187,7 @@ def test_missing_extras_are_notes(pretend, capsys):
     assert [line.split()[1] for line in lines if line.startswith("  --  ")] == [
         "matplotlib",
         "transformers",
+        "accelerate",
         "protobuf",
     ]
     assert lines[-1].endswith(": 1 to fix")
