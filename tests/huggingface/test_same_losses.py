@@ -23,7 +23,9 @@ from tests.conftest import Pipeline
 from tests.tiny_models import save_model
 from tests.tiny_run import batches, seeded_model, training_config
 
-ARCHS = ["mlsm_roberta_tiny", "mlsm_modern_tiny"]
+SLOW = pytest.mark.slow
+ARCHS = [pytest.param("mlsm_roberta_tiny", marks=SLOW), "mlsm_modern_tiny"]
+FURTHER = [(1.0, 0.0), (0.5, 2.0), (0.0, 1.0)]
 FLAGS = ("--dropout", 0, "--attention-dropout", 0, "--max-positions", 64, "--tokens-per-sample", 48)
 
 
@@ -89,7 +91,7 @@ def for_trainer(sample: dict[str, Any], pad: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, 1.0), (0.5, 2.0), (0.0, 1.0)])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), *(pytest.param(one, marks=SLOW) for one in FURTHER)])
 def test_mlsm(pipeline: Pipeline, arch: str, weights: tuple[float, float]) -> None:
     both = Both(pipeline.data_bin, arch, "--latent-weight", weights[0], "--mlm-weight", weights[1])
     sample = both.batch()
@@ -105,7 +107,7 @@ def test_mlsm_where_tokens_lack_a_code(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("anchors", ["all", "masked"])
+@pytest.mark.parametrize("anchors", ["all", pytest.param("masked", marks=SLOW)])
 def test_taco(pipeline: Pipeline, arch: str, anchors: str) -> None:
     flags = ("--contrastive-weight", 0.7, "--contrastive-anchors", anchors)
     both = Both(pipeline.data_bin, arch, *flags, task="taco", criterion="token_contrastive")
@@ -119,7 +121,7 @@ def test_taco(pipeline: Pipeline, arch: str, anchors: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("similarity", ["inner", "l2"])
+@pytest.mark.parametrize("similarity", ["inner", pytest.param("l2", marks=SLOW)])
 def test_npm(pipeline: Pipeline, arch: str, similarity: str) -> None:
     options = {"task": "nonparametric_masked_lm", "criterion": "span_contrastive"}
     both = Both(pipeline.data_bin, arch, "--group-size", 4, "--similarity", similarity, **options)
