@@ -1,7 +1,8 @@
 """Masked-language-model pre-training beyond token identity, as a fairseq plugin.
 
 Importing this package registers its tasks, criterions and models with fairseq
-(``fairseq-train --user-dir mlsm_plugin`` does exactly that).
+(``fairseq-train --user-dir mlsm_plugin`` does exactly that). Where fairseq is missing, it registers nothing; what works
+with Hugging Face alone (:mod:`mlsm_plugin.huggingface`, ``losses``, ``sparse_coding``) can be imported.
 """
 
 import logging as _logging
@@ -28,7 +29,7 @@ if _installation.first_problem() is None:
     _resumed_runs.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks
     from mlsm_plugin.tokenization import hf_bpe as _hf_bpe  # noqa: F401
-elif "fairseq" in _sys.modules:
+elif _sys.modules.get("fairseq") is not None:
     _installation.require_supported_installation()
 # else: the `mlsm` command reports the problem in one line
 

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from mlsm_plugin.cli.main import main
 from tests.fairseq_process import run_fairseq_train
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLUGIN = REPOSITORY / "mlsm_plugin"
+
+# a busy machine may take long for an example
+settings.register_profile("project", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("project")
 
 TINY_MODEL = (
     *("--arch", "mlsm_roberta_tiny", "--encoder-layers", "2", "--encoder-embed-dim", "32"),

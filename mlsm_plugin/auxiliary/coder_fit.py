@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, TokenVectors
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
@@ -41,11 +41,16 @@ def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.Pa
 
 def check_encoder_fits(encoder: HiddenStateEncoder, coder: SparseCoder, tokens_per_sample: int) -> None:
     """Raise ValueError if the coder has another width than the model, or the samples are too long for the model."""
+    check_width(encoder, coder)
+    check_positions(encoder, tokens_per_sample)
+
+
+def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
+    """Raise ValueError if the coder has another width than the model."""
     if encoder.dim != coder.dim:
         raise ValueError(
             f"the dictionary is {coder.dim} wide, the hidden states of the auxiliary model are {encoder.dim} wide"
         )
-    check_positions(encoder, tokens_per_sample)
 
 
 def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None:

@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from mlsm_plugin.auxiliary.attribution import open_loss_gradients
-from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
-from mlsm_plugin.auxiliary.corpus_coding import shard_boundaries
+from mlsm_plugin.auxiliary.block_coding import shard_boundaries
+from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.block_reader import BlockReader
+from mlsm_plugin.hidden_states.blocks import TokenBlocks
+from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.code_store import INDPTR_DTYPE, WEIGHT_DTYPE, atom_dtype
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
@@ -95,17 +95,31 @@ def estimate_split(
         ValueError: the files do not belong together, or a hidden state is NaN or infinite.
         FileNotFoundError: the split or the checkpoint is missing.
     """
+    from mlsm_plugin.auxiliary.corpus_coding import open_coding_model  # they need fairseq
+    from mlsm_plugin.hidden_states.block_reader import BlockReader
+
     fitting_fingerprint(auxiliary, coder, settings.layer)
     reader = BlockReader(data_bin, split, settings.blocks)
-    encoder = fitting_encoder(
-        auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
-        device=device, fp16=settings.fp16,
-    )  # fmt: skip
-    gradients = open_loss_gradients(
-        *(settings.selection, auxiliary, data_bin, coder),
-        layer=settings.layer, device=encoder.device, fp16=settings.fp16,
-    )  # fmt: skip
-    split_coder = SplitCoder(split, reader, encoder, coder, replace(settings, allow_inexact=True), gradients)
+    encoder, gradients = open_coding_model(auxiliary, data_bin, coder, settings, device)
+    return estimate_blocks(split, reader, encoder, coder, settings, gradients=gradients, share=share)
+
+
+def estimate_blocks(
+    name: str,
+    reader: TokenBlocks,
+    encoder: TokenVectors,
+    coder: SparseCoder,
+    settings: CodingSettings,
+    *,
+    gradients: TokenVectors | None = None,
+    share: WorkShare = ALL_OF_IT,
+) -> CodingEstimate:
+    """Code evenly spread blocks of a text, and extrapolate; arguments are those of :class:`SplitCoder`.
+
+    Raises:
+        ValueError: a hidden state is NaN or infinite.
+    """
+    split_coder = SplitCoder(name, reader, encoder, coder, replace(settings, allow_inexact=True), gradients)
     sample = sampled_blocks(reader, settings)
     for _ in split_coder.coded_chunks(sample[:1]):  # warm up: compiling and loading happen once
         pass
@@ -131,7 +145,7 @@ def estimate_split(
     longest_shard = max(stop - first for first, stop in pairwise(boundaries))
     shard_nonzeros = longest_shard * share_coded * mean_nonzeros
     return CodingEstimate(
-        split=split,
+        split=name,
         num_tokens=reader.num_tokens,
         tokens_to_code=to_code,
         sampled_tokens=coded,
@@ -150,7 +164,7 @@ def estimate_split(
     )
 
 
-def sampled_blocks(reader: BlockReader, settings: CodingSettings) -> np.ndarray:
+def sampled_blocks(reader: TokenBlocks, settings: CodingSettings) -> np.ndarray:
     """Numbers ``(n,)``, ascending, of evenly spread blocks with a few thousand tokens to code, or of all blocks."""
     text = min(
         max(SAMPLE_TOKENS, settings.batch_tokens) / settings.coverage, max(MAX_SAMPLE_TEXT, settings.batch_tokens)

@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from tqdm import tqdm
-
-from mlsm_plugin.auxiliary.attribution import open_loss_gradients
+from mlsm_plugin.auxiliary.attribution import LossGradients, open_loss_gradients
+from mlsm_plugin.auxiliary.block_coding import (
+    TOKENS_TO_JUDGE_EMPTINESS,
+    CodingFigures,
+    encode_blocks,
+    shard_boundaries,
+    store_meta,
+)
 from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
-from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
+from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
-from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
-from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter, ShardRows
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
-logger = logging.getLogger(__name__)
-
-# A shard with only empty codes is refused if it has at least this many of them, or is the whole split. All codes of a
-# short last shard may well be empty.
-TOKENS_TO_JUDGE_EMPTINESS = 32
-
-
-@dataclass
-class CodingFigures:
-    """The result of coding a split.
-
-    Attributes:
-        directory: folder of the store.
-        num_shards: number of shards of the store.
-        already_complete: whether the store was complete before.
-        coded_tokens: tokens that this process coded now.
-        empty_tokens: those of them whose codes are empty: they have no target.
-        inexact_tokens: those of them whose codes do not reach the required accuracy.
-        missing_shards: shards that other processes have not written yet.
-        meta: content of the store's ``meta.json``; None while shards are missing.
-    """
-
-    directory: Path
-    num_shards: int
-    already_complete: bool = False
-    coded_tokens: int = 0
-    empty_tokens: int = 0
-    inexact_tokens: int = 0
-    missing_shards: int = 0
-    meta: dict[str, Any] | None = None
+__all__ = ["TOKENS_TO_JUDGE_EMPTINESS", "CodingFigures", "encode_split", "open_coding_model", "shard_boundaries"]
 
 
 def encode_split(
@@ -76,110 +47,36 @@ def encode_split(
     directory = Path(data_bin) / f"{split}.codes"
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded_auxiliary(directory))
     reader = BlockReader(data_bin, split, settings.blocks)
-    boundaries = shard_boundaries(reader, settings.shard_tokens)
-    meta = _store_meta(Path(data_bin) / split, coder, fingerprint, settings)
-    writer = CodeStoreWriter(directory, meta, boundaries, with_gaps=coder.has_gaps)
-    figures = CodingFigures(writer.directory, writer.num_shards)
-    missing = writer.missing_shards()
-    figures.already_complete = not missing and writer.is_sealed
-    own = [shard for shard in missing if share.owns(shard[0])]
-    if own:
-        if share.index == 0 and writer.num_shards < share.count:
-            logger.warning(
-                "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
-                *(split, share.count, writer.num_shards),
-            )
-        encoder = fitting_encoder(
-            auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
-            device=device, fp16=settings.fp16,
-        )  # fmt: skip
-        in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
-        gradients = open_loss_gradients(
-            *(settings.selection, auxiliary, data_bin, coder),
-            layer=settings.layer, device=encoder.device, fp16=settings.fp16,
-        )  # fmt: skip
-        split_coder = SplitCoder(split, reader, encoder, coder, settings, gradients)
-        _write_shards(split_coder, writer, own, figures, in_other_hands)
-    figures.missing_shards = len(writer.missing_shards())
-    if not figures.missing_shards:
-        try:
-            figures.meta = writer.finish()
-        except MissingShardsError:  # another process without a share of its own writes one again
-            figures.missing_shards = max(1, len(writer.missing_shards()))
-    return figures
+    own = split_fingerprint(Path(data_bin) / split)
+    return encode_blocks(
+        *(split, reader, directory),
+        meta=store_meta(coder, settings, split=own, auxiliary=fingerprint, blocks=settings.blocks),
+        open_model=lambda: open_coding_model(auxiliary, data_bin, coder, settings, device),
+        coder=coder,
+        settings=settings,
+        share=share,
+    )
 
 
-def shard_boundaries(reader: BlockReader, shard_tokens: int) -> list[int]:
-    """Token offsets at which shards begin, then the end of the split: block starts, about ``shard_tokens`` apart.
+def open_coding_model(
+    auxiliary: str | os.PathLike[str],
+    data_bin: str | os.PathLike[str],
+    coder: SparseCoder,
+    settings: CodingSettings,
+    device: str | None,
+) -> tuple[HiddenStateEncoder, LossGradients | None]:
+    """The auxiliary model, and the gradients of its loss if the selection needs them.
 
-    No block is in two shards, so that a shard depends only on its own blocks.
+    Raises:
+        ValueError: the coder or the blocks do not fit the model, or a selection by attribution is not possible.
+        FileNotFoundError: the checkpoint is missing.
     """
-    boundaries = [0]
-    while boundaries[-1] + shard_tokens < reader.num_tokens:
-        following = np.searchsorted(reader.starts, boundaries[-1] + shard_tokens)
-        if following == len(reader.starts):
-            break
-        boundaries.append(int(reader.starts[following]))
-    return [*boundaries, reader.num_tokens]
-
-
-def _store_meta(split: Path, coder: SparseCoder, fingerprint: str, settings: CodingSettings) -> dict[str, Any]:
-    return {
-        "n_atoms": coder.num_atoms,
-        **coder.settings(),
-        "layer": settings.layer,
-        "coverage": settings.coverage,
-        "coverage_seed": settings.coverage_seed if settings.coverage < 1 else 0,
-        "fp16": settings.fp16,
-        **settings.selection.settings(),
-        "blocks": asdict(settings.blocks),
-        "dictionary_health": coder.meta.get("health"),
-        "fingerprints": {
-            "split": split_fingerprint(split),
-            "dictionary": coder.fingerprint,
-            "auxiliary": fingerprint,
-        },
-    }
-
-
-def _write_shards(
-    coder: SplitCoder,
-    writer: CodeStoreWriter,
-    shards: list[tuple[int, int, int]],
-    figures: CodingFigures,
-    tokens_of_others: int,
-) -> None:
-    """Code and write ``shards``; warn once if the disk has too little room for the missing shards."""
-    remaining = sum(stop - start for _, start, stop in shards)
-    with tqdm(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
-        for number, (index, start, stop) in enumerate(shards):
-            before = progress.n
-            if writer.has_shard(index):  # another process has already written it
-                progress.update(stop - start)
-                continue
-            rows = ShardRows(stop - start, writer.num_atoms)
-            why_empty = None
-            for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
-                rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
-                why_empty = why_empty or chunk.why_empty
-                figures.empty_tokens += int((np.diff(chunk.coded.codes.indptr) == 0).sum())
-                figures.inexact_tokens += chunk.inexact
-                progress.update(len(chunk.positions))
-            _check_not_all_empty(coder, rows, (start, stop), why_empty)
-            if not writer.has_shard(index):  # as above; the codes are the same
-                writer.write_shard(index, rows)
-            figures.coded_tokens += rows.coded_tokens
-            remaining -= stop - start
-            if number == 0:
-                per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
-                warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
-            progress.update(before + stop - start - progress.n)  # tokens that are not coded count as done, too
-
-
-def _check_not_all_empty(coder: SplitCoder, rows: ShardRows, span: tuple[int, int], why: str | None) -> None:
-    whole_split = span == (0, coder.reader.num_tokens)
-    if rows.nonzeros == 0 and rows.coded_tokens >= (1 if whole_split else TOKENS_TO_JUDGE_EMPTINESS):
-        raise ValueError(
-            f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {span[0]} to {span[1] - 1} are "
-            f"empty, since {why or 'all weights round to 0'}"
-        )
+    encoder = fitting_encoder(
+        auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
+        device=device, fp16=settings.fp16,
+    )  # fmt: skip
+    gradients = open_loss_gradients(
+        *(settings.selection, auxiliary, data_bin, coder),
+        layer=settings.layer, device=encoder.device, fp16=settings.fp16,
+    )  # fmt: skip
+    return encoder, gradients

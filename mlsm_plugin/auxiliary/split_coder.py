@@ -1,4 +1,4 @@
-"""Turns blocks of a binarized split into the codes of their tokens."""
+"""Turns blocks of a text into the codes of their tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.attribution import LossGradients
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.blocks import Block, BlockSettings, TokenBlocks, hidden_states_of
+from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection, without_negative_codes
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.sparse_coding.coverage import covered_positions
@@ -66,14 +65,14 @@ class CodedChunk:
 
 @dataclass(frozen=True)
 class SplitCoder:
-    """A split, with the model and the coder that code it."""
+    """A text, with its name, and the model and the coder that code it."""
 
     split: str
-    reader: BlockReader
-    encoder: HiddenStateEncoder
+    reader: TokenBlocks
+    encoder: TokenVectors
     coder: SparseCoder
     settings: CodingSettings
-    gradients: LossGradients | None = None
+    gradients: TokenVectors | None = None
     """For a selection by attribution."""
 
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
@@ -119,11 +118,12 @@ class SplitCoder:
             for block in self.reader.block(int(index)):
                 if not self._wanted(block.tokens, block.positions).any():
                     continue
-                if chunk and size + len(block.tokens) - 1 > self.settings.batch_tokens:
+                own = int((block.positions >= 0).sum())  # without a BOS that is not in the text
+                if chunk and size + own > self.settings.batch_tokens:
                     yield chunk
                     chunk, size = [], 0
                 chunk.append(block)
-                size += len(block.tokens) - 1  # without BOS
+                size += own
         if chunk:
             yield chunk
 

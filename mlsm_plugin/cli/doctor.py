@@ -7,9 +7,11 @@ import argparse
 from mlsm_plugin.fairseq_seams.installation import (
     CONSEQUENCES,
     INSTALL,
+    WITHOUT_FAIRSEQ,
     Finding,
     check_extras,
     check_installation,
+    first_problem,
     lane,
 )
 
@@ -29,6 +31,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         mark = "BAD" if finding.problem else "--" if finding.note else "ok"
         remark = finding.problem or finding.note or ""
         print(f"{mark:>4}  {finding.component:<15} {finding.version:<18} {remark}".rstrip())
+    if first_problem() and first_problem(without_fairseq=True) is None:
+        print(f"what needs no fairseq works: {', '.join(f'mlsm {name}' for name in WITHOUT_FAIRSEQ)}")
     bad = sum(finding.problem is not None for finding in by_component.values())
     print(f"{lane()}: {'everything is fine' if not bad else f'{bad} to fix'}")
     return int(bad > 0)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,10 @@ from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 
 if TYPE_CHECKING:
-    from mlsm_plugin.auxiliary.corpus_coding import CodingFigures
-    from mlsm_plugin.auxiliary.split_coder import CodingSettings
+    from mlsm_plugin.auxiliary.block_coding import CodingFigures
+    from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate
     from mlsm_plugin.files.work_share import WorkShare
+    from mlsm_plugin.hidden_states.blocks import BlockSettings
     from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 
@@ -40,6 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "data_bin", metavar="DATA_BIN", help="binarized dataset; the codes go to its folders <split>.codes"
     )
     parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
+    add_dictionary_options(parser)
+    parser.add_argument("--splits", nargs="+", default=["train", "valid"], metavar="SPLIT", help="splits to code")
+    add_coding_options(parser)
+    add_block_options(parser, default="what the dictionary was learned with")
+    add_model_options(parser)
+
+
+def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what codes which hidden states."""
     parser.add_argument("--dictionary", required=True, metavar="DICT_DIR", help="folder that `mlsm dictionary` wrote")
     parser.add_argument(
         "--layer",
@@ -47,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="L",
         help="hidden state to code (default: the one that the dictionary was learned from)",
     )
-    parser.add_argument("--splits", nargs="+", default=["train", "valid"], metavar="SPLIT", help="splits to code")
+
+
+def add_coding_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which tokens are coded, and how; also those that share the work."""
     parser.add_argument(
         "--coverage",
         type=float,
@@ -78,47 +91,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens in a shard, the unit in which work is resumed and shared; limits the memory",
     )
     add_share_options(parser)
-    add_block_options(parser, default="what the dictionary was learned with")
-    add_model_options(parser)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, or estimate its cost, and report how exact the codes are."""
-    import torch
-
-    from mlsm_plugin.files.work_share import work_share
-    from mlsm_plugin.sparse_coding.coder import load_coder
-
-    _check(args)
-    share = work_share(args.shard_index, args.num_shards, os.environ)
-    coder = load_coder(args.dictionary, **given_coder_options(args))
-    options: dict[str, Any] = {
-        "auxiliary": args.auxiliary,
-        "coder": coder,
-        "settings": _settings(args, coder),
-        "device": args.device or share.device(torch.cuda.device_count()),
-        "share": share,
-    }
-    with _torch_threads(args.threads):
+    options = coding_arguments(args, lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")))
+    options["auxiliary"] = args.auxiliary
+    with torch_threads(args.threads):
         return _estimate(args, options) if args.estimate else _encode(args, options)
 
 
-def _check(args: argparse.Namespace) -> None:
+def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder], BlockSettings]) -> dict[str, Any]:
+    """The coder, the settings, the device and the share of the command line, by their names in ``encode_split``.
+
+    Args:
+        args: of the command line; the layer defaults to the one that the dictionary was learned from.
+        blocks_for: the blocks for a coder.
+    """
+    import torch
+
+    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
+    from mlsm_plugin.auxiliary.split_coder import CodingSettings
+    from mlsm_plugin.files.work_share import work_share
+    from mlsm_plugin.sparse_coding.coder import load_coder
+
     check_positive(args, "threads", "shard_tokens", "batch_tokens")
     if not 0 < args.coverage <= 1:
         raise ValueError(f"--coverage must be above 0 and at most 1, got {args.coverage:g}")
     if not 0 <= args.seed < 2**63:
         raise ValueError(f"--seed must be at least 0 and below 2^63, got {args.seed}")
-
-
-def _settings(args: argparse.Namespace, coder: SparseCoder) -> CodingSettings:
-    """The settings of the command line; layer and blocks default to those that the dictionary was learned with."""
-    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
-    from mlsm_plugin.auxiliary.split_coder import CodingSettings
-
-    return CodingSettings(
+    share = work_share(args.shard_index, args.num_shards, os.environ)
+    coder = load_coder(args.dictionary, **given_coder_options(args))
+    settings = CodingSettings(
         layer=fitting_layer(coder, args.layer, folder=args.dictionary, option="--layer"),
-        blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
+        blocks=blocks_for(coder),
         threads=args.threads,
         allow_inexact=args.allow_inexact,
         coverage=args.coverage,
@@ -128,10 +134,12 @@ def _settings(args: argparse.Namespace, coder: SparseCoder) -> CodingSettings:
         shard_tokens=args.shard_tokens,
         selection=CodeSelection(args.latent_top, args.latent_select),
     )
+    device = args.device or share.device(torch.cuda.device_count())
+    return {"coder": coder, "settings": settings, "device": device, "share": share}
 
 
 @contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
+def torch_threads(threads: int | None) -> Iterator[None]:
     """Let torch use as many threads as the solver, so that the codes do not depend on how the command is started."""
     import torch
 
@@ -149,24 +157,25 @@ def _encode(args: argparse.Namespace, options: dict[str, Any]) -> int:
     for split in args.splits:
         start = time.perf_counter()
         figures = encode_split(args.data_bin, split, **options)
-        _report(split, figures, time.perf_counter() - start, options["share"])
-        if figures.inexact_tokens:
-            _warn(
-                f"{split}: {figures.inexact_tokens} of {figures.coded_tokens} codes do not reach the required "
-                "accuracy; they were written (--allow-inexact)"
-            )
+        report(split, figures, time.perf_counter() - start, options["share"])
     if figures.meta is not None:
         tokens = options["settings"].blocks.tokens_per_sample
         print_next("Train with", training_command(args.data_bin, "model", tokens, args.user_dir))
     return 0
 
 
-def _report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
+def report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
+    """Print what was coded, and how exactly."""
     if figures.coded_tokens:
         print(
             f"{split}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "
             f"({figures.coded_tokens / seconds:.0f} a second)"
             + (f"; {figures.empty_tokens} codes are empty" if figures.empty_tokens else "")
+        )
+    if figures.inexact_tokens:
+        _warn(
+            f"{split}: {figures.inexact_tokens} of {figures.coded_tokens} codes do not reach the required accuracy; "
+            "they were written (--allow-inexact)"
         )
     if figures.meta is None:
         print(
@@ -186,21 +195,27 @@ def _report(split: str, figures: CodingFigures, seconds: float, share: WorkShare
 def _estimate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from mlsm_plugin.auxiliary.coding_estimate import estimate_split
 
-    if options["share"].index != 0:  # only the first process prints the estimate
+    estimates = (estimate_split(args.data_bin, split, **options) for split in args.splits)
+    return report_estimates(estimates, options["share"], args.allow_inexact, args.data_bin)
+
+
+def report_estimates(estimates: Iterable[CodingEstimate], share: WorkShare, allow_inexact: bool, disk: str) -> int:
+    """Print the estimates as they are made, and the free room of the disk that holds the path ``disk``."""
+    if share.index != 0:  # only the first process prints the estimate
         return 0
-    estimates = []
-    for split in args.splits:
-        estimates.append(estimate_split(args.data_bin, split, **options))
-        print(estimates[-1], flush=True)
-        if estimates[-1].inexact_tokens and not args.allow_inexact:
+    needed = 0
+    for estimate in estimates:
+        print(estimate, flush=True)
+        needed += estimate.disk_bytes
+        if estimate.inexact_tokens and not allow_inexact:
             _warn(
-                f"{split}: {estimates[-1].inexact_tokens} codes of the sample do not reach the required accuracy "
+                f"{estimate.split}: {estimate.inexact_tokens} codes of the sample do not reach the required accuracy "
                 "(--tolerance) and would be refused; use a larger --tolerance, or --allow-inexact"
             )
-    needed, free = sum(estimate.disk_bytes for estimate in estimates), shutil.disk_usage(args.data_bin).free
-    print(f"free disk of {args.data_bin}: {free / 1e6:.1f} MB, the codes need {needed / 1e6:.1f} MB")
+    free = shutil.disk_usage(disk).free
+    print(f"free disk of {disk}: {free / 1e6:.1f} MB, the codes need {needed / 1e6:.1f} MB")
     if needed > free:
-        _warn(f"the codes need {needed / 1e9:.2f} GB, but {args.data_bin} has only {free / 1e9:.2f} GB free")
+        _warn(f"the codes need {needed / 1e9:.2f} GB, but {disk} has only {free / 1e9:.2f} GB free")
     return 0
 
 

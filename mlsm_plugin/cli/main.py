@@ -21,6 +21,9 @@ COMMANDS = {
     "convert-dictionary": "bring in a dictionary or sparse autoencoder of another program, or export one",
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "do all of the above: turn raw text into everything that training reads",
+    "tokenize-hf": "turn raw text into sequences of ids of a Hugging Face tokenizer; needs no fairseq",
+    "encode-hf": "sparse-code a Hugging Face model's hidden states of sequences of ids; needs no fairseq",
+    "adapt": "continue the pre-training of a Hugging Face model on a text, in one command; needs no fairseq",
     "evaluate-dictionary": "judge a dictionary: its reconstructions, and what a masked LM loses by them",
     "inspect": "write an HTML report of what the latent properties mean",
     "datastore": "build a datastore of a corpus, for retrieval with an NPM model",
@@ -80,7 +83,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    if command in COMMANDS and command != "doctor" and (problem := installation.first_problem()):
+    problem = None
+    if command in COMMANDS and command != "doctor":  # which lists all problems
+        problem = installation.first_problem(without_fairseq=command in installation.WITHOUT_FAIRSEQ)
+    if problem:
         print(f"mlsm: error: {problem} (`mlsm doctor` lists everything)", file=sys.stderr)
         return 1
     try:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
-
 _in_a_chain: ContextVar[bool] = ContextVar("in_a_chain", default=False)
 
 
@@ -41,6 +39,8 @@ def training_command(
     data_bin: str | os.PathLike[str], save_dir: str | os.PathLike[str], tokens_per_sample: int, user_dir: str | None
 ) -> str:
     """The ``fairseq-train`` command that trains MLSM and MLM together on a coded dataset."""
+    from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR  # needs fairseq
+
     return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)} \\
     --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
     --sample-break-mode complete --tokens-per-sample {tokens_per_sample} \\

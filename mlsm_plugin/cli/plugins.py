@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import sys
 from collections.abc import Sequence
 
 HELP = "folder of your own plugin; its import registers coders, sources of hidden states or objectives"
@@ -26,7 +28,10 @@ def import_plugin(folder: str) -> None:
     Raises:
         ValueError: the package does not exist, or its import fails.
     """
-    from fairseq.utils import import_user_module
+    try:
+        from fairseq.utils import import_user_module
+    except ImportError:
+        import_user_module = _import_user_module
 
     if os.path.isdir(folder) and not os.path.isfile(os.path.join(folder, "__init__.py")):
         raise ValueError(f"--user-dir {folder} is not a Python package: it has no __init__.py")
@@ -36,3 +41,13 @@ def import_plugin(folder: str) -> None:
         raise ValueError(f"--user-dir {folder} does not exist") from None
     except Exception as error:  # whatever the user's own code raises
         raise ValueError(f"--user-dir {folder} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _import_user_module(args: argparse.Namespace) -> None:
+    """What fairseq's function of this name does, where fairseq is not installed."""
+    parent, name = os.path.split(os.path.abspath(args.user_dir))
+    if not os.path.isdir(args.user_dir):
+        raise FileNotFoundError(args.user_dir)
+    if name not in sys.modules:
+        sys.path.insert(0, parent)
+        importlib.import_module(name)

@@ -4,7 +4,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.nn.functional as F
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -12,9 +11,9 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
-from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl, strongest_atom_cross_entropy
+from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
 
-LATENT_TARGET_CHOICES = ChoiceEnum(["distribution", "argmax"])
+LATENT_TARGET_CHOICES = ChoiceEnum(list(LATENT_LOSSES))
 
 
 @dataclass
@@ -44,44 +43,42 @@ class LatentSemanticKlCriterion(FairseqCriterion):
 
     def __init__(self, cfg: LatentSemanticKlConfig, task: Any) -> None:
         super().__init__(task)
-        if cfg.latent_weight < 0 or cfg.mlm_weight < 0 or cfg.latent_weight + cfg.mlm_weight == 0:
-            raise ValueError(
-                "--latent-weight and --mlm-weight must not be negative, and not both 0; "
-                f"got {cfg.latent_weight} and {cfg.mlm_weight}"
-            )
+        check_weights(cfg.latent_weight, cfg.mlm_weight)
         self.latent_weight = cfg.latent_weight
         self.mlm_weight = cfg.mlm_weight
-        self.latent_loss = strongest_atom_cross_entropy if str(cfg.latent_target) == "argmax" else latent_semantic_kl
+        self.latent_target = str(cfg.latent_target)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """Compute the loss summed over tokens, the sample size, and the logging output."""
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
-        num_masked = masked.sum()
         token_logits, extra = model(
             **sample["net_input"],
             masked_tokens=masked,
             project_tokens=self.mlm_weight > 0,
             project_atoms=self.latent_weight > 0,
         )
-        logging_output = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "num_masked": num_masked}
-        loss = extra["zero_with_gradient"]  # for parameters of projections that this step does not compute
-        sample_size = num_masked
-        if self.latent_weight > 0:
-            codes = sample["codes"]
-            latent = self.latent_loss(extra["atom_logits"], codes["atoms"], codes["weights"])
-            num_nonzeros = codes["weights"].gt(0).sum(dim=1)
-            sample_size = num_nonzeros.gt(0).sum()
-            loss = loss + self.latent_weight * latent
-            logging_output.update(latent_loss=latent.detach(), num_coded=sample_size, num_nonzeros=num_nonzeros.sum())
-        if self.mlm_weight > 0:
-            mlm = F.cross_entropy(token_logits.float(), sample["target"][masked], reduction="sum")
-            scale = self.mlm_weight
-            if self.latent_weight > 0:
-                scale = scale * sample_size / num_masked.clamp(min=1)
-            loss = loss + scale * mlm
-            logging_output["mlm_loss"] = mlm.detach()
-        logging_output.update(loss=loss.detach(), sample_size=sample_size)
-        return loss, sample_size, logging_output
+        terms = latent_semantic_terms(
+            targets=sample["target"][masked],
+            token_logits=token_logits,
+            atom_logits=extra.get("atom_logits"),
+            codes=sample.get("codes"),
+            latent_weight=self.latent_weight,
+            mlm_weight=self.mlm_weight,
+            latent_target=self.latent_target,
+            zero=extra["zero_with_gradient"],  # for parameters of projections that this step does not compute
+        )
+        logging_output = {
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "num_masked": terms.num_masked,
+            "loss": terms.loss.detach(),
+            "sample_size": terms.sample_size,
+        }
+        if terms.latent is not None:
+            logging_output.update(latent_loss=terms.latent, num_coded=terms.num_coded, num_nonzeros=terms.num_nonzeros)
+        if terms.mlm is not None:
+            logging_output["mlm_loss"] = terms.mlm
+        return terms.loss, terms.sample_size, logging_output
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

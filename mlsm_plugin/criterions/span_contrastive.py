@@ -14,7 +14,7 @@ from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
 from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
 from mlsm_plugin.losses.similarity import SIMILARITIES
-from mlsm_plugin.losses.span_contrastive import occurrences, span_contrastive_terms
+from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked, without_spans
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 
@@ -62,22 +62,17 @@ class SpanContrastiveCriterion(FairseqCriterion):
         content = self._is_content(key_tokens)
         spans = sample["spans"]
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left
-            content = torch.zeros_like(content)
-            spans = {name: values[:0] for name, values in spans.items()}
-        keys, tokens, first = self._gathered(key_features, key_tokens.masked_fill(~content, -1), content)
-        column = (tokens >= 0).flatten()
-        sequence_of_key = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.size(1))[column]
-        candidates = sequence_of_key != (spans["sequence"] + first)[:, None]  # (n, m)
-        begins, ends = occurrences(tokens, self._ngrams(sample, spans), spans["length"])
-        how: Any = {"similarity": str(self.cfg.similarity), "temperature": self.cfg.similarity_temperature}
-        queries = features[spans["sequence"], spans["query_start"]]
-        start = span_contrastive_terms(queries, keys, begins.flatten(1)[:, column], candidates, **how)
-        terms = {"start": start}
-        if not self.single:
-            queries = features[spans["sequence"], spans["query_end"]]
-            terms["end"] = span_contrastive_terms(queries, keys, ends.flatten(1)[:, column], candidates, **how)
+            content, spans = torch.zeros_like(content), without_spans(spans)
+        keys, tokens, first = self._gathered(key_features, key_tokens.masked_fill(~content, NO_KEY), content)
+        terms = span_batch_terms(
+            *(features, keys, tokens, spans, span_ngrams(sample["context"]["src_tokens"], spans)),
+            first=first,
+            single=self.single,
+            similarity=str(self.cfg.similarity),
+            temperature=self.cfg.similarity_temperature,
+        )
         loss = sum((term.loss for term in terms.values()), start=zero_with_gradient(lm_head(model).parameters()))
-        sample_size = start.counted.sum()
+        sample_size = terms["start"].counted.sum()
         logging_output = {
             "loss": loss.detach(),
             "sample_size": sample_size,
@@ -88,11 +83,9 @@ class SpanContrastiveCriterion(FairseqCriterion):
             "num_spans": len(spans["length"]),
             "num_masked": spans["length"].sum(),
             "num_content": self._is_content(sample["context"]["src_tokens"]).sum(),
-            "num_found": torch.stack([term.found for term in terms.values()]).all(dim=0).sum(),
+            **found_spans(terms),
+            **{f"{name}_loss": term.loss.detach() for name, term in terms.items()},
         }
-        for name, term in terms.items():
-            logging_output[f"{name}_loss"] = term.loss.detach()
-            logging_output[f"num_{name}s_found"] = term.found.sum()
         return loss, sample_size, logging_output
 
     def _is_content(self, tokens: Tensor) -> Tensor:
@@ -108,31 +101,19 @@ class SpanContrastiveCriterion(FairseqCriterion):
         if sample["mask_context"]:
             features = model(masked, features_only=True)[0]
             return features, features, masked
-        width = max(masked.size(1), context.size(1))
-        both = masked.new_full((2 * len(masked), width), self.padding_idx)
-        both[: len(masked), : masked.size(1)] = masked
-        both[len(masked) :, : context.size(1)] = context
+        both = stacked(masked, context, self.padding_idx)
         features, key_features = model(both, features_only=True)[0].chunk(2)
         return features, key_features[:, : context.size(1)], context
 
     def _gathered(self, key_features: Tensor, tokens: Tensor, content: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Keys ``(m, d)``, ids of all sequences ``(S, T)`` (-1: no key), and the number of the first own sequence."""
+        """Keys ``(m, d)``, ids of all sequences ``(S, T)``, and the number of the first own sequence."""
         keys = key_features[content]
         if not self.cfg.negatives_across_ranks:
             return keys, tokens, 0
         group = rank_group(self.cfg.negative_group_size)
         width = int(largest_over_ranks(torch.tensor([tokens.size(1)], device=tokens.device), group))
-        tokens, first = gather_rows(torch.nn.functional.pad(tokens, (0, width - tokens.size(1)), value=-1), group)
+        tokens, first = gather_rows(torch.nn.functional.pad(tokens, (0, width - tokens.size(1)), value=NO_KEY), group)
         return gather_rows_with_gradient(keys, group)[0], tokens, first
-
-    def _ngrams(self, sample: dict[str, Any], spans: dict[str, Tensor]) -> Tensor:
-        """The ids of each span, ``(n, longest)``; ids after its length do not count."""
-        context, lengths = sample["context"]["src_tokens"], spans["length"]
-        if len(lengths) == 0:
-            return context.new_zeros(0, 1)
-        offsets = torch.arange(int(lengths.max()), device=context.device)
-        places = (spans["start"][:, None] + offsets).clamp(max=context.size(1) - 1)
-        return context[spans["sequence"][:, None], places]
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
 from mlsm_plugin.fairseq_seams.roberta_parts import recorded_hidden_states
-from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms, unit_rows
+from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms, unit_rows, usable_anchors
 from mlsm_plugin.losses.token_pairs import NONE, sample_pairs, sample_pairs_in_pool
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class TokenContrastiveCriterion(FairseqCriterion):
                 "" if cfg.negatives_across_ranks else ", or --negatives-across-ranks",
             )
         terms = contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
-        return terms, (anchors & (positive != NONE) & (negative[:, :, 0] != NONE)).sum()
+        return terms, usable_anchors(anchors, positive, negative).sum()
 
     def _generator(self, sample: dict[str, Any], device: torch.device) -> torch.Generator:
         """A generator that depends only on the seed, the update (in validation: not on the update) and the batch."""

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 
-# position of a token that is not in the split, such as a prepended BOS
-NO_POSITION = -1
+from mlsm_plugin.sparse_coding.coverage import NO_POSITION as NO_POSITION
 
 
 class TokenPositionsDataset(FairseqDataset):

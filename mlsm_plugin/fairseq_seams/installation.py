@@ -42,6 +42,10 @@ ALTERNATIVES = {"spams-bin": ("spams",), "faiss-cpu": ("faiss-gpu", "faiss")}
 # requirements that the package can do without, and what their absence costs
 CONSEQUENCES = {"numba": "coding is several times slower"}
 DEVELOPMENT_EXTRAS = ("test", "dev")
+# the subcommands of `mlsm` that work where fairseq is not installed
+WITHOUT_FAIRSEQ = ("tokenize-hf", "encode-hf", "adapt", "convert-dictionary")
+# what only fairseq needs, or what works with fairseq only
+WITH_FAIRSEQ = (*FAIRSEQS, "omegaconf", "sentencepiece", "spams-bin")
 
 
 @dataclass(frozen=True)
@@ -129,10 +133,15 @@ def check_extras() -> list[Finding]:
     return findings
 
 
-def first_problem() -> str | None:
-    """The first problem that keeps the plugin from working, with its fix, in one line; None if there is no problem."""
+def first_problem(*, without_fairseq: bool = False) -> str | None:
+    """The first problem that keeps the plugin from working, with its fix, in one line; None if there is no problem.
+
+    Args:
+        without_fairseq: leave out fairseq and what only fairseq needs.
+    """
     for finding in check_installation():
-        if finding.problem and finding.component not in CONSEQUENCES:
+        needed = not without_fairseq or finding.component not in WITH_FAIRSEQ
+        if finding.problem and needed and finding.component not in CONSEQUENCES:
             return f"{finding.component} {finding.version}: {finding.problem}"
     return None
 

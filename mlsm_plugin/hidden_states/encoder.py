@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 
 class TokenVectors(Protocol):
@@ -26,7 +28,7 @@ class TokenVectors(Protocol):
         """The width of the vectors."""
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """``(B, T, dim)`` float32 for fairseq's ids ``(B, T)``, right-padded."""
+        """``(B, T, dim)`` float32 for ids ``(B, T)``, right-padded: fairseq's, or those of the blocks."""
 
 
 class HiddenStateEncoder(ABC):

@@ -1,38 +1,37 @@
-"""Hidden states of one layer of a Hugging Face encoder."""
+"""Hidden states of one layer of a Hugging Face encoder, for fairseq's ids."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mlsm_plugin.data.token_blocks import load_dictionary
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, weight_files
-from mlsm_plugin.hidden_states.devices import default_device
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.tokenization.text_tokenizer import check_dictionary
-
-# Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
-# positions are numbered from the padding id + 1.
-SUPPORTED = (
-    "bert",
-    "camembert",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
+from mlsm_plugin.files.hf_files import hf_folder, weight_files
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.library_encoder import (
+    FEWEST_LAYERS,
+    LARGEST_PADDING,
+    POSITIONS_AFTER_PADDING,
+    SUPPORTED,
+    LibraryEncoder,
+    check_vocabulary,
+    load_model,
+    positions_of,
+    supported_config,
 )
-POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
-FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
-LARGEST_PADDING = 128  # extra rows that an embedding may have after the vocabulary, to make its size round
+
+__all__ = [
+    "FEWEST_LAYERS",
+    "LARGEST_PADDING",
+    "POSITIONS_AFTER_PADDING",
+    "SUPPORTED",
+    "HuggingFaceEncoder",
+    "check_vocabulary",
+    "load_model",
+    "supported_config",
+]
 
 
 class HuggingFaceEncoder(HiddenStateEncoder):
@@ -62,42 +61,28 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         device: str | torch.device | None = None,
         fp16: bool = False,
     ) -> None:
+        from mlsm_plugin.data.token_blocks import load_dictionary  # these need fairseq
+        from mlsm_plugin.tokenization.text_tokenizer import check_dictionary
+
         self.dictionary = load_dictionary(data_bin)
-        folder = hf_folder(name, weights=True)
-        config = supported_config(folder)
-        self.layer, self.num_layers = layer, int(config.num_hidden_layers)
-        check_layer(layer, self.num_layers, folder)
-        tokenizer = HuggingFaceTokenizer(folder)
-        check_dictionary(tokenizer, Path(data_bin))
-        check_vocabulary(tokenizer, int(config.vocab_size), folder)
-        self.max_tokens = _positions(config)
-        self.dim = int(config.hidden_size)
-        self.device = default_device(device)
-        self._ids = torch.from_numpy(tokenizer.hf_ids)
-        self._model = load_model(folder, _first_layers(config, layer)).float().eval()
-        if config.model_type == "modernbert" and layer < self.num_layers:
-            self._model.final_norm = nn.Identity()  # follows the last layer only
-        if fp16:
-            self._model = self._model.half()
-        self.to(self.device)
+        self._encoder = LibraryEncoder(
+            name, layer=layer, device=device, fp16=fp16, check=lambda found: check_dictionary(found, Path(data_bin))
+        )
+        self.layer, self.num_layers = layer, self._encoder.num_layers
+        self.max_tokens, self.dim = self._encoder.max_tokens, self._encoder.dim
+        self._ids = torch.from_numpy(self._encoder.tokenizer.hf_ids)
+        self.to(self._encoder.device)
 
     def to(self, device: str | torch.device) -> None:
         """Move the model to ``device``."""
-        self.device = torch.device(device)
-        self._model.to(self.device)
+        self._encoder.to(device)
+        self.device = self._encoder.device
         self._ids = self._ids.to(self.device)
 
-    @torch.no_grad()
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """Hidden states ``(B, T, dim)``, float32, of fairseq's ids ``(B, T)``."""
         tokens = tokens.to(self.device)
-        attended = tokens.ne(self.dictionary.pad())
-        batch = {"input_ids": self._ids[tokens], "attention_mask": attended.long()}
-        if self._model.config.num_hidden_layers > self.layer:
-            found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
-        else:
-            found = self._model(**batch)[0]
-        return found.float()
+        return self._encoder.hidden_states(self._ids[tokens], tokens.ne(self.dictionary.pad()))
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
@@ -115,7 +100,7 @@ class HuggingFaceEncoder(HiddenStateEncoder):
     @classmethod
     def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
         """The model's positions."""
-        return _positions(supported_config(hf_folder(name)))
+        return positions_of(supported_config(hf_folder(name)))
 
     @classmethod
     def width_of(cls, name: str | os.PathLike[str]) -> int | None:
@@ -126,67 +111,3 @@ class HuggingFaceEncoder(HiddenStateEncoder):
     def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
         """The model itself, which comes with its tokenizer."""
         return os.fspath(name)
-
-
-def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
-    """The configuration of a model; raises ValueError if its type is not among ``types``."""
-    transformers = import_transformers()
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers has no common error for missing files, damaged files and unknown types
-        raise ValueError(f"{folder} does not hold a Hugging Face model: {first_line(error)}") from None
-    if config.model_type not in types:
-        raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
-    return config
-
-
-def _first_layers(config: Any, number: int) -> Any:
-    """``config``, changed to that of a model of the first ``number`` layers, or of more if there is no such model."""
-    number = max(number, FEWEST_LAYERS.get(config.model_type, 0))
-    if getattr(config, "layer_types", None) is not None:
-        config.layer_types = config.layer_types[:number]
-    config.num_hidden_layers = number
-    return config
-
-
-def _positions(config: Any) -> int:
-    """Longest sample in tokens that the model can take, or that it is made for if its positions are relative."""
-    positions = int(config.max_position_embeddings)
-    if config.model_type not in POSITIONS_AFTER_PADDING:
-        return positions
-    # mpnet uses 1, whatever the configuration says
-    padding = 1 if config.model_type == "mpnet" else int(config.pad_token_id)
-    return positions - padding - 1
-
-
-def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
-    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer."""
-    needed = tokenizer.largest_id + 1
-    if not needed <= rows < needed + LARGEST_PADDING:
-        raise ValueError(
-            f"{folder}: the tokenizer's ids need {needed} embeddings, the model has {rows}; use its own tokenizer"
-        )
-
-
-def load_model(folder: Path, config: Any, kind: str = "AutoModel") -> Any:
-    """A model of the library; weights that are no part of it, such as those of later layers, are not loaded.
-
-    Args:
-        folder: holds the weights.
-        config: of the model to make.
-        kind: name of the library's class that makes it.
-
-    Raises:
-        ValueError: the weights cannot be read, have other shapes, or some of them are missing.
-    """
-    transformers = import_transformers()
-    try:
-        model, info = getattr(transformers, kind).from_pretrained(
-            folder, config=config, output_loading_info=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
-        raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
-    if missing:
-        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}")
-    return model

@@ -5,25 +5,26 @@ from __future__ import annotations
 import numpy as np
 from tqdm import tqdm
 
-from mlsm_plugin.hidden_states.block_reader import BlockReader, hidden_states_of
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.blocks import TokenBlocks, hidden_states_of
+from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.frequency_pruning import keep_mask
 
 BLOCKS_AT_ONCE = 64
 
 
-def type_counts(reader: BlockReader) -> np.ndarray:
-    """Occurrences of every symbol in the whole split, ``(n_symbols,)``."""
-    counts = np.zeros(len(reader.dictionary), np.int64)
-    for index in tqdm(range(len(reader.tokens)), desc="counting words", unit="block", leave=False):
-        counts += np.bincount(reader.tokens[index][1:].numpy(), minlength=len(counts))
+def type_counts(reader: TokenBlocks) -> np.ndarray:
+    """Occurrences of every symbol in the whole text, ``(n_symbols,)``; those without a position do not count."""
+    counts = np.zeros(reader.num_symbols, np.int64)
+    for index in tqdm(range(len(reader)), desc="counting words", unit="block", leave=False):
+        for block in reader.block(index):
+            counts += np.bincount(block.tokens[block.positions >= 0].numpy(), minlength=len(counts))
     return counts
 
 
 def sample_hidden_states(
-    reader: BlockReader,
-    encoder: HiddenStateEncoder,
+    reader: TokenBlocks,
+    encoder: TokenVectors,
     *,
     num_tokens: int,
     max_batch_tokens: int,
@@ -34,7 +35,7 @@ def sample_hidden_states(
     """Hidden states of blocks drawn uniformly, without replacement, from the whole split.
 
     Args:
-        reader, encoder: the split and the model.
+        reader, encoder: the text and the model.
         num_tokens: how many hidden states; all of the split's if it has fewer.
         max_batch_tokens: tokens in one forward pass.
         frequency_pruning, pruning_threshold: see :func:`keep_mask`.

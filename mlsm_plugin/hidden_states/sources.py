@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 import torch
 
+from mlsm_plugin.fairseq_seams import installation
 from mlsm_plugin.files.hf_files import HF_PREFIX
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
 
 Source = type[HiddenStateEncoder]
 
 # one letter and a colon would be a drive
 PREFIX = r"[a-z][a-z0-9_+-]+:"
-# a name without a prefix is a fairseq checkpoint
-_SOURCES: dict[str, Source] = {"": FairseqEncoder, HF_PREFIX: HuggingFaceEncoder}
+# a name without a prefix ("") is a fairseq checkpoint, whose class is imported when it is needed
+_SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
 # longest block in tokens, unless an option asks for longer ones
 LONGEST_DEFAULT_BLOCK = 512
 
@@ -47,14 +47,14 @@ def register_source(prefix: str) -> Callable[[Source], Source]:
 
 
 def source_of(name: str | os.PathLike[str]) -> Source:
-    """The class that opens the model of this name.
+    """The class that opens the model of this name; a name without a prefix is a fairseq checkpoint.
 
     Raises:
-        ValueError: the prefix of the name is not registered.
+        ValueError: the prefix of the name is not registered, or it is a fairseq checkpoint and fairseq is missing.
     """
     prefix = re.match(PREFIX, os.fspath(name))
     if prefix is None or (prefix.group() not in _SOURCES and os.path.exists(name)):
-        return _SOURCES[""]
+        return _of_fairseq(name)
     if prefix.group() not in _SOURCES:
         known = ", ".join(sorted(filter(None, _SOURCES)))
         raise ValueError(
@@ -62,6 +62,19 @@ def source_of(name: str | os.PathLike[str]) -> Source:
             "plugin's folder with --user-dir"
         )
     return _SOURCES[prefix.group()]
+
+
+def _of_fairseq(name: str | os.PathLike[str]) -> Source:
+    if "" in _SOURCES:
+        return _SOURCES[""]
+    try:
+        from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
+    except ImportError as error:
+        problem = installation.first_problem() or str(error)
+        raise ValueError(
+            f"{os.fspath(name)} would be a fairseq checkpoint, but {problem}; a Hugging Face model is hf:PATH"
+        ) from None
+    return _SOURCES.setdefault("", FairseqEncoder)
 
 
 def open_encoder(

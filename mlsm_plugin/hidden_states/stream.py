@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.hidden_states.block_reader import BlockReader, hidden_states_of
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.blocks import TokenBlocks, hidden_states_of
+from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.samples import BLOCKS_AT_ONCE, no_token_left, type_counts
 from mlsm_plugin.sparse_coding.frequency_pruning import keep_mask
 
@@ -27,7 +27,7 @@ class HiddenStateStream:
     that are skipped cost no forward pass.
 
     Args:
-        reader, encoder: the split and the model.
+        reader, encoder: the text and the model.
         batch_size: rows of a batch; if the whole split has fewer, a batch has those.
         max_batch_tokens: tokens in one forward pass.
         frequency_pruning, pruning_threshold: see :func:`keep_mask`; ``subsample`` draws anew in each pass.
@@ -37,8 +37,8 @@ class HiddenStateStream:
 
     def __init__(
         self,
-        reader: BlockReader,
-        encoder: HiddenStateEncoder,
+        reader: TokenBlocks,
+        encoder: TokenVectors,
         *,
         batch_size: int,
         max_batch_tokens: int,

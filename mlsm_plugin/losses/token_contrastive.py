@@ -78,10 +78,15 @@ def contrastive_terms(
             "expected semantics (B, T, d), anchors (B, T), positive (B, T) and negative (B, T, K); got "
             f"{tuple(semantics.shape)}, {tuple(anchors.shape)}, {tuple(positive.shape)} and {tuple(negative.shape)}"
         )
-    chosen = (anchors & (positive != NONE) & (negative[:, :, 0] != NONE)).flatten().nonzero().squeeze(1)
+    chosen = usable_anchors(anchors, positive, negative).flatten().nonzero().squeeze(1)
     candidates = torch.cat([positive.flatten()[chosen, None], negative.flatten(0, 1)[chosen]], dim=1)
     with torch.autocast(semantics.device.type, enabled=False):  # --amp would round the products
         return ContrastiveTerms(*_InfoNce.apply(semantics.flatten(0, 1), chosen, candidates, keys, temperature))
+
+
+def usable_anchors(anchors: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """The anchors ``(B, T)`` that have a positive and negatives, bool; arguments as of :func:`contrastive_terms`."""
+    return anchors & (positive != NONE) & (negative[:, :, 0] != NONE)
 
 
 def unit_rows(vectors: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+# position of a token that has no row in the code store, such as a prepended BOS or padding
+NO_POSITION = -1
+
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:
     """Tell for each position whether it belongs to the seeded share.

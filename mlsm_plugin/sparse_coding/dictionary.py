@@ -23,6 +23,7 @@ from mlsm_plugin.files.json_checks import check_json, fields, number, optional, 
 from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
+from mlsm_plugin.sparse_coding.solvers import import_spams
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
 
 ATOMS_FILE = "dictionary.npy"
@@ -221,8 +222,7 @@ def _learn_with_spams(
     Returns:
         (n_atoms, dim), norms at most 1.
     """
-    import spams
-
+    spams = import_spams()
     learned = initial.T.copy(order="F")
     state: dict[str, Any] = {}
     parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)

@@ -10,7 +10,7 @@ import torch
 
 from mlsm_plugin.sparse_coding.active_set import replace_where_better
 from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
-from mlsm_plugin.sparse_coding.solvers import AUTO_SOLVERS, LIMITING_SOLVERS, SOLVERS, canonical_csr
+from mlsm_plugin.sparse_coding.solvers import AUTO_SOLVERS, LIMITING_SOLVERS, SOLVERS, canonical_csr, has_spams
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCodes
 
 # rows given to a solver at a time: 50 MB in float64 with 768 dimensions
@@ -124,7 +124,8 @@ def _encode_chunk(
     """The codes (float64) and gaps of the rows of ``chunk``."""
     names: tuple[str, ...] = (solver,)
     if solver == "auto":
-        names = AUTO_SOLVERS if settings.max_nonzeros is None else LIMITING_SOLVERS
+        usable = tuple(name for name in AUTO_SOLVERS if name != "spams" or has_spams())
+        names = usable if settings.max_nonzeros is None else LIMITING_SOLVERS
     codes, gap = SOLVERS[names[0]](chunk, atoms, settings)
     for name in names[1:]:
         open_rows = np.flatnonzero(gap > settings.tolerance)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -26,15 +28,31 @@ def canonical_csr(codes: sp.csr_matrix) -> sp.csr_matrix:
     return codes
 
 
+def has_spams() -> bool:
+    """Whether spams is installed; the package can do without."""
+    return importlib.util.find_spec("spams") is not None
+
+
+def import_spams() -> Any:
+    """The module ``spams``.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import spams
+    except ImportError:
+        raise ValueError("this needs spams: pip install spams-bin, or choose another solver or backend") from None
+    return spams
+
+
 def _solve_with_spams(hidden: torch.Tensor, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
     """Solve with the LARS homotopy of spams, in float64: in float32 it loses the path of some rows completely.
 
     spams takes columns in Fortran order, that is, the transposes of rows in C order. It aborts the process if the
     shapes disagree, so callers check them first.
     """
-    import spams
-
-    codes = spams.lasso(
+    codes = import_spams().lasso(
         hidden.cpu().numpy().T,
         D=atoms.T,
         lambda1=settings.lambda_,
@@ -108,7 +126,7 @@ SOLVERS: dict[str, Solver] = {
     "spams": _certified(_solve_with_spams),
     "fista": _certified(_solve_with_fista),
 }
-# "auto" tries these in turn, each for the rows that are still above the tolerance
+# "auto" tries these in turn (spams only where it is installed), each for the rows that are still above the tolerance
 AUTO_SOLVERS = ("active_set", "spams", "fista")
 # the solvers that support max_nonzeros
 LIMITING_SOLVERS = ("spams",)

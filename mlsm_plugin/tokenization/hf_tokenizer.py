@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import numpy as np
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, written_by_library
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
+# roles of the library's special tokens; the unknown token stands for a word
+ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 
 
 class HuggingFaceTokenizer:
@@ -29,6 +34,8 @@ class HuggingFaceTokenizer:
     Attributes:
         symbols: the lines of ``dict.txt``.
         hf_ids: the library's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
+        begin_id, pad_id, end_id: the library's ids of the tokens that begin, pad and end a text.
+        special_ids: the library's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
 
     Raises:
@@ -37,13 +44,16 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = hf_folder(path)
-        self._tokenizer = _load(self.folder)
+        self._tokenizer = open_tokenizer(self.folder)
         self.backend = self._tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
+        self.begin_id, self.pad_id, self.end_id = begin, pad, end
         self.unknown_id = unknown
+        roles = (getattr(self._tokenizer, f"{role}_token_id", None) for role in ROLES)
+        self.special_ids = frozenset(int(number) for number in roles if number is not None)
         vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
         special = {begin, pad, end, unknown, mask}
         plain = [(number, token) for number, token in vocabulary if number not in special]
@@ -64,6 +74,13 @@ class HuggingFaceTokenizer:
     def largest_id(self) -> int:
         """The largest id of the library's tokens."""
         return int(self.hf_ids.max())
+
+    @cached_property
+    def vocabulary_fingerprint(self) -> str:
+        """SHA-256 of the tokens and their ids, and of the tokens that begin, end and pad a text."""
+        vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
+        content = json.dumps([vocabulary, self.begin_id, self.end_id, self.pad_id])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def symbols_of(self, text: str) -> list[str]:
         """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""
@@ -91,7 +108,8 @@ class HuggingFaceTokenizer:
             self._tokenizer.save_pretrained(folder)
 
 
-def _load(folder: Path) -> Any:
+def open_tokenizer(folder: Path) -> Any:
+    """The library's fast tokenizer in a folder; raises ValueError if there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
     transformers = import_transformers()
     try:

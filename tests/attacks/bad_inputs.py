@@ -200,6 +200,10 @@ META_OF_DICTIONARY: dict[str, Damage] = {
     "health that is text": json_with(health="good"),
     "another model": json_with(auxiliary_fingerprint="0" * 64),
 }
+# of a dictionary that says nothing of a model
+META_OF_CODER = {
+    name: damage for name, damage in META_OF_DICTIONARY.items() if not name.startswith(("blocks", "layer", "health"))
+}
 META_OF_CODES: dict[str, Damage] = {
     **JSON_FILE,
     "another format": json_with(format_version=99),
@@ -221,6 +225,26 @@ META_OF_DATASTORE: dict[str, Damage] = {
     "negative shards": json_with(shard_keys=[-4]),
     "width of nothing": json_with(dim=0),
     "another checkpoint": json_with(fingerprints={"checkpoint": "0" * 64}),
+}
+META_OF_SEQUENCES: dict[str, Damage] = {
+    **RECORD,
+    "tokenizer that is a number": json_with(tokenizer=3),
+    "another tokenizer": json_with(tokenizer="0" * 64),
+    "length that is text": json_with(max_length="x"),
+}
+IDS: dict[str, Damage] = {
+    **NPY,
+    "floats": replaced(npy(np.ones(4, np.float32))),
+    "fewer than the sequences have": replaced(npy(np.ones(4, np.int32))),
+    "beyond the vocabulary": lambda path: path.write_bytes(path.read_bytes()[:-4] + b"\xff\xff\xff\x7f"),
+    "below 0": lambda path: path.write_bytes(path.read_bytes()[:-4] + b"\xff\xff\xff\xff"),
+}
+STARTS: dict[str, Damage] = {
+    **NPY,
+    "descending": replaced(npy(np.array([0, 9, 4, 9]))),
+    "not from 0": replaced(npy(np.array([1, 9]))),
+    "floats": lambda path: path.write_bytes(npy(np.load(path).astype(np.float64))),
+    "a long sequence": lambda path: path.write_bytes(npy(np.load(path)[[0, -1]])),
 }
 PAIRS: dict[str, Damage] = {
     **TEXT,

@@ -38,12 +38,15 @@ class Inputs:
     pairs: Path
     labelled: Path
     verbalizer: Path
+    sequences: Path
+    coder: Path
 
     @classmethod
     def within(cls, folder: Path) -> Self:
         """Where all of them are in one folder."""
         files = {
             **{name: name for name in ("tokenizer", "dictionary", "store", "modernbert", "verbalizer")},
+            **{name: name for name in ("sequences", "coder")},
             **{name: f"{name}/checkpoint_last.pt" for name in ("model", "npm", "denoising")},
             **{"data_bin": "data-bin", "text": "text.txt", "published": "atoms.npy", "log": "train.log"},
             **{"pairs": "pairs.jsonl", "labelled": "labelled.tsv"},
@@ -72,6 +75,8 @@ class Inputs:
         self.verbalizer.write_text("a\tname\nb\tobject\n")
         mlsm(*COMMANDS["dictionary"](self, self.dictionary))
         mlsm(*COMMANDS["datastore"](self, self.store))
+        mlsm(*COMMANDS["tokenize-hf"](self, self.sequences))
+        mlsm(*COMMANDS["convert-dictionary"](self, self.coder))
 
 
 def _dictionary(own: Inputs, output: Path) -> Words:
@@ -104,6 +109,13 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
     "encode": lambda own, output: (
         *("encode", own.data_bin, "--auxiliary", own.model, "--dictionary", own.dictionary),
         *("--splits", "valid", "--shard-tokens", 1500, "--threads", 1),
+    ),
+    "tokenize-hf": lambda own, output: (
+        *("tokenize-hf", own.text, "--tokenizer", own.modernbert, "--output", output, "--max-length", 24),
+    ),
+    "encode-hf": lambda own, output: (
+        *("encode-hf", own.sequences, own.modernbert, "--dictionary", own.coder, "--layer", 2, "--output", output),
+        *("--shard-tokens", 2500, "--threads", 1),
     ),
     "convert-dictionary": lambda own, output: (
         *("convert-dictionary", own.published, output, "--transpose", "--normalize", "--lambda", 0.1),
@@ -143,5 +155,5 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
 WRITING = (
     *("tokenizer", "binarize", "dictionary", "dictionary --import", "encode", "datastore --index", "inspect", "plot"),
     *("evaluate-pairs", "classify", "export-hf", "import-hf", "convert-dictionary"),
-    *("dictionary --coder", "evaluate-dictionary"),
+    *("dictionary --coder", "evaluate-dictionary", "tokenize-hf", "encode-hf"),
 )

@@ -91,6 +91,12 @@ FILES: dict[str, Callable[[Place], Path]] = {
     "model.safetensors": lambda own: own.modernbert / "model.safetensors",
     "tokenizer.json": lambda own: own.modernbert / "tokenizer.json",
     "log": lambda own: own.log,
+    "ids": lambda own: own.sequences / "ids.npy",
+    "starts": lambda own: own.sequences / "starts.npy",
+    "meta of sequences": lambda own: own.sequences / "meta.json",
+    "meta of coder": lambda own: own.coder / "meta.json",
+    "atoms of coder": lambda own: own.coder / "dictionary.npy",
+    "meta in the output": lambda own: begun(own.output / "meta.json"),
 }
 # commands, a file that they read, and its ways to be wrong
 TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
@@ -133,10 +139,21 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (("dictionary hf:", "import-hf"), "model.safetensors", bad_inputs.SAFETENSORS),
     (("binarize hf:",), "tokenizer.json", bad_inputs.JSON_FILE),
     (("plot",), "log", bad_inputs.LOG),
+    (("encode-hf",), "ids", bad_inputs.IDS),
+    (("encode-hf",), "starts", bad_inputs.STARTS),
+    (("encode-hf",), "meta of sequences", bad_inputs.META_OF_SEQUENCES),
+    (("encode-hf",), "meta of coder", bad_inputs.META_OF_CODER),
+    (("encode-hf",), "atoms of coder", bad_inputs.ATOMS),
+    (("encode-hf",), "plan in the output", bad_inputs.PLAN),
+    (("encode-hf",), "config.json", bad_inputs.CONFIG),
+    (("encode-hf",), "model.safetensors", bad_inputs.SAFETENSORS),
+    (("encode-hf", "tokenize-hf"), "tokenizer.json", bad_inputs.JSON_FILE),
+    (("tokenize-hf",), "text", bad_inputs.TEXT),
+    (("tokenize-hf",), "meta in the output", bad_inputs.PLAN),
 ]
 
 
-INTO_FOLDERS = ("export-hf", "import-hf", "convert-dictionary")
+INTO_FOLDERS = ("export-hf", "import-hf", "convert-dictionary", "tokenize-hf", "encode-hf")
 
 
 def cases() -> Iterator[tuple[str, Case]]:
@@ -145,7 +162,7 @@ def cases() -> Iterator[tuple[str, Case]]:
             for name, damage in damages.items():
                 find = FILES[file]
                 yield f"{command}: {file}: {name}", Case(command, lambda own, d=damage, f=find: d(f(own)))
-    for command in ("dictionary", "datastore", "fill", "evaluate-pairs", "infill"):
+    for command in ("dictionary", "datastore", "fill", "evaluate-pairs", "infill", "encode-hf"):
         for device in bad_inputs.DEVICES:
             yield f"{command}: --device {device}", Case(command, more=("--device", device))
     for command in (*("tokenizer", "binarize", "dictionary", "datastore", "finetune"), *INTO_FOLDERS):
@@ -181,6 +198,9 @@ NUMBERS = [
     *(("evaluate-pairs", "--batch-tokens", value) for value in (0, -1)),
     *(("export-hf", "--lines", value) for value in (0, -1)),
     *(("inspect", "--max-tokens", value) for value in (0, -1)),
+    *(("tokenize-hf", "--max-length", value) for value in (-1, 0, 2)),
+    *(("encode-hf", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--coverage")),
+    *(("encode-hf", "--layer", value) for value in (-1, 99)),
 ]
 
 CASES = dict(cases())

@@ -73,7 +73,8 @@ def understand(words: list[str]) -> None:
     """Fail for a command that its program would refuse; it is not run."""
     program, *arguments = words
     if program in ("srun", "torchrun"):
-        understand(["mlsm", *arguments[arguments.index("encode") :]])
+        first = next(number for number, word in enumerate(arguments) if word in COMMANDS)
+        understand(["mlsm", *arguments[first:]])
     elif program == "mlsm":
         args, extra = build_parser(arguments[0]).parse_known_args(arguments)
         assert not extra or args.takes_extra, f"{' '.join(words)}: {extra}"

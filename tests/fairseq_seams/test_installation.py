@@ -174,7 +174,7 @@ def test_fairseq_fixed_is_accepted_on_the_second_lane_too(pretend):
 def test_missing_extras_are_notes(pretend, capsys):
     pretend({**GOOD, "tqdm": None, "faiss-gpu": "1.10.0", "matplotlib": "3.6.0", "safetensors": "0.4.5"})
     findings = {finding.component: finding for finding in installation.check_extras()}
-    assert list(findings) == ["faiss-cpu", "matplotlib", "transformers", "safetensors", "protobuf"]
+    assert list(findings) == ["faiss-cpu", "matplotlib", "transformers", "accelerate", "safetensors", "protobuf"]
     assert not any(finding.problem for finding in findings.values())
     assert findings["faiss-cpu"] == installation.Finding("faiss-cpu", "1.10.0")
     assert findings["safetensors"].note is None
@@ -187,6 +187,7 @@ def test_missing_extras_are_notes(pretend, capsys):
     assert [line.split()[1] for line in lines if line.startswith("  --  ")] == [
         "matplotlib",
         "transformers",
+        "accelerate",
         "protobuf",
     ]
     assert lines[-1].endswith(": 1 to fix")
@@ -206,7 +207,7 @@ def test_spams_under_its_other_name_is_found(pretend):
     assert installation.first_problem() is None
 
 
-@pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"doctor"}))
+@pytest.mark.parametrize("command", sorted({*cli.COMMANDS} - {"doctor", *installation.WITHOUT_FAIRSEQ}))
 def test_every_other_command_stops_with_the_problem(monkeypatch, pretend, capsys, command):
     pretend({**GOOD, "spams-bin": None})
 
@@ -216,6 +217,22 @@ def test_every_other_command_stops_with_the_problem(monkeypatch, pretend, capsys
     monkeypatch.setattr(cli, "build_parser", must_not_run)
     expected = f"mlsm: error: spams-bin missing: fix: {CONSTRAINED} 'spams-bin>=2.6' (`mlsm doctor` lists everything)"
     assert failing_mlsm(capsys, command, "anything") == expected
+
+
+@pytest.mark.parametrize("command", installation.WITHOUT_FAIRSEQ)
+def test_some_commands_stop_only_without_what_they_need(monkeypatch, pretend, capsys, command):
+    without = {**GOOD, "fairseq-fixed": None, "omegaconf": None, "sentencepiece": None, "spams-bin": None}
+    pretend(without)
+    assert installation.first_problem(without_fairseq=True) is None
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith(": 4 to fix")
+    working = ", ".join(f"mlsm {name}" for name in installation.WITHOUT_FAIRSEQ)
+    assert lines[-2] == f"what needs no fairseq works: {working}"
+    monkeypatch.setattr(installation, "CONSEQUENCES", {})
+    expected = f"mlsm: error: numba 0.1: numba>=0.58 is needed; fix: {CONSTRAINED} 'numba>=0.58' (`mlsm doctor` lists"
+    monkeypatch.setattr(installation, "installed_version", lambda *names: {**without, "numba": "0.1"}.get(names[0]))
+    assert failing_mlsm(capsys, command, "anything") == f"{expected} everything)"
 
 
 def test_help_and_version_work_in_a_bad_installation(pretend, capsys):

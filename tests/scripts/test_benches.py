@@ -51,11 +51,19 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
         *("--lasso-batch", 50, "--passes", 2, "--batch-size", 50, "--rounds", 2, "--dictionary", atoms(root)),
         *("--matryoshka", 8, "--threads", 1),
     ),
+    "sequence_coding": lambda tiny, root: (
+        *(tiny.text, "--tokens", 600, "--block", 24, "--layers", 1, "--width", 32, "--vocab", 300, "--atoms", 16),
+        *("--rounds", 1),
+    ),
     "span_corruption": lambda tiny, root: ("--length", 60, "--texts", 3, "--rounds", 2),
     "sparse_coding": lambda tiny, root: (
         *("--hidden", hidden_states(root), "--dictionary", atoms(root), "--rows", 20, "--gap-rows", 5, "--rounds", 2),
     ),
     "taco_step": lambda tiny, root: ("--size", "tiny", "--negatives", 3, *STEPS),
+    "trainer_step": lambda tiny, root: (
+        *("--layers", 1, "--dim", 64, "--vocab", 200, "--atoms", 40, "--nonzeros", 4, "--batch-size", 4),
+        *("--block", 16, "--steps", 4, "--rounds", 1, "--cpu"),
+    ),
     "training_step": lambda tiny, root: (
         *("--layers", 1, "--width", 64, "--atoms", 50, "--nonzeros", 4, "--loaders", *STEPS),
     ),

@@ -1,0 +1,185 @@
+"""Codes a text block by block into a code store: resumable, in shards that processes share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
+from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
+from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
+from mlsm_plugin.hidden_states.encoder import TokenVectors
+from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter, ShardRows
+from mlsm_plugin.sparse_coding.coder import SparseCoder
+
+logger = logging.getLogger(__name__)
+
+# A shard with only empty codes is refused if it has at least this many of them, or is the whole split. All codes of a
+# short last shard may well be empty.
+TOKENS_TO_JUDGE_EMPTINESS = 32
+
+
+@dataclass
+class CodingFigures:
+    """The result of coding a text.
+
+    Attributes:
+        directory: folder of the store.
+        num_shards: number of shards of the store.
+        already_complete: whether the store was complete before.
+        coded_tokens: tokens that this process coded now.
+        empty_tokens: those of them whose codes are empty: they have no target.
+        inexact_tokens: those of them whose codes do not reach the required accuracy.
+        missing_shards: shards that other processes have not written yet.
+        meta: content of the store's ``meta.json``; None while shards are missing.
+    """
+
+    directory: Path
+    num_shards: int
+    already_complete: bool = False
+    coded_tokens: int = 0
+    empty_tokens: int = 0
+    inexact_tokens: int = 0
+    missing_shards: int = 0
+    meta: dict[str, Any] | None = None
+
+
+def encode_blocks(
+    name: str,
+    reader: TokenBlocks,
+    directory: Path,
+    *,
+    meta: dict[str, Any],
+    open_model: Callable[[], tuple[TokenVectors, TokenVectors | None]],
+    coder: SparseCoder,
+    settings: CodingSettings,
+    share: WorkShare = ALL_OF_IT,
+) -> CodingFigures:
+    """Write this process's shards of a store; resumes a stopped run.
+
+    A process that finds no shard missing after its own work seals the store.
+
+    Args:
+        name: of the text, for the progress bar and errors.
+        reader: the text.
+        directory: folder of the store.
+        meta: what the store says of its codes, see :func:`store_meta`.
+        open_model: opens the model, and what gives the gradients of a selection by attribution (else None); called
+            only if there is something to code.
+        coder, settings, share: what is done with the hidden states, and by whom.
+
+    Raises:
+        ValueError: a store made with other settings exists, all codes of a shard are empty, or codes cannot be written
+            (see :meth:`SplitCoder.coded_chunks`).
+    """
+    boundaries = shard_boundaries(reader, settings.shard_tokens)
+    writer = CodeStoreWriter(directory, meta, boundaries, with_gaps=coder.has_gaps)
+    figures = CodingFigures(writer.directory, writer.num_shards)
+    missing = writer.missing_shards()
+    figures.already_complete = not missing and writer.is_sealed
+    own = [shard for shard in missing if share.owns(shard[0])]
+    if own:
+        if share.index == 0 and writer.num_shards < share.count:
+            logger.warning(
+                "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
+                *(name, share.count, writer.num_shards),
+            )
+        encoder, gradients = open_model()
+        in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
+        split_coder = SplitCoder(name, reader, encoder, coder, settings, gradients)
+        _write_shards(split_coder, writer, own, figures, in_other_hands)
+    figures.missing_shards = len(writer.missing_shards())
+    if not figures.missing_shards:
+        try:
+            figures.meta = writer.finish()
+        except MissingShardsError:  # another process without a share of its own writes one again
+            figures.missing_shards = max(1, len(writer.missing_shards()))
+    return figures
+
+
+def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
+    """Token offsets at which shards begin, then the end of the text: block starts, about ``shard_tokens`` apart.
+
+    No block is in two shards, so that a shard depends only on its own blocks.
+    """
+    boundaries = [0]
+    while boundaries[-1] + shard_tokens < reader.num_tokens:
+        following = np.searchsorted(reader.starts, boundaries[-1] + shard_tokens)
+        if following == len(reader.starts):
+            break
+        boundaries.append(int(reader.starts[following]))
+    return [*boundaries, reader.num_tokens]
+
+
+def store_meta(
+    coder: SparseCoder, settings: CodingSettings, *, split: str, auxiliary: str, blocks: BlockSettings | None
+) -> dict[str, Any]:
+    """What ``plan.json`` and ``meta.json`` of a store say of its codes.
+
+    Args:
+        coder, settings: what makes the codes.
+        split, auxiliary: fingerprints of the text and of the model.
+        blocks: how the text was cut; None if it consists of blocks.
+    """
+    return {
+        "n_atoms": coder.num_atoms,
+        **coder.settings(),
+        "layer": settings.layer,
+        "coverage": settings.coverage,
+        "coverage_seed": settings.coverage_seed if settings.coverage < 1 else 0,
+        "fp16": settings.fp16,
+        **settings.selection.settings(),
+        **({"blocks": asdict(blocks)} if blocks else {}),
+        "dictionary_health": coder.meta.get("health"),
+        "fingerprints": {"split": split, "dictionary": coder.fingerprint, "auxiliary": auxiliary},
+    }
+
+
+def _write_shards(
+    coder: SplitCoder,
+    writer: CodeStoreWriter,
+    shards: list[tuple[int, int, int]],
+    figures: CodingFigures,
+    tokens_of_others: int,
+) -> None:
+    """Code and write ``shards``; warn once if the disk has too little room for the missing shards."""
+    remaining = sum(stop - start for _, start, stop in shards)
+    with tqdm(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
+        for number, (index, start, stop) in enumerate(shards):
+            before = progress.n
+            if writer.has_shard(index):  # another process has already written it
+                progress.update(stop - start)
+                continue
+            rows = ShardRows(stop - start, writer.num_atoms)
+            why_empty = None
+            for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
+                rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
+                why_empty = why_empty or chunk.why_empty
+                figures.empty_tokens += int((np.diff(chunk.coded.codes.indptr) == 0).sum())
+                figures.inexact_tokens += chunk.inexact
+                progress.update(len(chunk.positions))
+            _check_not_all_empty(coder, rows, (start, stop), why_empty)
+            if not writer.has_shard(index):  # as above; the codes are the same
+                writer.write_shard(index, rows)
+            figures.coded_tokens += rows.coded_tokens
+            remaining -= stop - start
+            if number == 0:
+                per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
+                warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
+            progress.update(before + stop - start - progress.n)  # tokens that are not coded count as done, too
+
+
+def _check_not_all_empty(coder: SplitCoder, rows: ShardRows, span: tuple[int, int], why: str | None) -> None:
+    whole_split = span == (0, coder.reader.num_tokens)
+    if rows.nonzeros == 0 and rows.coded_tokens >= (1 if whole_split else TOKENS_TO_JUDGE_EMPTINESS):
+        raise ValueError(
+            f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {span[0]} to {span[1] - 1} are "
+            f"empty, since {why or 'all weights round to 0'}"
+        )

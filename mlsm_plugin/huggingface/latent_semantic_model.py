@@ -1,0 +1,185 @@
+"""MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.huggingface.masked_lms import head_of, initialize, open_masked_lm
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
+from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.losses.zero_gradients import zero_with_gradient
+
+LATENT_HEAD = "latent_head.safetensors"  # the file that `mlsm export-hf` writes, too
+TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
+
+
+class LatentSemanticModel(PretrainingModel):
+    """A masked LM with a latent head: MLSM (Berend, ACL Findings 2023), with or without MLM.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        num_atoms: atoms of the codes; None: those of the latent head in the folder.
+        latent_weight, mlm_weight: weights of the two losses, not negative, not both 0.
+        latent_target: ``distribution``: KL divergence from the code; ``argmax``: cross entropy with its strongest atom.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("kl", "coded", "mlm", "masked")
+    means: ClassVar[dict[str, tuple[str, str]]] = {"kl": ("kl", "coded"), "mlm_loss": ("mlm", "masked")}
+    latent_head: nn.Linear
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, num_atoms: int | None = None, **options: Any
+    ) -> LatentSemanticModel:
+        """Open a folder or hub name, with the latent head beside it if there is one.
+
+        Args:
+            path: a stock model folder that this class, ``mlsm export-hf`` or anybody else wrote.
+            num_atoms: as of the class. A latent head of another size is replaced by a new one.
+            options: the other options of the class.
+
+        Raises:
+            ValueError: the model does not exist, has no trained masked-LM head, or has no latent head and ``num_atoms``
+                is not given; the latent head is damaged.
+        """
+        saved = _read_latent_head(Path(hf_folder(path)) / LATENT_HEAD)
+        if num_atoms is None:
+            if saved is None:
+                raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
+            num_atoms = len(saved["bias"])
+        model: LatentSemanticModel = cls.of(open_masked_lm(path), num_atoms=num_atoms, **options)
+        if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
+            model.latent_head.load_state_dict(saved)
+        return model
+
+    def set_objective(
+        self,
+        *,
+        num_atoms: int | None = None,
+        latent_weight: float = 1.0,
+        mlm_weight: float = 1.0,
+        latent_target: str = "distribution",
+    ) -> None:
+        """Set the options of the class and add a new latent head; raises ValueError if an option is out of range."""
+        check_weights(latent_weight, mlm_weight)
+        if latent_target not in LATENT_LOSSES:
+            raise ValueError(f"latent_target must be one of {', '.join(LATENT_LOSSES)}, got {latent_target}")
+        if num_atoms is None or num_atoms < 1:
+            raise ValueError(f"num_atoms must be at least 1, got {num_atoms}")
+        self.latent_weight, self.mlm_weight, self.latent_target = latent_weight, mlm_weight, latent_target
+        head = head_of(self)
+        weight = self.get_input_embeddings().weight  # type: ignore[attr-defined]
+        self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
+        initialize(self.latent_head, self)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        codes: dict[str, Tensor] | None = None,
+        num_items_in_batch: Any = None,
+        **options: Any,
+    ) -> Any:
+        """The loss of a batch of :class:`~mlsm_plugin.huggingface.collators.LatentSemanticCollator`.
+
+        Args:
+            input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
+            codes: of the masked tokens; may be None if ``latent_weight`` is 0.
+            num_items_in_batch: number of masked tokens of the update; None: those of the batch.
+            options: of the stock class.
+
+        Raises:
+            ValueError: the batch has no codes.
+        """
+        if labels is None or input_ids is None:
+            return super().forward(  # type: ignore[misc]
+                input_ids=input_ids, attention_mask=attention_mask, **options
+            )
+        if self.latent_weight > 0 and codes is None:
+            raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
+        head, masked = head_of(self), labels != IGNORED
+        transformed = head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked])
+        token_logits = head.project(transformed) if self.mlm_weight > 0 else None
+        atom_logits = self.latent_head(transformed) if self.latent_weight > 0 else None
+        idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
+        idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
+
+        def terms_of(rows: slice, zero: Tensor | None = None) -> Any:
+            return latent_semantic_terms(
+                targets=labels[masked][rows],
+                token_logits=None if token_logits is None else token_logits[rows],
+                atom_logits=None if atom_logits is None else atom_logits[rows],
+                codes=None if codes is None else {name: values[rows] for name, values in codes.items()},
+                latent_weight=self.latent_weight,
+                mlm_weight=self.mlm_weight,
+                latent_target=self.latent_target,
+                zero=zero,
+            )
+
+        terms = terms_of(slice(None), zero_with_gradient(idle).to(labels.device))
+        # the Trainer counts masked tokens, and the sample size those of them that have a code
+        share = 1.0 if num_items_in_batch is None else terms.num_masked / terms.sample_size.clamp(min=1)
+        loss = self._mean(terms.loss * share, terms.sample_size, num_items_in_batch)
+        if self.training:
+            return self._result(loss, self._sums(terms))
+        ends = masked.sum(dim=1).cumsum(0).tolist()
+        rows = [self._sums(terms_of(slice(start, end))) for start, end in zip([0, *ends], ends, strict=False)]
+        return self._result(loss, torch.stack([torch.stack([part.double() for part in row]) for row in rows]))
+
+    @staticmethod
+    def _sums(terms: Any) -> list[Tensor]:
+        nothing = torch.zeros((), device=terms.num_masked.device)
+        kl = [nothing, nothing] if terms.latent is None else [terms.latent, terms.num_coded]
+        return [*kl, *([nothing, nothing] if terms.mlm is None else [terms.mlm, terms.num_masked])]
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        *args: Any,
+        state_dict: dict[str, Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        """Write a stock model folder, and the latent head beside the model.
+
+        A Trainer's checkpoint, ``checkpoint-N``, also holds the latent head in the file of the model, as the Trainer
+        restores only that one.
+
+        Args:
+            save_directory: the folder.
+            args, state_dict, options: of the stock class.
+        """
+        from safetensors.torch import save_file
+
+        state = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+        prefix = "latent_head."
+        latent = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+        if not TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name):
+            state = {name: value for name, value in state.items() if not name.startswith(prefix)}
+        super().save_pretrained(save_directory, *args, state_dict=state, **options)  # type: ignore[misc]
+        if options.get("is_main_process", True):
+            contents = {name: value.detach().float().cpu().contiguous() for name, value in latent.items()}
+            save_file(contents, Path(save_directory) / LATENT_HEAD)
+
+
+def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); write it again, or delete it for a new head") from None
+    fits = set(found) == {"weight", "bias"} and found["weight"].ndim == 2
+    if not fits or found["bias"].shape != found["weight"].shape[:1]:
+        raise ValueError(f"{path} does not hold a latent head (weight and bias); delete it for a new one")
+    return found

@@ -1,0 +1,114 @@
+"""Masked LMs of Hugging Face with an objective of this package, for the library's Trainer.
+
+A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass of the same name, whose forward pass
+computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.huggingface.masked_lms import head_of, open_masked_lm
+
+
+class PretrainingModel:
+    """What the objectives have in common. The Trainer calls the forward pass with the batches of a collator.
+
+    In training, sums over tokens are collected between two calls of :meth:`taken_parts`. In evaluation, the output
+    holds them for each sequence or group, as ``parts`` (B, number of parts).
+
+    Attributes:
+        parts: names of the sums; each mean is a sum divided by a count, see :attr:`means`.
+        means: for each logged figure the names of a sum and a count.
+    """
+
+    # the Trainer then gives the number of labels of all batches of an update
+    accepts_loss_kwargs: ClassVar[bool] = True
+    parts: ClassVar[tuple[str, ...]] = ()
+    means: ClassVar[dict[str, tuple[str, str]]] = {}
+    config: Any
+    training: bool
+    _collected: Tensor | None = None
+
+    @classmethod
+    def of(cls, model: Any, **options: Any) -> Any:
+        """Turn a stock masked LM into a model with this objective, in place.
+
+        Args:
+            model: an ``AutoModelForMaskedLM``.
+            options: as of the class.
+
+        Raises:
+            ValueError: the head of the model has an unknown form, or an option is out of range.
+        """
+        head_of(model)
+        model.__class__ = _subclass(cls, type(model))
+        model.set_objective(**options)
+        return model
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Open a folder or hub name; see :meth:`of` for the options.
+
+        Raises:
+            ValueError: as of :meth:`of`; the model does not exist, or has no trained masked-LM head.
+        """
+        return cls.of(open_masked_lm(path), **options)
+
+    def set_objective(self, *args: Any, **options: Any) -> None:
+        """Check and set the options of the objective, and add what it needs to the model; see the subclasses."""
+        raise NotImplementedError
+
+    def taken_parts(self) -> dict[str, float]:
+        """The means over the tokens since the last call, over all ranks, which all have to call it; by name."""
+        if self._collected is None:
+            return {}
+        sums, self._collected = self._collected, None
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+        return self.means_of(sums)
+
+    @classmethod
+    def means_of(cls, sums: Any) -> dict[str, float]:
+        """The logged figures from sums ``(number of parts,)``; those without anything counted are left out."""
+        by_name = dict(zip(cls.parts, map(float, sums), strict=True))
+        return {name: by_name[total] / by_name[count] for name, (total, count) in cls.means.items() if by_name[count]}
+
+    def _encoded(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
+        return self.base_model(  # type: ignore[attr-defined]
+            input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options
+        )
+
+    @staticmethod
+    def _mean(total: Tensor, count: Tensor, num_items_in_batch: Any) -> Tensor:
+        """A sum divided by the number of items of the update; where that is not given, of the batch."""
+        number = count if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(number, device=total.device).clamp(min=1)
+
+    def _result(self, loss: Tensor, parts: list[Tensor] | Tensor) -> dict[str, Tensor]:
+        """The output of the forward pass; ``parts`` has the sums of the batch, or of each of its rows."""
+        sums = torch.stack([part.detach().double() for part in parts]) if isinstance(parts, list) else parts
+        if not self.training:
+            return {"loss": loss, "parts": sums}
+        self._collected = sums if self._collected is None else self._collected + sums
+        return {"loss": loss}
+
+
+_subclasses: dict[tuple[type, type], type] = {}
+
+
+def _subclass(objective: type, model_class: type) -> type:
+    """The class with the name of a stock class that also has an objective."""
+    stock = next(one for one in model_class.__mro__ if not issubclass(one, PretrainingModel))
+    if (objective, stock) not in _subclasses:
+        _subclasses[objective, stock] = type(stock.__name__, (objective, stock), {"__module__": stock.__module__})
+    return _subclasses[objective, stock]
+
+
+def spread(sums: list[Tensor], rows: int) -> Tensor:
+    """The sums of a batch, in equal parts on its rows: ``(rows, number of parts)``."""
+    return (torch.stack([part.detach().double() for part in sums]) / rows).expand(rows, -1)

@@ -1,0 +1,82 @@
+"""NPM for encoders of Hugging Face (Min et al., 2022)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.losses.similarity import SIMILARITIES
+from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked
+from mlsm_plugin.losses.zero_gradients import zero_with_gradient
+
+
+class SpanContrastiveModel(PretrainingModel):
+    """An encoder that retrieves the ends of masked spans: NPM (Min et al., 2022), without an output vocabulary.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        similarity: ``inner`` or ``l2``.
+        temperature: divisor of the scores, positive; None: the square root of the width.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("start", "end", "starts_found", "ends_found", "found", "spans")
+    means: ClassVar[dict[str, tuple[str, str]]] = {
+        "start_loss": ("start", "spans"),
+        "end_loss": ("end", "spans"),
+        "accuracy": ("found", "spans"),
+    }
+
+    def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
+        """Set the options of the class; raises ValueError if one is out of range."""
+        if similarity not in SIMILARITIES:
+            raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
+        if temperature is not None and not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self.similarity, self.temperature = similarity, temperature
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        context_ids: Tensor | None = None,
+        spans: dict[str, Tensor] | None = None,
+        special: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **options: Any,
+    ) -> Any:
+        """The loss of a batch of :class:`~mlsm_plugin.huggingface.span_groups.SpanGroupsCollator`.
+
+        Args:
+            input_ids, attention_mask: ``(S, T')`` the masked sequences; alone, they get the stock forward pass.
+            context_ids: ``(S, T)`` the sequences without masks, from which the tokens are retrieved.
+            spans: as of :func:`~mlsm_plugin.losses.span_batches.span_batch_terms`, and the ``start`` of each span.
+            special: ids that cannot be retrieved, ``(k,)``; the first is that of padding.
+            labels: ``(n,)`` one number for each span, by which the Trainer counts them.
+            num_items_in_batch: number of spans of the update; None: those of the batch.
+            options: of the stock class.
+        """
+        if spans is None or context_ids is None or special is None or input_ids is None:
+            return super().forward(  # type: ignore[misc]
+                input_ids=input_ids, attention_mask=attention_mask, **options
+            )
+        pad = int(special[0])
+        both = stacked(input_ids, context_ids, pad)
+        features, key_features = self._encoded(both, (both != pad).long(), **options)[0].chunk(2)
+        content = ~torch.isin(context_ids, special)
+        keys = key_features[:, : context_ids.size(1)][content]
+        terms = span_batch_terms(
+            *(features, keys, context_ids.masked_fill(~content, NO_KEY), spans, span_ngrams(context_ids, spans)),
+            similarity=self.similarity,
+            temperature=self.temperature,
+        )
+        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
+        named = self.named_parameters()  # type: ignore[attr-defined]
+        idle = [parameter for name, parameter in named if not name.startswith(prefix)]
+        loss = terms["start"].loss + terms["end"].loss + zero_with_gradient(idle).to(features.device)
+        counted, found = terms["start"].counted.sum(), found_spans(terms)
+        sums = [terms["start"].loss, terms["end"].loss, *found.values(), counted]
+        loss = self._mean(loss, counted, num_items_in_batch)
+        return self._result(loss, sums if self.training else spread(sums, len(input_ids)))

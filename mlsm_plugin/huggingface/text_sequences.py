@@ -1,0 +1,97 @@
+"""Raw text to token sequences of a Hugging Face tokenizer; needs no fairseq."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
+from mlsm_plugin.hidden_states.library_encoder import positions_of, supported_config
+from mlsm_plugin.huggingface.packing import check_max_length, packed
+from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
+
+LINES_AT_ONCE = 1000
+LONGEST_DEFAULT = 512
+ADVICE = "Pass --overwrite to replace it, or choose another --output"
+
+
+def ids_of_lines(lines: Iterable[str], tokenizer: HuggingFaceTokenizer) -> Iterator[list[int] | None]:
+    """The library's ids of each line, without special tokens; None for a blank line, the end of a document."""
+    lines = iter(lines)
+    while batch := list(islice(lines, LINES_AT_ONCE)):
+        found = iter(tokenizer.backend.encode_batch([line for line in batch if line], add_special_tokens=False))
+        yield from (next(found).ids if line else None for line in batch)
+
+
+def default_max_length(tokenizer: str | os.PathLike[str]) -> int:
+    """What the model beside a tokenizer can take, at most 512; 512 if there is no model."""
+    folder = hf_folder(tokenizer)
+    if not (folder / "config.json").is_file():
+        return LONGEST_DEFAULT
+    return min(LONGEST_DEFAULT, positions_of(supported_config(folder)))
+
+
+def write_text_sequences(
+    texts: Sequence[str | os.PathLike[str]],
+    tokenizer: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    max_length: int | None = None,
+    overwrite: bool = False,
+    show_progress: bool = True,
+) -> tuple[TokenSequences, bool]:
+    """Tokenize text and write sequences of whole lines, see :func:`~mlsm_plugin.huggingface.packing.packed`.
+
+    The folder appears as a whole. Only a few lines are in memory at a time.
+
+    Args:
+        texts: files with a sentence a line and blank lines between documents, plain or gzip.
+        tokenizer: folder or hub name, with or without ``hf:``.
+        output: folder for the sequences.
+        max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
+        overwrite: replace other sequences that are already there.
+        show_progress: show a progress bar on terminals.
+
+    Returns:
+        the sequences, and whether they were written now; False: they were already there.
+
+    Raises:
+        ValueError: a text is empty or not UTF-8, there is no usable tokenizer, ``max_length`` is too small, or the
+            folder holds other sequences.
+        OSError: a text cannot be read, or the folder cannot be written.
+    """
+    size = check_text_files(texts)
+    length = default_max_length(tokenizer) if max_length is None else max_length
+    check_max_length(length)
+    found = HuggingFaceTokenizer(tokenizer)
+    plan = {
+        "tokenizer": found.vocabulary_fingerprint,
+        "segmentation": hashlib.sha256(found.backend.to_str().encode()).hexdigest(),
+        "texts": sha256_of_files(*texts),
+        "max_length": length,
+    }
+    if not overwrite and _is_complete(Path(output), plan):
+        return TokenSequences(output), False
+    with progress_bar("tokenizing", size, show_progress) as progress:
+        lines = ids_of_lines(read_text(texts, progress.update), found)
+        sequences = packed(lines, max_length=length, begin=found.begin_id, end=found.end_id)
+        return TokenSequences.write(output, sequences, about=plan), True
+
+
+def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
+    """Whether ``output`` holds the sequences of a plan; ValueError where it holds others."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file; name a folder for the sequences")
+    folder = PlannedFolder(output, plan, plan_file=None, advice=ADVICE)
+    folder.check()
+    # a kill can leave one of the files alone
+    there = [(output / name).exists() for name in (IDS_FILE, STARTS_FILE)]
+    return folder.standing() is Standing.COMPLETE and all(there)

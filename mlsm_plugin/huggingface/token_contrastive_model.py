@@ -1,0 +1,81 @@
+"""TACO for masked LMs of Hugging Face (Fu et al., ACL 2022)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.huggingface.masked_lms import head_of
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.losses.token_contrastive import contrastive_terms, usable_anchors
+
+
+class TokenContrastiveModel(PretrainingModel):
+    """A masked LM whose nearby tokens get similar global semantics: TACO (Fu et al., ACL 2022), with MLM.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        contrastive_weight: weight of the contrastive loss, not negative.
+        temperature: divisor of the cosines, positive.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("mlm", "masked", "contrastive", "correct", "anchors")
+    means: ClassVar[dict[str, tuple[str, str]]] = {
+        "mlm_loss": ("mlm", "masked"),
+        "contrastive_loss": ("contrastive", "anchors"),
+        "contrastive_accuracy": ("correct", "anchors"),
+    }
+
+    def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
+        """Set the options of the class; raises ValueError if one is out of range."""
+        if contrastive_weight < 0:
+            raise ValueError(f"contrastive_weight must not be negative, got {contrastive_weight}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self.contrastive_weight, self.temperature = contrastive_weight, temperature
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        pairs: dict[str, Tensor] | None = None,
+        num_items_in_batch: Any = None,
+        **options: Any,
+    ) -> Any:
+        """The loss of a batch of :class:`~mlsm_plugin.huggingface.collators.TokenContrastiveCollator`.
+
+        The global semantics of a token is the difference of its last hidden state and its embedding. The contrastive
+        loss of a batch is a mean over its anchors. Over several batches of an update, these means are weighted by the
+        masked tokens of the batches.
+
+        Args:
+            input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
+            pairs: anchors, positives and negatives.
+            num_items_in_batch: number of masked tokens of the update; None: those of the batch.
+            options: of the stock class.
+        """
+        if labels is None or pairs is None or input_ids is None:
+            return super().forward(  # type: ignore[misc]
+                input_ids=input_ids, attention_mask=attention_mask, **options
+            )
+        head, masked = head_of(self), labels != IGNORED
+        encoded = self._encoded(input_ids, attention_mask, output_hidden_states=True, **options)
+        logits = head.project(head.transform(encoded[0][masked]))
+        mlm = F.cross_entropy(logits.float(), labels[masked], reduction="sum")
+        semantics = encoded[0] - encoded.hidden_states[0]
+        terms = contrastive_terms(
+            semantics if self.contrastive_weight > 0 else semantics.detach(),
+            *(pairs["anchors"], pairs["positive"], pairs["negative"]),
+            temperature=self.temperature,
+        )
+        num_masked, num_anchors = masked.sum(), usable_anchors(**pairs).sum()
+        weight = self.contrastive_weight * num_masked.clamp(min=1) / num_anchors.clamp(min=1)
+        loss = mlm + weight * terms.loss if self.contrastive_weight > 0 else mlm
+        loss = self._mean(loss, num_masked, num_items_in_batch)
+        sums = [mlm, num_masked, terms.loss, terms.num_correct, num_anchors]
+        if self.training:
+            return self._result(loss, sums)
+        return self._result(loss, spread(sums, len(labels)))

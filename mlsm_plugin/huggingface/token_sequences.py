@@ -1,0 +1,248 @@
+"""Sequences of token ids as a model of Hugging Face reads them, each token with its position in all of them."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from mlsm_plugin.files.atomic_files import atomic_directory, read_json, write_json
+from mlsm_plugin.files.hf_files import first_line
+from mlsm_plugin.files.json_checks import check_json, fields, text, whole
+from mlsm_plugin.files.npy_files import map_npy
+
+IDS_FILE, STARTS_FILE, ABOUT_FILE = "ids.npy", "starts.npy", "meta.json"
+IDS_DTYPE, STARTS_DTYPE = np.dtype("<i4"), np.dtype("<i8")
+SEQUENCES_AT_ONCE = 1024
+# files of a dataset that ``datasets`` saved, and of several datasets
+DATASET_FILES, SPLITS_FILE = ("dataset_info.json", "state.json"), "dataset_dict.json"
+ABOUT_CHECK = fields(known={"tokenizer": text, "max_length": whole(1)})
+KINDS = "pass a folder that `mlsm tokenize-hf` wrote, an .npy file (n, T), or a folder of datasets.Dataset.save_to_disk"
+
+
+class TokenSequences:
+    """A corpus as sequences of ids, special tokens included, in a fixed order.
+
+    The position of a token is its number in all sequences, one after the other, from 0. It is the token's row in a code
+    store.
+
+    Args:
+        input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
+            a ``datasets.Dataset``, or the dataset itself; or the path of a folder that :meth:`write` made, of an
+            ``.npy`` file ``(n, T)``, or of a folder that ``datasets.Dataset.save_to_disk`` made.
+
+    Attributes:
+        starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
+        about: what :meth:`write` was told of the sequences; empty for other kinds of ``input_ids``.
+
+    Raises:
+        ValueError: there is no token, an id is not a whole number or is negative, the file or folder is damaged or of
+            another kind, or ``datasets`` is needed and not installed.
+    """
+
+    def __init__(self, input_ids: Any) -> None:
+        self._flat: np.ndarray | None = None
+        self.about: dict[str, Any] = {}
+        if isinstance(input_ids, (str, os.PathLike)):
+            input_ids = self._opened(Path(input_ids))
+        if self._flat is None:
+            self._ids = _column(input_ids)
+            self.starts = np.concatenate([[0], np.cumsum(np.fromiter(_lengths(self._ids), np.int64))])
+        if self.num_tokens == 0:
+            raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
+        self._read: tuple[str, int] | None = None
+
+    def _opened(self, path: Path) -> Any:
+        """What the class takes, of a file or folder; None if it is a folder that :meth:`write` made."""
+        if path.is_file():
+            if path.suffix != ".npy":
+                raise ValueError(f"{path} is not an .npy file; {KINDS}")
+            return map_npy(path, ndim=2)
+        if not path.is_dir():
+            raise ValueError(f"{path} does not exist; {KINDS}")
+        if (path / IDS_FILE).exists() or (path / STARTS_FILE).exists():
+            self._open(path)
+            return None
+        if not any((path / name).exists() for name in (*DATASET_FILES, SPLITS_FILE)):
+            raise ValueError(f"{path} holds no token sequences; {KINDS}")
+        return _saved_dataset(path)
+
+    def _open(self, folder: Path) -> None:
+        self._flat, self.starts = map_npy(folder / IDS_FILE, ndim=1), map_npy(folder / STARTS_FILE, ndim=1)
+        if (folder / ABOUT_FILE).exists():
+            self.about = check_json(read_json(folder / ABOUT_FILE), ABOUT_CHECK, folder / ABOUT_FILE)
+        ascending = len(self.starts) > 1 and self.starts[0] == 0 and bool((np.diff(self.starts) >= 0).all())
+        types = (self._flat.dtype, self.starts.dtype)
+        if not ascending or self.starts[-1] != len(self._flat) or types != (IDS_DTYPE, STARTS_DTYPE):
+            raise ValueError(f"{folder} does not hold token sequences, or is damaged; write them again")
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the tokens of all sequences."""
+        return int(self.starts[-1])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The ids of a sequence, ``(T,)`` int64."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        if self._flat is not None:
+            return self._flat[self.starts[index] : self.starts[index + 1]].astype(np.int64)
+        return _checked(self._ids[index], index)
+
+    def part(self, first: int, last: int) -> TokenSequences:
+        """The sequences ``first`` to ``last``, which is excluded, as a corpus of their own, without a copy of the ids.
+
+        Raises:
+            ValueError: they have no token.
+        """
+        found = TokenSequences(_Part(self, range(len(self))[first:last]))
+        found.about = self.about
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all ids and lengths, in order; computed once, and the same for every kind of ``input_ids``."""
+        return self._read_all()[0]
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id of all; computed together with :attr:`fingerprint`."""
+        return self._read_all()[1]
+
+    def _read_all(self) -> tuple[str, int]:
+        if self._read is None:
+            digest, largest = hashlib.sha256(), 0
+            for index in tqdm(range(len(self)), desc="reading the ids", unit="sequence", leave=False, disable=None):
+                ids = self[index]
+                if ids.min(initial=0) < 0:  # the files of a folder are not checked when they are opened
+                    raise _no_ids(index)
+                digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
+                digest.update(ids.astype(IDS_DTYPE).tobytes())
+                largest = max(largest, int(ids.max(initial=0)))
+            self._read = (digest.hexdigest(), largest)
+        return self._read
+
+    @classmethod
+    def write(
+        cls,
+        folder: str | os.PathLike[str],
+        sequences: Iterable[Sequence[int]],
+        *,
+        about: dict[str, Any] | None = None,
+    ) -> TokenSequences:
+        """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
+
+        Args:
+            folder: the folder, with the files ``ids.npy`` (int32) and ``starts.npy`` (int64).
+            sequences: the ids of each sequence.
+            about: where they come from, as values that JSON can hold, for ``meta.json``; ``tokenizer`` is the
+                ``vocabulary_fingerprint`` of their tokenizer, which coding compares with that of the model.
+
+        Raises:
+            ValueError: as of the class.
+            OSError: the folder cannot be written.
+        """
+        lengths = array.array("q")
+        with atomic_directory(folder) as temporary:
+            with open(temporary / IDS_FILE, "wb") as file:
+                _write_header(file, 0)
+                begin = file.tell()
+                for index, sequence in enumerate(sequences):
+                    ids = _checked(sequence, index)
+                    lengths.append(len(ids))
+                    file.write(ids.astype(IDS_DTYPE).tobytes())
+                file.seek(0)
+                _write_header(file, sum(lengths))
+                assert file.tell() == begin, "numpy leaves room for any number of values"
+                file.flush()
+                os.fsync(file.fileno())
+            if not sum(lengths):
+                raise ValueError("the text has no token")
+            np.save(
+                temporary / STARTS_FILE, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(STARTS_DTYPE)
+            )
+            if about:
+                write_json(temporary / ABOUT_FILE, about)
+        return cls(folder)
+
+
+class _Part:
+    """Some sequences of a corpus, as a list."""
+
+    def __init__(self, sequences: TokenSequences, places: range) -> None:
+        self._sequences, self._places = sequences, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, wanted: Any) -> Any:
+        places = self._places[wanted]
+        if isinstance(places, range):
+            return [self._sequences[place] for place in places]
+        return self._sequences[places]
+
+
+def _write_header(file: Any, number: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": IDS_DTYPE.str, "fortran_order": False, "shape": (number,)})
+
+
+def _saved_dataset(folder: Path) -> Any:
+    """A dataset of Hugging Face's ``datasets`` in a folder."""
+    if (folder / SPLITS_FILE).exists():
+        splits = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+        raise ValueError(f"{folder} holds several splits; pass the folder of one of them ({splits})")
+    try:
+        from datasets import load_from_disk
+    except ImportError:
+        raise ValueError(f"{folder} is a dataset of Hugging Face, which needs: pip install datasets") from None
+    try:
+        return load_from_disk(folder)
+    except Exception as error:  # the library has no common error for damaged files
+        raise ValueError(f"the dataset in {folder} cannot be read: {first_line(error)}") from None
+
+
+def _column(input_ids: Any) -> Any:
+    """The ids of a ``datasets.Dataset``, or ``input_ids`` itself."""
+    names = getattr(input_ids, "column_names", None)
+    if names is None:
+        return input_ids
+    if "input_ids" not in names:
+        raise ValueError(f"the dataset has no column input_ids, only {', '.join(names)}; tokenize it first")
+    return input_ids.with_format("numpy", columns=["input_ids"])["input_ids"]
+
+
+def _lengths(ids: Any) -> Iterator[int]:
+    if isinstance(ids, np.ndarray) and ids.ndim == 2:
+        yield from (ids.shape[1] for _ in range(len(ids)))
+        return
+    for first in tqdm(
+        range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False, disable=None
+    ):
+        for number, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
+            try:
+                length = len(sequence)
+            except TypeError:
+                raise _no_ids(number) from None
+            yield length
+
+
+def _checked(sequence: Any, index: int) -> np.ndarray:
+    ids = np.asarray(sequence)
+    if ids.size == 0:
+        return np.zeros(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > np.iinfo(IDS_DTYPE).max:
+        raise _no_ids(index)
+    return ids.astype(np.int64)
+
+
+def _no_ids(index: int) -> ValueError:
+    return ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")

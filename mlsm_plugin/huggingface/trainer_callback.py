@@ -1,0 +1,59 @@
+"""What the Trainer does not do by itself: set the epoch of the sequences, and log the parts of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from transformers import Trainer, TrainerCallback
+
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
+
+
+class PretrainingCallback(TrainerCallback):
+    """Sets the epoch, which decides the masks, and adds ``kl``, ``mlm_loss`` and the like to what the Trainer logs.
+
+    Each figure is a mean over the tokens since the last log, in nats. Without this callback, a sequence has the same
+    masks in every epoch, since the Trainer tells the epoch to its own sampler only.
+    """
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        """Set the epoch of the sequences."""
+        dataset = getattr(train_dataloader, "dataset", None)
+        if dataset is not None and hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(int(state.epoch or 0))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any) -> None:
+        """Add the parts of the loss to the logs of training steps."""
+        if logs is None or "loss" not in logs or not isinstance(model, PretrainingModel):
+            return
+        parts = model.taken_parts()
+        logs.update(parts)
+        if state.log_history:
+            state.log_history[-1].update(parts)
+
+
+def prepare(trainer: Trainer) -> Trainer:
+    """Give a Trainer the callback, before those that report its logs, and the parts of the loss in its evaluations.
+
+    Returns:
+        the Trainer.
+
+    Raises:
+        ValueError: its model has no objective of this package.
+    """
+    if not isinstance(trainer.model, PretrainingModel):
+        raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
+    trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
+    trainer.compute_metrics = loss_metrics(trainer.model)
+    return trainer
+
+
+def loss_metrics(model: PretrainingModel) -> Callable[[Any], dict[str, float]]:
+    """A function for the Trainer's ``compute_metrics``: the parts of the loss, as means over all tokens, in nats."""
+
+    def compute(prediction: Any) -> dict[str, float]:
+        return model.means_of(np.asarray(prediction.predictions, np.float64).sum(axis=0))
+
+    return compute

@@ -1,0 +1,199 @@
+"""Train a model with an objective of this package in the library's Trainer, and resume after a stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlsm_plugin.files.atomic_files import atomic_directory
+from mlsm_plugin.files.hf_files import first_line, import_transformers, written_by_library
+from mlsm_plugin.hidden_states.devices import has_fast_bf16
+
+SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
+NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to rounding
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a model is trained; the optimizer is AdamW with betas 0.9 and 0.98.
+
+    Attributes:
+        updates: number of updates.
+        batch_size: sequences (NPM: groups) of a batch on each device.
+        accumulate: batches of an update.
+        learning_rate: the largest rate; it rises over ``warmup`` and falls linearly to 0.
+        warmup: share of the updates in which the rate rises.
+        weight_decay: of AdamW.
+        bf16: ``auto`` (where it is fast), ``on`` or ``off``.
+        evaluate_every: updates between two evaluations, and between two checkpoints.
+        seed: of the order, of dropout and of new parameters.
+        workers: processes that make batches.
+        cpu: do not use a GPU.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    updates: int = 1000
+    batch_size: int = 32
+    accumulate: int = 1
+    learning_rate: float = 2e-4
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    bf16: str = "auto"
+    evaluate_every: int = 500
+    seed: int = 1
+    workers: int = 0
+    cpu: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch_size", "accumulate", "learning_rate", "evaluate_every"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+        for name in ("seed", "workers", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"--warmup must be in [0, 1], got {self.warmup}")
+        if self.bf16 not in ("auto", "on", "off"):
+            raise ValueError(f"--bf16 must be auto, on or off, got {self.bf16}")
+
+    def deciding(self) -> dict[str, Any]:
+        """What the result depends on."""
+        return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
+
+    def arguments(self, checkpoints: str | os.PathLike[str], *, updates: int | None = None) -> Any:
+        """The library's ``TrainingArguments``.
+
+        Args:
+            checkpoints: folder of the Trainer's checkpoints.
+            updates: takes the place of :attr:`updates`.
+        """
+        import_transformers()
+        from transformers import TrainingArguments
+
+        device = torch.device("cuda" if torch.cuda.is_available() and not self.cpu else "cpu")
+        number = updates or self.updates
+        return TrainingArguments(
+            output_dir=str(checkpoints),
+            max_steps=number,
+            per_device_train_batch_size=self.batch_size,
+            per_device_eval_batch_size=self.batch_size,
+            gradient_accumulation_steps=self.accumulate,
+            learning_rate=self.learning_rate,
+            warmup_steps=round(self.warmup * number),
+            lr_scheduler_type="linear",
+            weight_decay=self.weight_decay,
+            adam_beta2=0.98,
+            bf16=has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on",
+            eval_strategy="steps",
+            eval_steps=self.evaluate_every,
+            save_steps=self.evaluate_every,
+            save_total_limit=1,
+            logging_steps=min(100, self.evaluate_every),
+            seed=self.seed,
+            dataloader_num_workers=self.workers,
+            use_cpu=device.type == "cpu",
+            report_to=[],
+            remove_unused_columns=False,
+            ddp_timeout=SECONDS_TO_WAIT,
+            average_tokens_across_devices=True,
+        )
+
+
+def make_trainer(
+    model: Any,
+    datasets: tuple[Any, Any],
+    collator: Any,
+    settings: TrainingSettings,
+    checkpoints: str | os.PathLike[str],
+    *,
+    updates: int | None = None,
+) -> Any:
+    """A Trainer that logs and evaluates the parts of the loss.
+
+    Args:
+        model: a model with an objective of this package.
+        datasets: what is trained on, and what is evaluated on.
+        collator: makes the batches of the objective.
+        settings: how the model is trained.
+        checkpoints: folder of the Trainer's checkpoints.
+        updates: takes the place of those of the settings.
+    """
+    arguments = settings.arguments(checkpoints, updates=updates)
+    from transformers import Trainer
+
+    from mlsm_plugin.huggingface.trainer_callback import prepare
+
+    trainer = Trainer(model, arguments, train_dataset=datasets[0], eval_dataset=datasets[1], data_collator=collator)
+    return prepare(trainer)
+
+
+def train(trainer: Any) -> dict[str, float]:
+    """Train, or resume from the last whole checkpoint.
+
+    Returns:
+        the figures of an evaluation at the end, in nats.
+
+    Raises:
+        ValueError: the loss is not finite at the end.
+        OSError: a checkpoint cannot be written.
+    """
+    checkpoints = Path(trainer.args.output_dir)
+    with _disk_errors(checkpoints):
+        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
+    figures = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
+    if not math.isfinite(figures["loss"]):
+        raise ValueError("the loss is not finite; train with a smaller --learning-rate, or with --bf16 off")
+    return figures
+
+
+def save_trained(trainer: Any, tokenizer: Any, folder: str | os.PathLike[str]) -> None:
+    """Write the model of a Trainer with its tokenizer; the folder appears as a whole."""
+    with atomic_directory(folder) as temporary, written_by_library(temporary):
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn what torch and safetensors raise when a file cannot be written into OSError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        if isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error):
+            raise OSError(f"{folder} cannot be written: {first_line(error)}") from error
+        raise
+
+
+def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
+    """The newest whole checkpoint of a Trainer, which writes ``trainer_state.json`` last; None if there is none.
+
+    Args:
+        folder: of the checkpoints.
+        tidy: remove newer ones, which a kill has left unfinished.
+    """
+    numbers = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
+    found = sorted((path for path, name in numbers.items() if name), key=lambda path: int(path.name[11:]))
+    while found:
+        newest = found.pop()
+        try:
+            json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            if tidy:
+                shutil.rmtree(newest, ignore_errors=True)
+            continue
+        return str(newest)
+    return None

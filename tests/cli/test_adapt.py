@@ -1,0 +1,162 @@
+"""``mlsm adapt``: from a stock model and a text to an adapted stock model, killed and resumed; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from mlsm_plugin.huggingface import LatentSemanticModel
+from tests.cli.coding_runs import start_mlsm
+from tests.conftest import failing_mlsm, made_once, mlsm
+from tests.tiny_hf_models import make_model, make_tokenizer
+
+Capture = pytest.CaptureFixture[str]
+LINES, LENGTH = 200, 32
+CODES = ("--atoms", 20, "--k", 3, "--tokens", 800)
+TRAINING = ("--updates", 6, "--evaluate-every", 3, "--batch-size", 4, "--learning-rate", 1e-3, "--bf16", "off", "--cpu")
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
+    """A folder with ``text.txt``, ``valid.txt`` and a BERT with random weights in ``model``."""
+
+    def make(root: Path) -> None:
+        lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)[:LINES]
+        (root / "text.txt").write_text("".join(lines), encoding="utf-8")
+        (root / "valid.txt").write_text("".join(lines[:20]), encoding="utf-8")
+        make_model("bert", root / "text.txt", root / "model", kind=AutoModelForMaskedLM)
+
+    return made_once(tmp_path_factory, "adapt", make)
+
+
+def words(start: Path, output: Path, *more: object, objective: str = "mlsm+mlm") -> tuple[object, ...]:
+    common = ("--text", start / "text.txt", "--output", output, "--objective", objective, "--max-length", LENGTH)
+    return ("adapt", start / "model", *common, *(CODES if "mlsm" in objective else ()), *TRAINING, *more)
+
+
+def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    mlsm(*words(start, tmp_path / "out"))
+    printed = capsys.readouterr().out
+    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    for name in ("kl", "mlm_loss"):
+        before, after = (figures[when][name] for when in ("before", "after"))
+        assert after < before
+        assert f"held-out {name}: {before:.4f} before, {after:.4f} after" in printed
+    model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
+    assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    assert bool(model(**tokenizer("a film", return_tensors="pt")).logits.isfinite().all())
+    assert LatentSemanticModel.from_pretrained(tmp_path / "out" / "model").latent_head.out_features == 20
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    mlsm(*words(start, tmp_path / "out"))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == made
+
+
+def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    for wrong in (("--layer", 9), ("--atoms", 100_000)):
+        failing_mlsm(capsys, *words(start, tmp_path / "out", *wrong))
+    empty = tmp_path / "empty.txt"
+    empty.write_text("one line", encoding="utf-8")
+    failing_mlsm(capsys, *words(start, tmp_path / "out", "--text", empty))
+    mlsm(*words(start, tmp_path / "out"))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("objective", "figure"),
+    [
+        ("mlm", "mlm_loss"),
+        ("taco", "contrastive_loss"),
+        pytest.param("mlsm", "kl", marks=SLOW),
+        pytest.param("npm", "start_loss", marks=SLOW),
+    ],
+)
+def test_every_objective_lowers_its_loss(start: Path, tmp_path: Path, objective: str, figure: str) -> None:
+    mlsm(*words(start, tmp_path / "out", "--valid", start / "valid.txt", objective=objective))
+    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["after"][figure] < figures["before"][figure]
+    assert (tmp_path / "out" / "dictionary").exists() == (objective == "mlsm")
+
+
+@pytest.mark.slow
+def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path) -> None:
+    mlsm(*words(start, tmp_path / "whole"))
+    wanted = LatentSemanticModel.from_pretrained(tmp_path / "whole" / "model").state_dict()
+    rng = random.Random(3)
+    for number in range(4):
+        output = tmp_path / f"killed{number}"
+        for _ in range(2):
+            process = start_mlsm(*words(start, output), start_new_session=True)
+            time.sleep(rng.uniform(3, 14))
+            process.kill()
+            process.communicate()
+        mlsm(*words(start, output))
+        found = LatentSemanticModel.from_pretrained(output / "model").state_dict()
+        assert max(float((values - wanted[name]).abs().max()) for name, values in found.items()) < 1e-5
+        assert not list(output.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["mlm", "mlsm+mlm"])
+def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, objective: str) -> None:
+    mlsm(*words(start, tmp_path / "one", objective=objective))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = start_mlsm(*words(start, tmp_path / "two", "--batch-size", 2, objective=objective), launcher=launcher)
+    errors = process.communicate(timeout=400)[1]
+    assert process.returncode == 0, errors
+    one, two = (json.loads((tmp_path / name / "meta.json").read_text())["figures"] for name in ("one", "two"))
+    # dropout differs; so does the autoencoder, whose training amplifies the rounding of a thread each
+    for when in ("before", "after"):
+        assert two[when] == pytest.approx(one[when], rel=0.05)
+
+
+def test_another_command_on_the_same_folder_is_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    mlsm(*words(start, tmp_path / "out", objective="mlm"))
+    line = failing_mlsm(capsys, *words(start, tmp_path / "out", "--learning-rate", 1e-4, objective="mlm"))
+    assert "was begun with other settings: training.learning_rate is 0.001 there and 0.0001 now" in line
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--layer", 9), "--layer 9 is out of range"),
+        (("--max-length", 200), "--max-length 200 is more than the 70 positions of the model"),
+        (("--mask-prob", 0), "mask_prob must be between 0 and 1"),
+        (("--epochs", 1), "pass --epochs or --updates, not both"),
+        (("--learning-rate", 0), "--learning-rate must be positive"),
+        (("--text", "no-such-file"), "no-such-file"),
+        (("--lambda", 0.1), "--lambda does not go with --coder topk"),
+        (("--k", 21), "k"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_is_made(
+    start: Path, tmp_path: Path, capsys: Capture, more: tuple[object, ...], message: str
+) -> None:
+    line = failing_mlsm(capsys, *words(start, tmp_path / "out", *more))
+    assert message in line
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_models_that_do_not_belong_together_are_one_line(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    other = make_model("roberta", start / "text.txt", tmp_path / "other", kind=AutoModelForMaskedLM)
+    line = failing_mlsm(capsys, *words(start, tmp_path / "out", "--auxiliary", other))
+    assert "has another vocabulary than" in line
+    make_tokenizer("byte_level", start / "text.txt", tmp_path / "mixed")
+    model = make_model("bert", start / "text.txt", tmp_path / "mixed-model", kind=AutoModelForMaskedLM, vocab_size=900)
+    line = failing_mlsm(capsys, "adapt", model, "--text", start / "text.txt", "--output", tmp_path / "out")
+    assert "embeddings" in line
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n", encoding="utf-8")
+    line = failing_mlsm(capsys, "adapt", start / "model", "--text", empty, "--output", tmp_path / "out")
+    assert "no text, only blank lines" in line
+    short = tmp_path / "short.txt"
+    short.write_text("one line\n", encoding="utf-8")
+    line = failing_mlsm(capsys, "adapt", start / "model", "--text", short, "--output", tmp_path / "out")
+    assert "too few to hold some out" in line

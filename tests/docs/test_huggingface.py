@@ -1,0 +1,80 @@
+"""The commands and lines of docs/huggingface.md and of its example run in a clean folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMaskedLM
+
+from tests.docs.pages import read
+from tests.documented import bash_blocks, clean_folder, run_in
+from tests.tiny_hf_models import make_model
+
+pytestmark = pytest.mark.slow
+
+PAGE, EXAMPLE = "docs/huggingface.md", "examples/huggingface/README.md"
+SMALL = "--max-length 32 --atoms 40 --tokens 800 --updates 2 --batch-size 4 --cpu"
+SMALLER = {
+    "--epochs 3": "",
+    "--nproc-per-node 4": "--nproc-per-node 2",
+    "adapted --objective mlsm+mlm": (
+        "scripted --objective mlsm+mlm --atoms 40 --max-length 32 --updates 2 --batch-size 4"
+    ),
+    "--max-length 128": "--max-length 32",
+    '"adapted", objective="mlsm+mlm", epochs=3': (
+        '"in-python", objective="mlm", max_length=32, epochs=0.02, training=TrainingSettings(batch_size=4, cpu=True)'
+    ),
+    "CodingSettings(layer=4)": "CodingSettings(layer=3)",
+    "max_steps=20": "max_steps=2, use_cpu=True",
+}
+
+
+def smaller(command: str) -> str:
+    for large, small in SMALLER.items():
+        command = command.replace(large, small)
+    return f"{command.strip()} {SMALL}" if " adapt MODEL" in command else command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Path]) -> Path:
+    root = clean_folder(tmp_path_factory.mktemp("huggingface"), english_text[0])
+    make_model("bert", root / "train.txt", root / "MODEL", kind=AutoModelForMaskedLM)
+    return root
+
+
+def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
+    one, ranks, codes = bash_blocks(read(PAGE))
+    assert "held-out mlm_loss" in run_in(folder, smaller(one))
+    AutoModelForMaskedLM.from_pretrained(folder / "adapted" / "model")
+    run_in(folder, smaller(ranks).replace("--output adapted", "--output in-ranks"))
+    (folder / "dictionary").symlink_to(folder / "adapted" / "dictionary")
+    assert "tokens coded" in run_in(folder, smaller(codes))
+    assert (folder / "codes" / "meta.json").exists()
+
+
+def test_the_lines_of_python_run(folder: Path) -> None:
+    whole, parts = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.S)
+    assert len(run_in(folder, f"{sys.executable} - <<'END'\n{smaller(whole)}\nEND").splitlines()[-1].split()) == 2
+    if not (folder / "dictionary").exists():
+        pytest.skip("the test above makes the dictionary")
+    run_in(folder, f"{sys.executable} - <<'END'\n{smaller(parts)}\nEND")
+    AutoModelForMaskedLM.from_pretrained(folder / "model")
+
+
+def test_the_example_runs(folder: Path) -> None:
+    command, script = bash_blocks(read(EXAMPLE))
+    run_in(folder, smaller(command).replace("--output adapted", "--output by-example"))
+    script = smaller(script)
+    for objective in ("mlsm+mlm", "taco", "mlm"):
+        words = script.replace("scripted --objective mlsm+mlm", f"{objective} --objective {objective}").strip()
+        assert "after: {'eval_loss'" in run_in(folder, words)
+        AutoModelForMaskedLM.from_pretrained(folder / objective / "model")
+    (folder / "cpu.yaml").write_text(
+        "use_cpu: true\n" + (folder / "examples/huggingface/adapt.yaml").read_text("utf-8")
+    )
+    assert "after:" in run_in(folder, f"{script.strip()} --config cpu.yaml".replace("scripted", "configured"))
+    lines = (folder / "examples" / "huggingface" / "adapt.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 90

@@ -1,0 +1,24 @@
+"""What an adaptation is made of; test_adapt of the command runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.huggingface.adaptation import Adaptation, last_layer
+from tests.huggingface.tiny_corpus import tiny_bert
+
+
+def test_settings_out_of_range_are_one_line() -> None:
+    with pytest.raises(ValueError, match="the objective must be one of mlm, mlsm"):
+        Adaptation("model", ["text"], "out", objective="none")
+    with pytest.raises(ValueError, match="--epochs must be positive"):
+        Adaptation("model", ["text"], "out", epochs=0)
+
+
+def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> None:
+    assert Adaptation("model", ["text"], "out").coded_model == "model"
+    assert Adaptation("model", ["text"], "out", auxiliary="other").coded_model == "other"
+    tiny_bert().save_pretrained(tmp_path)
+    assert last_layer(str(tmp_path)) == 2

@@ -1,0 +1,194 @@
+"""The collators: masks, codes and pairs, whatever the batch and the worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlsm_plugin.huggingface import PretrainingSequences, TokenSequences
+from mlsm_plugin.huggingface.collators import (
+    IGNORED,
+    Contrast,
+    LatentSemanticCollator,
+    MaskedLmCollator,
+    Masking,
+    TokenContrastiveCollator,
+    special_ids,
+)
+from tests.huggingface.tiny_corpus import (
+    ATOMS,
+    CLS,
+    MASK,
+    PAD,
+    SEP,
+    UNK,
+    WORDS,
+    make_tokenizer,
+    random_ids,
+    write_codes,
+)
+
+
+def items(dataset: PretrainingSequences, *indices: int) -> list[Any]:
+    return [dataset[index] for index in indices]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> tuple[PretrainingSequences, Any]:
+    sequences = TokenSequences(random_ids())
+    folder = tmp_path_factory.mktemp("coded") / "codes"
+    codes = write_codes(sequences, folder)
+    return PretrainingSequences(sequences, folder), codes
+
+
+def test_the_special_tokens_are_never_masked_and_unknown_ones_may_be(tokenizer: Any) -> None:
+    assert special_ids(tokenizer) == [PAD, CLS, SEP, MASK]
+    dataset = PretrainingSequences([[CLS, *[UNK] * 200, SEP]])
+    batch = MaskedLmCollator(tokenizer, Masking(mask_prob=0.5))(items(dataset, 0))
+    labels = batch["labels"][0]
+    assert labels[0] == labels[-1] == IGNORED
+    assert set(labels[labels != IGNORED].tolist()) == {UNK}
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**40), st.integers(0, 5), st.lists(st.integers(0, 39), min_size=1, max_size=6), st.booleans())
+def test_masks_depend_on_seed_epoch_and_index_only(seed: int, epoch: int, rows: list[int], whole: bool) -> None:
+    dataset = PretrainingSequences(random_ids())
+    dataset.set_epoch(epoch)
+    collator = MaskedLmCollator(make_tokenizer(), Masking(mask_prob=0.3, seed=seed, whole_words=whole))
+    together = collator(items(dataset, *rows))
+    for place, row in enumerate(rows):
+        alone, length = collator(items(dataset, row)), len(dataset[row].input_ids)
+        for name, value in alone.items():
+            assert torch.equal(together[name][place, :length], value[0])
+        assert together["attention_mask"][place].sum() == length
+        assert bool((together["input_ids"][place, length:] == PAD).all())
+        masked = alone["labels"][0] != IGNORED
+        original = torch.from_numpy(dataset[row].input_ids)
+        assert torch.equal(alone["labels"][0][masked], original[masked])
+        assert torch.equal(alone["input_ids"][0][~masked], original[~masked])
+
+
+def test_the_shares_are_those_of_bert(tokenizer: Any) -> None:
+    text = np.concatenate([[CLS], np.random.default_rng(0).integers(5, 5 + WORDS, size=200_000), [SEP]])
+    batch = MaskedLmCollator(tokenizer)(items(PretrainingSequences([text]), 0))
+    labels, ids = batch["labels"][0], batch["input_ids"][0]
+    masked = labels != IGNORED
+    assert float(masked.float().mean()) == pytest.approx(0.15, abs=0.003)
+    fate = ids[masked]
+    assert float((fate == MASK).float().mean()) == pytest.approx(0.8, abs=0.01)
+    assert float((fate == labels[masked]).float().mean()) == pytest.approx(0.1 + 0.1 / WORDS, abs=0.01)
+    assert not bool(torch.isin(fate, torch.tensor([PAD, CLS, SEP])).any())
+
+
+def test_whole_words_are_masked_or_left(tokenizer: Any) -> None:
+    dataset = PretrainingSequences(random_ids(200, seed=3))
+    batch = MaskedLmCollator(tokenizer, Masking(mask_prob=0.4, whole_words=True))(items(dataset, *range(200)))
+    masked = (batch["labels"] != IGNORED).numpy()
+    words = 0
+    for row in range(200):
+        ids = dataset[row].input_ids
+        for place in range(2, len(ids) - 1):
+            if ids[place] >= 5 + WORDS // 2:  # goes on with the word
+                assert masked[row, place] == masked[row, place - 1]
+                words += 1
+    assert words > 100
+    assert 0.3 < masked.sum() / sum(len(dataset[row].input_ids) - 2 for row in range(200)) < 0.5
+
+
+def test_codes_are_those_of_the_masked_tokens(tokenizer: Any, coded: tuple[PretrainingSequences, Any]) -> None:
+    dataset, codes = coded
+    batch = LatentSemanticCollator(tokenizer, Masking(mask_prob=0.4))(items(dataset, 7, 0, 30, 7))
+    atoms, weights = batch["codes"]["atoms"], batch["codes"]["weights"]
+    places = (batch["labels"] != IGNORED).nonzero()
+    assert len(atoms) == len(places) > 5
+    for row, (sequence, offset) in enumerate(places.tolist()):
+        found = np.zeros(ATOMS)
+        kept = atoms[row] >= 0
+        found[atoms[row][kept].numpy()] = weights[row][kept].float().numpy()
+        position = int(dataset.sequences.starts[[7, 0, 30, 7][sequence]]) + offset
+        np.testing.assert_allclose(found, codes[position].toarray()[0], atol=1e-3)
+        assert found.sum() > 0.99  # a token without a code is not masked
+
+
+def test_only_the_strongest_atoms_are_kept(tokenizer: Any, coded: tuple[PretrainingSequences, Any]) -> None:
+    dataset, _ = coded
+    whole = LatentSemanticCollator(tokenizer)(items(dataset, *range(10)))["codes"]
+    top = LatentSemanticCollator(tokenizer, latent_top=2)(items(dataset, *range(10)))["codes"]
+    assert int((top["weights"] > 0).sum(dim=1).max()) == 2
+    assert torch.equal(top["weights"].max(dim=1).values > 0, whole["weights"].max(dim=1).values > 0)
+
+
+def test_masks_are_drawn_among_the_covered_positions(tokenizer: Any, tmp_path: Path) -> None:
+    text = [np.array([CLS, *([7] * 4000), SEP])]
+    sequences = TokenSequences(text)
+    write_codes(sequences, tmp_path / "codes", empty=0, coverage=0.5, coverage_seed=4)
+    dataset = PretrainingSequences(sequences, tmp_path / "codes")
+    batch = LatentSemanticCollator(tokenizer, Masking(mask_prob=0.3))(items(dataset, 0))
+    masked = (batch["labels"][0] != IGNORED).numpy()
+    assert masked.mean() == pytest.approx(0.3, abs=0.03)
+    assert dataset.codes is not None
+    assert dataset.codes.covered(np.flatnonzero(masked)).all()
+    for masking, message in ((Masking(mask_prob=0.6), "0.5 of the positions"), (Masking(whole_words=True), "coverage")):
+        with pytest.raises(ValueError, match=message):
+            LatentSemanticCollator(tokenizer, masking)(items(dataset, 0))
+
+
+@pytest.mark.parametrize("anchors", ["all", "masked", "unmasked"])
+def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
+    dataset = PretrainingSequences(random_ids())
+    collator = TokenContrastiveCollator(tokenizer, contrast=Contrast(positive_window=3, negatives=4, anchors=anchors))
+    batch, pairs = collator(items(dataset, 1, 2, 3)), collator(items(dataset, 1, 2, 3))["pairs"]
+    assert all(torch.equal(batch["pairs"][name], pairs[name]) for name in pairs)
+    masked = batch["labels"] != IGNORED
+    content = torch.zeros_like(masked)
+    for row, index in enumerate((1, 2, 3)):
+        content[row, 1 : len(dataset[index].input_ids) - 1] = True
+    wanted = {"all": content, "masked": content & masked, "unmasked": content & ~masked}[anchors]
+    assert torch.equal(pairs["anchors"], wanted)
+    width = content.size(1)
+    for row, place in content.nonzero().tolist():
+        others = pairs["negative"][row, place]
+        assert bool((others // width != row).all())
+        assert bool(content.flatten()[others].all())
+        positive = int(pairs["positive"][row, place])
+        assert positive // width == row or positive == -1
+    dataset.set_epoch(1)
+    assert not torch.equal(collator(items(dataset, 1, 2, 3))["pairs"]["negative"], pairs["negative"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Masking(mask_prob=0), "mask_prob must be between 0 and 1"),
+        (lambda: Masking(leave_unmasked_prob=0.6, random_token_prob=0.6), "together above 1"),
+        (lambda: Masking(seed=-1), "seed must not be negative"),
+        (lambda: Contrast(positive_window=1), "positive_window must be at least 2"),
+        (lambda: Contrast(negatives=0), "negatives must be at least 1"),
+        (lambda: Contrast(anchors="some"), "anchors must be all, masked or unmasked"),
+        (lambda: MaskedLmCollator(make_tokenizer(mask_token=None)), "the tokenizer has no mask token"),
+        (lambda: LatentSemanticCollator(make_tokenizer(), latent_top=0), "latent_top must be at least 1"),
+        (
+            lambda: MaskedLmCollator(make_tokenizer())(items(PretrainingSequences([[2, 900, 3]]), 0)),
+            "sequence 0 has the id 900, and the tokenizer has only 65 tokens",
+        ),
+        (
+            lambda: LatentSemanticCollator(make_tokenizer())(items(PretrainingSequences([[2, 9, 3]]), 0)),
+            "these sequences have no codes",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,51 @@
+"""The two halves of the heads of the library's masked LMs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED
+from mlsm_plugin.huggingface.masked_lms import head_of, open_masked_lm
+from tests.huggingface.tiny_corpus import tiny_bert
+from tests.tiny_hf_models import make_model
+
+
+@pytest.mark.parametrize("model_type", [*SUPPORTED, "deberta-v2 not legacy"])
+def test_both_halves_together_are_the_head(tmp_path: Path, tiny: object, model_type: str) -> None:
+    name, _, other = model_type.partition(" ")
+    settings = {"legacy": False} if other else {}
+    folder = make_model(name, tiny.text, tmp_path / "model", kind=AutoModelForMaskedLM, **settings)  # type: ignore[attr-defined]
+    model = open_masked_lm(folder).eval()
+    torch.manual_seed(3)
+    for values in model.parameters():
+        torch.nn.init.normal_(values, std=0.1)
+    ids = torch.randint(5, 100, (3, 9))
+    head = head_of(model)
+    transformed = head.transform(model.base_model(input_ids=ids)[0])
+    assert transformed.size(-1) == head.width
+    torch.testing.assert_close(head.project(transformed), model(input_ids=ids).logits)
+    assert head.bias is not None
+    assert any(head.bias is values for values in model.parameters())
+
+
+def test_what_is_no_masked_lm_is_one_line(tmp_path: Path, tiny: object) -> None:
+    text = tiny.text  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="saved without its head"):
+        open_masked_lm(make_model("bert", text, tmp_path / "headless", kind=AutoModel))
+    with pytest.raises(ValueError, match="is not a folder of a Hugging Face model"):
+        open_masked_lm(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="does not hold a masked LM of Hugging Face"):
+        open_masked_lm(tmp_path / "empty")
+    with pytest.raises(ValueError, match="a form that is not known"):
+        head_of(SimpleNamespace())
+    broken = tmp_path / "broken"
+    tiny_bert().save_pretrained(broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="does not hold a masked LM"):
+        open_masked_lm(broken)

@@ -1,0 +1,52 @@
+"""Several ranks that torchrun starts compute what one computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.huggingface import LatentSemanticModel, TokenSequences
+from tests.conftest import REPOSITORY
+from tests.huggingface.tiny_corpus import random_ids, write_codes
+from tests.huggingface.trainer_process import train
+
+
+@pytest.mark.slow
+def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
+    write_codes(TokenSequences(random_ids(24)), tmp_path / "codes")
+    train(str(tmp_path / "codes"), str(tmp_path / "one"), 8)
+    words = (tmp_path / "codes", tmp_path / "two", 4)
+    subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc_per_node",
+                "2",
+                "--master_port",
+                "0",
+                "--standalone",
+            ),
+            *("-m", "tests.huggingface.trainer_process", *map(str, words)),
+        ],
+        check=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    models = [LatentSemanticModel.from_pretrained(tmp_path / name / "model").state_dict() for name in ("one", "two")]
+    assert max(float((values - models[1][name]).abs().max()) for name, values in models[0].items()) < 1e-4
+    one, two = (
+        json.loads((tmp_path / name / "model" / "trainer_state.json").read_text())["log_history"]
+        for name in ("one", "two")
+    )
+    for first, second in zip(one, two, strict=True):
+        for name in ("loss", "kl", "mlm_loss", "eval_kl", "eval_mlm_loss"):
+            assert (name in second) == (name in first)
+            assert second.get(name, 0) == pytest.approx(first.get(name, 0), rel=1e-4), name

@@ -1,0 +1,77 @@
+"""Groups of sequences for NPM in the library's Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from mlsm_plugin.huggingface import SpanContrastiveModel
+from mlsm_plugin.huggingface.span_groups import SpanGroups, SpanGroupsCollator
+from mlsm_plugin.huggingface.trainer_callback import prepare
+from tests.huggingface.tiny_corpus import CLS, MASK, PAD, SEP, make_tokenizer, random_ids, tiny_bert
+
+
+def repeated_ids() -> list[np.ndarray]:
+    """Sequences that have words in common."""
+    rng = np.random.default_rng(2)
+    return [np.array([CLS, *rng.integers(5, 15, size=12), SEP]) for _ in range(20)]
+
+
+def test_a_batch_has_the_spans_with_their_masks() -> None:
+    groups = SpanGroups(repeated_ids(), group_size=5)
+    assert len(groups) == 4
+    collator = SpanGroupsCollator(make_tokenizer(), max_length=40)
+    batch = collator([groups[0], groups[1]])
+    spans = batch["spans"]
+    assert len(batch["labels"]) == len(spans["length"]) > 0
+    for sequence, start, end in zip(spans["sequence"], spans["query_start"], spans["query_end"], strict=True):
+        assert batch["input_ids"][sequence, start] == batch["input_ids"][sequence, end] == MASK
+        assert end == start + 1
+    assert int(batch["special"][0]) == PAD
+    assert sorted(batch["special"].tolist()) == [PAD, CLS, SEP, MASK]
+    assert torch.equal(collator([groups[0], groups[1]])["input_ids"], batch["input_ids"])
+    groups.set_epoch(1)
+    assert not torch.equal(collator([groups[0], groups[1]])["input_ids"], batch["input_ids"])
+
+
+def test_npm_trains_and_evaluates(tmp_path: Path) -> None:
+    groups = SpanGroups(repeated_ids(), group_size=5)
+    trainer = Trainer(
+        SpanContrastiveModel.of(tiny_bert()),
+        TrainingArguments(
+            *(str(tmp_path),), max_steps=30, per_device_train_batch_size=2, learning_rate=3e-3, logging_steps=1,
+            save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, gradient_accumulation_steps=2,
+        ),
+        train_dataset=groups, eval_dataset=groups, data_collator=SpanGroupsCollator(make_tokenizer(), max_length=40),
+    )  # fmt: skip
+    prepare(trainer)
+    before = trainer.evaluate()
+    trainer.train()
+    first, after = trainer.state.log_history[1], trainer.evaluate()
+    assert first["loss"] == pytest.approx(first["start_loss"] + first["end_loss"], rel=1e-4)
+    assert after["eval_start_loss"] < before["eval_start_loss"]
+    assert 0 <= after["eval_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("ids", [[[CLS, 9, SEP], [CLS, 11, SEP]], [[CLS, SEP], [CLS, SEP]]])
+def test_a_batch_without_spans_gives_a_loss_of_0(ids: Any) -> None:
+    model = SpanContrastiveModel.of(tiny_bert()).train()
+    batch = SpanGroupsCollator(make_tokenizer(), max_length=40)([SpanGroups(ids, 2)[0]])
+    loss = model(**batch)["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(bool(values.grad.isfinite().all()) for values in model.parameters())
+
+
+def test_what_cannot_be_is_one_line() -> None:
+    with pytest.raises(ValueError, match="group_size must be at least 2"):
+        SpanGroups(random_ids(4), 1)
+    with pytest.raises(ValueError, match="the text is only one sequence"):
+        SpanGroups(random_ids(1))
+    with pytest.raises(ValueError, match="the tokenizer has no mask token"):
+        SpanGroupsCollator(make_tokenizer(mask_token=None), max_length=40)

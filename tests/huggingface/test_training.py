@@ -1,0 +1,74 @@
+"""Settings of a training, and which checkpoint it resumes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlsm_plugin.huggingface.collators import MaskedLmCollator
+from mlsm_plugin.huggingface.masked_lm_model import MaskedLmModel
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
+from mlsm_plugin.huggingface.training import TrainingSettings, last_checkpoint, make_trainer, save_trained, train
+from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
+
+
+def trainer_of(folder: Path, **settings: Any) -> Any:
+    data, tokenizer = PretrainingSequences(random_ids(16)), make_tokenizer()
+    options = {"updates": 4, "batch_size": 4, "evaluate_every": 2, "bf16": "off", "cpu": True, **settings}
+    collator = MaskedLmCollator(tokenizer)
+    return make_trainer(MaskedLmModel.of(tiny_bert()), (data, data), collator, TrainingSettings(**options), folder)
+
+
+def test_training_learns_saves_and_resumes(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "checkpoints", learning_rate=1e-2)
+    before = trainer.evaluate()["eval_loss"]
+    figures = train(trainer)
+    assert figures["mlm_loss"] < before
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-4"]
+    save_trained(trainer, make_tokenizer(), tmp_path / "model")
+    written = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= written
+    assert train(trainer_of(tmp_path / "checkpoints", learning_rate=1e-2))["loss"] == figures["loss"]
+
+
+def test_unfinished_checkpoints_are_not_resumed(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path / "nothing") is None
+    for number, state in (("9", "{}"), ("10", "{"), ("11", None), ("x", "{}")):
+        name = f"checkpoint-{number}"
+        (tmp_path / name).mkdir()
+        if state is not None:
+            (tmp_path / name / "trainer_state.json").write_text(state, encoding="utf-8")
+    assert last_checkpoint(tmp_path, tidy=False) == str(tmp_path / "checkpoint-9")
+    assert len(list(tmp_path.iterdir())) == 4
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-9", "checkpoint-x"}
+
+
+def test_a_loss_that_is_not_finite_is_one_line(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, updates=2, learning_rate=1e-3)
+    trainer.model.cls.predictions.bias.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the loss is not finite"):
+        train(trainer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"updates": 0}, "--updates must be positive"),
+        ({"learning_rate": -1.0}, "--learning-rate must be positive"),
+        ({"workers": -1}, "--workers must not be negative"),
+        ({"warmup": 2.0}, r"--warmup must be in \[0, 1\]"),
+        ({"bf16": "maybe"}, "--bf16 must be auto, on or off"),
+    ],
+)
+def test_settings_out_of_range_are_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingSettings(**settings)
+
+
+def test_what_decides_the_result_is_in_the_plan() -> None:
+    one, other = TrainingSettings(workers=0, cpu=True), TrainingSettings(workers=3)
+    assert one.deciding() == other.deciding()
+    assert TrainingSettings(seed=2).deciding() != one.deciding()
