@@ -1,0 +1,67 @@
+"""The comparison of adapted models runs at toy size, and does not repeat what is done."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from tests.conftest import REPOSITORY
+from tests.scripts.script_module import load_script
+from tests.tiny_hf_models import make_model
+
+compare = load_script("compare_adaptation")
+
+
+def test_the_probe_is_logistic_regression() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(400, 5, dtype=torch.float64)
+    truth = torch.randn(5, 3, dtype=torch.float64)
+    targets = torch.distributions.Categorical(logits=2 * inputs @ truth).sample()
+    weights = compare._logistic(inputs, targets, 1e-3).requires_grad_()
+    padded = torch.nn.functional.pad(inputs, (0, 1), value=1.0)
+    loss = torch.nn.functional.cross_entropy(padded @ weights, targets) + 1e-3 * weights.square().sum()
+    loss.backward()
+    assert float(weights.grad.abs().max()) < 1e-5  # the minimum of a convex function
+    assert compare._accuracy(inputs, targets, weights.detach()) > 60
+
+
+def test_the_table_has_means_and_deviations() -> None:
+    run = {"mlm_bits": 5.0, "finetuned": 80.0, "probe": 70.0}
+    rows = {"start": [run], "mlm": [run, {**run, "mlm_bits": 6.0}]}
+    table = compare.table({"minutes": 10.0, "updates": {"mlm": 1234}, "rows": rows})
+    assert "| start | 0 | 5.00 | 80.00 | 70.00 |" in table
+    assert "| mlm | 1,234 | 5.50 ± 0.71 | 80.00 ± 0.00 | 70.00 ± 0.00 |" in table
+
+
+@pytest.mark.slow
+def test_it_compares_and_resumes(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "text.txt").write_text("".join(lines[:150]), encoding="utf-8")
+    (tmp_path / "valid.txt").write_text("".join(lines[150:190]), encoding="utf-8")
+    model = make_model("bert", tmp_path / "text.txt", tmp_path / "model", kind=AutoModelForMaskedLM)
+    rows = [f"{label}\t{text}" for label, text in (("good", "a fine name"), ("bad", "no value at all"))] * 10
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    words = [
+        *(sys.executable, "scripts/compare_adaptation.py", model, "--text", tmp_path / "text.txt"),
+        *("--valid", tmp_path / "valid.txt", "--train", tmp_path / "train.tsv", "--test", tmp_path / "test.tsv"),
+        *("--output", tmp_path / "out", "--minutes", 0.02, "--seeds", 1, "--max-length", 32, "--batch-size", 4),
+        *("--atoms", 40, "--timing-updates", 1, 3, "--quiet"),
+    ]
+    before: dict[Path, int] = {}
+    for _ in range(2):
+        done = subprocess.run([*map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        table = re.findall(r"^\| (start|mlm|mlsm\+mlm|taco) \| .*[\d.]+( ± [\d.]+)? \|$", done.stdout, flags=re.M)
+        assert [name for name, _ in table] == ["start", "mlm", "mlsm+mlm", "taco"]
+        figures = json.loads((tmp_path / "out" / "adaptation.json").read_text(encoding="utf-8"))
+        assert all(len(figures["rows"][name]) == 1 for name in ("mlm", "mlsm+mlm", "taco"))
+        models = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("model.safetensors")}
+        assert models == (before or models)
+        before = models
