@@ -72,6 +72,7 @@ def _add_training_options(group: Any) -> None:
     )
     group.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of everything")
     group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that make batches")
+    group.add_argument("--threads", type=int, metavar="N", help="number of CPU threads (default: all cores)")
     group.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
 
@@ -79,11 +80,13 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Adapt the model, and print the figures before and after."""
     # what is checked now does not fail hours later
     check_positive(args, "atoms", "tokens", "lambda_", "iterations", "k", "latent_top", "updates", "max_length")
+    check_positive(args, "threads")
     if args.epochs is not None and args.updates is not None:
         raise ValueError("pass --epochs or --updates, not both")
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
+    from mlsm_plugin.sparse_coding.sae_coder import torch_threads
 
     training = TrainingSettings(
         updates=args.updates or 1,
@@ -98,22 +101,23 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         cpu=args.cpu,
     )
     with_codes = args.objective in WITH_CODES
-    figures = adapt(
-        Adaptation(
-            model=args.model,
-            texts=args.text,
-            output=args.output,
-            objective=args.objective,
-            valid_texts=args.valid,
-            auxiliary=args.auxiliary if with_codes else None,
-            learning=_learning(args) if with_codes else None,
-            latent_top=args.latent_top,
-            masking=Masking(mask_prob=args.mask_prob, whole_words=args.whole_words, seed=args.seed),
-            max_length=args.max_length,
-            training=training,
-            epochs=None if args.updates else args.epochs or EPOCHS,
+    with torch_threads(args.threads):
+        figures = adapt(
+            Adaptation(
+                model=args.model,
+                texts=args.text,
+                output=args.output,
+                objective=args.objective,
+                valid_texts=args.valid,
+                auxiliary=args.auxiliary if with_codes else None,
+                learning=_learning(args) if with_codes else None,
+                latent_top=args.latent_top,
+                masking=Masking(mask_prob=args.mask_prob, whole_words=args.whole_words, seed=args.seed),
+                max_length=args.max_length,
+                training=training,
+                epochs=None if args.updates else args.epochs or EPOCHS,
+            )
         )
-    )
     for name, value in figures["after"].items():
         before = figures["before"].get(name)
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
@@ -138,4 +142,5 @@ def _learning(args: argparse.Namespace) -> LearningSettings:
         k=args.k,
         matryoshka=args.matryoshka,
         seed=args.seed,
+        threads=args.threads,
     )

@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coder_flags import add_coder_flags, given_coder_options
@@ -95,9 +94,11 @@ def add_coding_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, or estimate its cost, and report how exact the codes are."""
+    from mlsm_plugin.sparse_coding.sae_coder import torch_threads
+
     options = coding_arguments(args, lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")))
     options["auxiliary"] = args.auxiliary
-    with torch_threads(args.threads):
+    with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
         return _estimate(args, options) if args.estimate else _encode(args, options)
 
 
@@ -136,19 +137,6 @@ def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder
     )
     device = args.device or share.device(torch.cuda.device_count())
     return {"coder": coder, "settings": settings, "device": device, "share": share}
-
-
-@contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use as many threads as the solver, so that the codes do not depend on how the command is started."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _encode(args: argparse.Namespace, options: dict[str, Any]) -> int:

@@ -19,6 +19,7 @@ Capture = pytest.CaptureFixture[str]
 LINES, LENGTH = 200, 32
 CODES = ("--atoms", 20, "--k", 3, "--tokens", 800)
 TRAINING = ("--updates", 6, "--evaluate-every", 3, "--batch-size", 4, "--learning-rate", 1e-3, "--bf16", "off", "--cpu")
+THREADS = ("--threads", 1)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pa
 
 def words(start: Path, output: Path, *more: object, objective: str = "mlsm+mlm") -> tuple[object, ...]:
     common = ("--text", start / "text.txt", "--output", output, "--objective", objective, "--max-length", LENGTH)
-    return ("adapt", start / "model", *common, *(CODES if "mlsm" in objective else ()), *TRAINING, *more)
+    return ("adapt", start / "model", *common, *(CODES if "mlsm" in objective else ()), *TRAINING, *THREADS, *more)
 
 
 def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -73,7 +74,7 @@ SLOW = pytest.mark.slow
     ("objective", "figure"),
     [
         ("mlm", "mlm_loss"),
-        ("taco", "contrastive_loss"),
+        pytest.param("taco", "contrastive_loss", marks=SLOW),
         pytest.param("mlsm", "kl", marks=SLOW),
         pytest.param("npm", "start_loss", marks=SLOW),
     ],
