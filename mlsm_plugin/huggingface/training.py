@@ -149,7 +149,10 @@ def train(trainer: Any) -> dict[str, float]:
         ValueError: the loss is not finite at the end.
         OSError: a checkpoint cannot be written.
     """
+    from transformers import set_seed
+
     checkpoints = Path(trainer.args.output_dir)
+    set_seed(trainer.args.seed)  # an evaluation before the training has drawn numbers, too
     with _disk_errors(checkpoints):
         trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
     figures = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
