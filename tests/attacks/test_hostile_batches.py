@@ -28,7 +28,7 @@ FLAGS: dict[str, tuple[object, ...]] = {
     "plain_masked_lm": (),
     "masked_latent_semantic": ("--mlm-weight", 1),
     "taco": (),
-    "nonparametric_masked_lm": ("--batch-size", 2),
+    "nonparametric_masked_lm": ("--group-size", 4),
     "span_denoising": (*SIZE, "--sample-break-mode", "none", "--tokens-per-sample", 48),
 }
 NO_CODES = {"atoms": torch.zeros(0, 0, dtype=torch.int32), "weights": torch.zeros(0, 0).half()}
@@ -121,9 +121,8 @@ def check_step(
 def test_every_batch_gives_a_finite_step(made: Any, name: str, modern: bool, edit: Any) -> None:
     if name == "span_denoising" and modern:
         pytest.skip("an encoder-decoder")
-    for autocast in ("off", "bf16"):
-        for scale in (1.0, 30.0):
-            check_step(made(name, modern), edit, autocast=autocast, scale=scale, dummy=False)
+    for autocast, scale in (("off", 1.0), ("off", 30.0), ("bf16", 30.0)):
+        check_step(made(name, modern), edit, autocast=autocast, scale=scale, dummy=False)
     check_step(made(name, modern), edit, autocast="bf16", scale=1.0, dummy=True)
 
 
