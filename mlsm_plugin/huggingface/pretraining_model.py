@@ -7,6 +7,7 @@ computes the loss of the objective from a batch of its collator. Everything else
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +33,8 @@ class PretrainingModel:
     means: ClassVar[dict[str, tuple[str, str]]] = {}
     config: Any
     training: bool
+    # checks and sets the options of the objective, and adds what it needs to the model
+    set_objective: Callable[..., None]
     _collected: Tensor | None = None
 
     @classmethod
@@ -58,10 +61,6 @@ class PretrainingModel:
             ValueError: as of :meth:`of`; the model does not exist, or has no trained masked-LM head.
         """
         return cls.of(open_masked_lm(path), **options)
-
-    def set_objective(self, *args: Any, **options: Any) -> None:
-        """Check and set the options of the objective, and add what it needs to the model; see the subclasses."""
-        raise NotImplementedError
 
     def taken_parts(self) -> dict[str, float]:
         """The means over the tokens since the last call, over all ranks, which all have to call it; by name."""

@@ -65,6 +65,7 @@ def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys:
     empty.write_text("one line", encoding="utf-8")
     failing_mlsm(capsys, *words(start, tmp_path / "out", "--text", empty))
     mlsm(*words(start, tmp_path / "out"))
+    assert (tmp_path / "out" / "meta.json").exists()
 
 
 SLOW = pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoModelForMaskedLM
 
 from mlsm_plugin.fairseq_seams.installation import WITHOUT_FAIRSEQ
+from mlsm_plugin.version import __version__
 from tests.conftest import PLUGIN, REPOSITORY
 from tests.tiny_hf_models import make_model
 
@@ -90,7 +91,8 @@ print(len({FREE!r}), mlsm_plugin.__version__)
 
 
 def test_a_module_that_is_none_counts_as_missing() -> None:
-    run(BLOCKER + "sys.modules['fairseq'] = None\nimport mlsm_plugin")
+    code = "sys.modules['fairseq'] = None\nimport mlsm_plugin\nprint(mlsm_plugin.__version__)"
+    assert run(BLOCKER + code).stdout.strip() == __version__
 
 
 def environment_without_fairseq(folder: Path) -> Path:
