@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed
 DEMO_DIR ?= demo
 # test files that run at the same time, each with one thread: more threads do not speed up tiny models
 JOBS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test test-slow test-all lint format clean
 
@@ -46,7 +46,7 @@ test: lint
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-slow: setup
-	$(PYTEST) -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu' --durations 60
 
 test-all: test test-slow
 

@@ -23,6 +23,15 @@ PLUGIN = REPOSITORY / "mlsm_plugin"
 settings.register_profile("project", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("project")
 
+# the files that take longest in the slow lane begin first, so that no process is left alone with one at the end
+LONGEST = (
+    *("attacks/test_faults.py", "attacks/test_killed_commands.py", "runs/test_training_runs.py"),
+    *("attacks/test_hostile_batches.py", "attacks/test_killed_training.py", "docs/test_readme.py"),
+    *("scripts/test_compare_objectives.py", "runs/test_modern_runs.py", "runs/test_npm_runs.py"),
+    *("scripts/test_benches.py", "attacks/test_two_at_once.py", "docs/test_huggingface.py"),
+    *("runs/test_denoising_runs.py", "examples/test_npm_example.py"),
+)
+
 TINY_MODEL = (
     *("--arch", "mlsm_roberta_tiny", "--encoder-layers", "2", "--encoder-embed-dim", "32"),
     *("--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2"),
@@ -42,6 +51,12 @@ CRITERIONS = {
     "nonparametric_masked_lm": "span_contrastive",
     "span_denoising": "cross_entropy",
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by the place of their file in ``LONGEST``."""
+    places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @dataclass(frozen=True)
