@@ -34,17 +34,18 @@ def encode_split(
     settings: CodingSettings,
     device: str | None = None,
     share: WorkShare = ALL_OF_IT,
+    output: str | os.PathLike[str] | None = None,
 ) -> CodingFigures:
-    """Write this process's shards of ``DATA_BIN/<split>.codes``; resumes a stopped run.
+    """Write this process's shards of ``OUTPUT/<split>.codes``; resumes a stopped run.
 
-    A process that finds no shard missing after its own work seals the store.
+    A process that finds no shard missing after its own work seals the store. ``OUTPUT`` is the dataset by default.
 
     Raises:
         ValueError: the files do not belong together, a store made with other settings exists, all codes of a shard are
             empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
         FileNotFoundError: the split or the checkpoint is missing.
     """
-    directory = Path(data_bin) / f"{split}.codes"
+    directory = Path(output or data_bin) / f"{split}.codes"
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded_auxiliary(directory))
     reader = BlockReader(data_bin, split, settings.blocks)
     own = split_fingerprint(Path(data_bin) / split)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coder_flags import add_coder_flags, given_coder_options
@@ -36,8 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run the same command again to resume a stopped run. Processes that torchrun or srun start share the work; "
         "see docs/encoding.md."
     )
+    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset")
     parser.add_argument(
-        "data_bin", metavar="DATA_BIN", help="binarized dataset; the codes go to its folders <split>.codes"
+        "--output",
+        metavar="DIR",
+        help="folder for the codes, <split>.codes (default: DATA_BIN); train with --latent-codes DIR",
     )
     parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
     add_dictionary_options(parser)
@@ -144,11 +148,12 @@ def _encode(args: argparse.Namespace, options: dict[str, Any]) -> int:
 
     for split in args.splits:
         start = time.perf_counter()
-        figures = encode_split(args.data_bin, split, **options)
+        figures = encode_split(args.data_bin, split, **options, output=args.output)
         report(split, figures, time.perf_counter() - start, options["share"])
     if figures.meta is not None:
         tokens = options["settings"].blocks.tokens_per_sample
-        print_next("Train with", training_command(args.data_bin, "model", tokens, args.user_dir))
+        command = training_command(args.data_bin, "model", tokens, args.user_dir, codes=args.output)
+        print_next("Train with", command)
     return 0
 
 
@@ -184,11 +189,11 @@ def _estimate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from mlsm_plugin.auxiliary.coding_estimate import estimate_split
 
     estimates = (estimate_split(args.data_bin, split, **options) for split in args.splits)
-    return report_estimates(estimates, options["share"], args.allow_inexact, args.data_bin)
+    return report_estimates(estimates, options["share"], args.allow_inexact, args.output or args.data_bin)
 
 
-def report_estimates(estimates: Iterable[CodingEstimate], share: WorkShare, allow_inexact: bool, disk: str) -> int:
-    """Print the estimates as they are made, and the free room of the disk that holds the path ``disk``."""
+def report_estimates(estimates: Iterable[CodingEstimate], share: WorkShare, allow_inexact: bool, output: str) -> int:
+    """Print the estimates as they are made, and the free room of the disk on which ``output`` is, or will be."""
     if share.index != 0:  # only the first process prints the estimate
         return 0
     needed = 0
@@ -200,6 +205,8 @@ def report_estimates(estimates: Iterable[CodingEstimate], share: WorkShare, allo
                 f"{estimate.split}: {estimate.inexact_tokens} codes of the sample do not reach the required accuracy "
                 "(--tolerance) and would be refused; use a larger --tolerance, or --allow-inexact"
             )
+    path = Path(output).absolute()
+    disk = next(str(folder) for folder in (path, *path.parents) if folder.is_dir())
     free = shutil.disk_usage(disk).free
     print(f"free disk of {disk}: {free / 1e6:.1f} MB, the codes need {needed / 1e6:.1f} MB")
     if needed > free:

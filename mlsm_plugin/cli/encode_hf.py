@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from mlsm_plugin.cli.coding_options import add_model_options
 from mlsm_plugin.cli.encode import (
@@ -48,9 +47,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     options["tokenizer"] = args.tokenizer
     with torch_threads(args.threads):
         if args.estimate:
-            disk = next(str(folder) for folder in Path(args.output).absolute().parents if folder.is_dir())
             estimates = (estimate_sequences(tokens, args.model, **options) for tokens in [args.tokens])
-            return report_estimates(estimates, options["share"], args.allow_inexact, disk)
+            return report_estimates(estimates, options["share"], args.allow_inexact, args.output)
         start = time.perf_counter()
         figures = encode_sequences(args.tokens, args.model, output=args.output, **options)
         report("sequences", figures, time.perf_counter() - start, options["share"])

@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", default="report.html", metavar="HTML", help="page to write; it opens without a network"
     )
     parser.add_argument("--split", default="train", help="split whose codes are shown")
+    parser.add_argument(
+        "--codes", metavar="DIR", help="folder of the codes (default: that of the run, or the binarized dataset)"
+    )
     parser.add_argument("--max-tokens", type=int, default=2_000_000, metavar="N", help="number of tokens to read")
     parser.add_argument(
         "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate-dictionary --output` wrote"
@@ -59,8 +62,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "max_tokens")
     check_output_file(args.output)
     quality = _quality(args.quality) if args.quality else None
-    data_bin = find_data_bin(Path(args.folder))
-    summaries, store = summarize_split(data_bin, args.split, max_tokens=args.max_tokens)
+    data_bin, found = find_codes(Path(args.folder))
+    codes = Path(args.codes) if args.codes else found
+    summaries, store = summarize_split(data_bin, args.split, codes, max_tokens=args.max_tokens)
     facts = _facts(store, summaries, data_bin, args.split)
     if quality is not None:
         facts |= _quality_facts(quality, store, args.quality)
@@ -69,44 +73,49 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def find_data_bin(folder: Path) -> Path:
-    """The binarized dataset that ``folder`` is, holds, or was trained on.
+def find_codes(folder: Path) -> tuple[Path, Path]:
+    """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
 
     Raises:
         FileNotFoundError: there is no such dataset.
     """
     for candidate in (folder, folder / "data-bin"):
         if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
-            return candidate
+            return candidate, candidate
     for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
         if (folder / name).is_file():
-            data = _training_data(folder / name)
+            data, codes = _training_data(folder / name)
             if (data / "dict.txt").exists():
                 print(f"{folder} was trained on {data}, which is read")
-                return data
+                return data, codes
             raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
 
 
-def _training_data(checkpoint: Path) -> Path:
+def _training_data(checkpoint: Path) -> tuple[Path, Path]:
+    """The first dataset that a run was trained on, and the folder of its codes."""
     from fairseq import utils
 
     from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, read_state
 
-    return Path(utils.split_paths(config_in(read_state(checkpoint)).task.data)[0])
+    task = config_in(read_state(checkpoint)).task
+    codes = getattr(task, "latent_codes", None) or task.data
+    return Path(utils.split_paths(task.data)[0]), Path(utils.split_paths(codes)[0])
 
 
-def summarize_split(data_bin: Path, split: str, *, max_tokens: int) -> tuple[list[AtomSummary], CodeStore]:
-    """Summaries of all atoms over the first ``max_tokens`` tokens of a coded split, and its codes."""
+def summarize_split(
+    data_bin: Path, split: str, folder: Path, *, max_tokens: int
+) -> tuple[list[AtomSummary], CodeStore]:
+    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``."""
     from mlsm_plugin.data.token_blocks import check_codes_belong_to
     from mlsm_plugin.files.json_checks import check_json
     from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.reports.latent_report import summarize_atoms
     from mlsm_plugin.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
 
-    codes = data_bin / f"{split}.codes"
+    codes = folder / f"{split}.codes"
     store = CodeStore(codes)
-    check_codes_belong_to(data_bin / split, store.meta)
+    check_codes_belong_to(data_bin / split, store.meta, codes)
     blocks = check_json(store.meta, INSPECTED_CHECK, codes / META_FILE)["blocks"]
     settings = BlockSettings(blocks["tokens_per_sample"], blocks["sample_break_mode"])
     reader = BlockReader(data_bin, split, settings)

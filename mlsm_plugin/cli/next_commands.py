@@ -36,12 +36,23 @@ def encode_command(
 
 
 def training_command(
-    data_bin: str | os.PathLike[str], save_dir: str | os.PathLike[str], tokens_per_sample: int, user_dir: str | None
+    data_bin: str | os.PathLike[str],
+    save_dir: str | os.PathLike[str],
+    tokens_per_sample: int,
+    user_dir: str | None,
+    *,
+    codes: str | None = None,
 ) -> str:
-    """The ``fairseq-train`` command that trains MLSM and MLM together on a coded dataset."""
+    """The ``fairseq-train`` command that trains MLSM and MLM together on a coded dataset.
+
+    Args:
+        data_bin, save_dir, tokens_per_sample, user_dir: as for ``fairseq-train``.
+        codes: folder of the codes, if that is not the dataset.
+    """
     from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR  # needs fairseq
 
-    return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)} \\
+    where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
+    return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)}{where} \\
     --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
     --sample-break-mode complete --tokens-per-sample {tokens_per_sample} \\
     --optimizer fused_adamw --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\

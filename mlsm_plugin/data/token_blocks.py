@@ -46,18 +46,22 @@ def split_fingerprint(path: str | os.PathLike[str]) -> str:
     return sha256_of_files(f"{path}.idx", f"{path}.bin")
 
 
-def check_codes_belong_to(split: str | os.PathLike[str], meta: Mapping[str, Any]) -> None:
+def check_codes_belong_to(
+    split: str | os.PathLike[str], meta: Mapping[str, Any], codes: str | os.PathLike[str] | None = None
+) -> None:
     """Raise ValueError unless codes were made from a binarized split.
 
     Args:
-        split: the split, ``DATA_BIN/train``, whose codes are in ``DATA_BIN/train.codes``.
+        split: the split, ``DATA_BIN/train``.
         meta: of the codes.
+        codes: the folder of the codes (default: ``DATA_BIN/train.codes``).
     """
-    expected = check_json(meta, CORPUS_CHECK, f"{split}.codes/meta.json")["fingerprints"]["split"]
+    codes = codes or f"{split}.codes"
+    expected = check_json(meta, CORPUS_CHECK, f"{codes}/meta.json")["fingerprints"]["split"]
     found = split_fingerprint(split)
     if found != expected:
         raise ValueError(
-            f"the codes in {split}.codes were made from another dataset (SHA-256 {expected[:12]}) than "
+            f"the codes in {codes} were made from another dataset (SHA-256 {expected[:12]}) than "
             f"{split}.bin ({found[:12]}); run `mlsm encode` again"
         )
 

@@ -49,15 +49,21 @@ def mean_code(store: CodeStore) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate_latent_kl(
-    run: str | os.PathLike[str], data_bin: str | os.PathLike[str], split: str = "valid", *, batch_size: int = 32
+    run: str | os.PathLike[str],
+    data_bin: str | os.PathLike[str],
+    split: str = "valid",
+    *,
+    batch_size: int = 32,
+    codes: str | os.PathLike[str] | None = None,
 ) -> LatentKl:
     """Evaluate a trained model and the unigram baseline on the same masked tokens.
 
     Args:
         run: folder of the training run.
-        data_bin: binarized dataset with the codes of ``split`` and ``train``.
+        data_bin: binarized dataset.
         split: split to evaluate on, masked as in training.
         batch_size: number of samples at once.
+        codes: folder of the codes of ``split`` and ``train`` (default: the dataset).
 
     Raises:
         ValueError: the model has no latent head, or the codes do not belong to the data.
@@ -67,9 +73,11 @@ def evaluate_latent_kl(
         raise ValueError(f"{run} has no latent head: it was not trained with --task masked_latent_semantic")
     hub.task.cfg.data = str(data_bin)
     hub.task.cfg.latent_source = "store"  # even if the model was trained on codes computed online
+    codes = Path(codes or data_bin)
+    hub.task.cfg.latent_codes = str(codes)
     hub.task.load_dataset(split)
     dataset = hub.task.dataset(split)
-    unigram = torch.from_numpy(mean_code(CodeStore(str(Path(data_bin) / "train.codes")))).log().float()
+    unigram = torch.from_numpy(mean_code(CodeStore(str(codes / "train.codes")))).log().float()
     sums = torch.zeros(3, dtype=torch.float64)
     usable = [index for index in range(len(dataset)) if dataset.size(index) <= hub.model.max_positions()]
     for start in tqdm(range(0, len(usable), batch_size), desc=f"evaluating {split}", unit="batch"):

@@ -41,6 +41,10 @@ class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
         },
     )
     # fairseq understands typing.Optional, but not `str | None`
+    latent_codes: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "store: folder of the codes, <split>.codes (default: the data; A:B as there)"},
+    )
     auxiliary_checkpoint: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "online: checkpoint of the auxiliary model, or hf:PATH"}
     )
@@ -72,9 +76,10 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     """Masked LM whose batches also carry the sparse codes of the masked tokens.
 
     A batch is that of ``masked_lm`` plus ``codes``: ``atoms`` (n_masked, m) and ``weights`` (n_masked, m), see
-    :class:`MaskedCodesDataset`. The codes are read from ``DATA/<split>.codes``, written by ``mlsm encode``. If they
-    cover only a share of the positions, masks are drawn only at covered positions. With ``--latent-source online`` no
-    store is needed: each step computes the codes of its masked tokens (:class:`OnlineCodes`).
+    :class:`MaskedCodesDataset`. The codes are read from ``DATA/<split>.codes``, written by ``mlsm encode``, or from
+    another folder (``--latent-codes``). If they cover only a share of the positions, masks are drawn only at covered
+    positions. With ``--latent-source online`` no store is needed: each step computes the codes of its masked tokens
+    (:class:`OnlineCodes`).
     """
 
     cfg: MaskedLatentSemanticConfig
@@ -88,7 +93,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 "with --latent-source online"
             )
         self._checked_codes: set[str] = set()
-        self._codes_over: tuple[str, str] | None = None  # a split, and the fingerprint of its codes' dictionary
+        self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
@@ -106,7 +111,8 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             return
         path = split_path(self.cfg.data, split, epoch)
         tokens = load_split(path, self.source_dictionary, combine=combine)
-        store = self._open_codes(combined_splits(path) if combine else [path])
+        folder = os.path.dirname(split_path(self._codes_data, split, epoch))
+        store = self._open_codes(combined_splits(path) if combine else [path], folder)
         coverages = coverages_of(store)
         check_masking_fits(self.cfg, store, coverages)
 
@@ -175,21 +181,27 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             )
         return self._online
 
-    def _open_codes(self, splits: list[str]) -> CodeStore:
-        for split in splits:
-            if split not in self._checked_codes:
-                store = CodeStore(f"{split}.codes")
-                check_codes_belong_to(split, store.meta)
-                self._check_same_dictionary(split, store)
-                self._checked_codes.add(split)
-        return CodeStore([f"{split}.codes" for split in splits])
+    @property
+    def _codes_data(self) -> str:
+        """The folder of the codes, or several that take turns with those of the data (``A:B``)."""
+        return self.cfg.latent_codes or self.cfg.data
 
-    def _check_same_dictionary(self, split: str, store: CodeStore) -> None:
+    def _open_codes(self, splits: list[str], folder: str) -> CodeStore:
+        directories = [os.path.join(folder, f"{os.path.basename(split)}.codes") for split in splits]
+        for split, directory in zip(splits, directories, strict=True):
+            if directory not in self._checked_codes:
+                store = CodeStore(directory)
+                check_codes_belong_to(split, store.meta, directory)
+                self._check_same_dictionary(directory, store)
+                self._checked_codes.add(directory)
+        return CodeStore(directories)
+
+    def _check_same_dictionary(self, directory: str, store: CodeStore) -> None:
         found = store.meta["fingerprints"]["dictionary"]
-        first_split, expected = self._codes_over = self._codes_over or (split, found)
+        first, expected = self._codes_over = self._codes_over or (directory, found)
         if found != expected:
             raise ValueError(
-                f"{first_split}.codes and {split}.codes are codes over different dictionaries (SHA-256 "
+                f"{first} and {directory} are codes over different dictionaries (SHA-256 "
                 f"{expected[:12]} and {found[:12]}); encode both with the same one"
             )
 
@@ -197,10 +209,10 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         if self._computes_codes:
             return self._online_codes().num_atoms
         for split in ("train", "valid"):
-            directory = os.path.join(utils.split_paths(self.cfg.data)[0], f"{split}.codes")
+            directory = f"{split_path(self._codes_data, split, 1)}.codes"
             if os.path.isdir(directory):
                 return CodeStore(directory).num_atoms
-        raise FileNotFoundError(f"{self.cfg.data} has no codes; write them with `mlsm encode`")
+        raise FileNotFoundError(f"{self._codes_data} has no codes; write them with `mlsm encode`")
 
 
 def coverages_of(store: CodeStore) -> list[SplitCoverage]:

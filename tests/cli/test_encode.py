@@ -84,6 +84,18 @@ def test_coding_again_says_so_and_touches_nothing(
     assert {path: path.stat().st_mtime_ns for path in (data_bin / "valid.codes").iterdir()} == before
 
 
+def test_codes_go_to_a_folder_of_their_own(
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = tmp_path / "new" / "codes"
+    mlsm(*encode_words(pipeline, data_bin, "--output", codes))
+    assert f"--latent-codes {codes}" in capsys.readouterr().out
+    assert contents(codes / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
+    assert not (data_bin / "valid.codes").exists()
+    mlsm(*encode_words(pipeline, data_bin, "--output", tmp_path / "later", "--estimate"))
+    assert f"free disk of {tmp_path}:" in capsys.readouterr().out
+
+
 def test_layer_and_penalty_come_from_the_dictionary(pipeline: Pipeline) -> None:
     meta, dictionary = meta_of(pipeline.data_bin / "valid.codes"), meta_of(pipeline.dictionary)
     assert (meta["layer"], meta["lambda"]) == (dictionary["layer"], dictionary["lambda"]) == (2, 0.05)

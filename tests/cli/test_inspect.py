@@ -13,7 +13,7 @@ import pytest
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, find_data_bin, summarize_split
+from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, find_codes, summarize_split
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.auxiliary.toy_coder import ToyCoder
@@ -44,8 +44,8 @@ def test_page_shows_the_atoms_and_facts(coded: Path, tmp_path: Path, capsys: Cap
 
 
 def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
-    whole, store = summarize_split(coded / "data-bin", "train", max_tokens=10**9)
-    part, _ = summarize_split(coded / "data-bin", "train", max_tokens=300)
+    whole, store = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=10**9)
+    part, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
     dense = store.rows(0, len(store)).toarray()
     coded_rows = dense.sum(axis=1) > 0
     expected = (dense[coded_rows] > 0).mean(axis=0)
@@ -55,16 +55,25 @@ def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
 
 def test_dataset_is_found_from_where_it_is_and_from_a_run(coded: Path, tiny: TinyData, tmp_path: Path) -> None:
     data = coded / "data-bin"
-    assert find_data_bin(data) == find_data_bin(coded) == data
+    assert find_codes(data) == find_codes(coded) == (data, data)
     run = save_untrained(data, tmp_path / "run", **MASKED_LM).parent
-    assert find_data_bin(run) == data
+    assert find_codes(run) == (data, data)
     gone = tiny.copy(tmp_path / "gone")
     lost = save_untrained(gone, tmp_path / "lost", **MASKED_LM).parent
     shutil.rmtree(gone)
     with pytest.raises(FileNotFoundError, match=re.escape(f"{lost} was trained on {gone}, which ")):
-        find_data_bin(lost)
+        find_codes(lost)
     with pytest.raises(FileNotFoundError, match=r"is neither a binarized dataset nor a run \(no train\.idx, no check"):
-        find_data_bin(tmp_path)
+        find_codes(tmp_path)
+
+
+def test_codes_of_another_folder_are_found(coded: Path, tmp_path: Path) -> None:
+    data, codes = coded / "data-bin", tmp_path / "codes"
+    shutil.copytree(data / "train.codes", codes / "train.codes")
+    run = save_untrained(data, tmp_path / "run", "--latent-codes", codes).parent
+    assert find_codes(run) == (data, codes)
+    mlsm("inspect", data, "--codes", codes, "--output", tmp_path / "page.html")
+    assert "atoms" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_what_cannot_be_shown_is_one_line(coded: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -236,6 +236,21 @@ def test_codes_of_another_dataset_are_refused(own_data):
     assert re.fullmatch(pattern + rf"{split}\.bin \([\da-f]{{12}}\); run `mlsm encode` again", str(error.value))
 
 
+def test_codes_may_be_in_another_folder(pipeline, own_data, tmp_path):
+    expected = batches(training_config(pipeline.data_bin), split="valid")
+    codes = tmp_path / "codes"
+    codes.mkdir()
+    (own_data / "valid.codes").rename(codes / "valid.codes")
+    found = batches(training_config(own_data, "--latent-codes", codes), split="valid")
+    for batch, own in zip(expected, found, strict=True):
+        for name, values in batch["codes"].items():
+            assert torch.equal(own["codes"][name], values)
+    cfg = training_config(own_data, "--latent-codes", tmp_path / "absent")
+    task = tasks.setup_task(cfg.task)
+    with pytest.raises(FileNotFoundError, match="absent has no codes; write them"):
+        task.build_model(cfg.model)
+
+
 def test_missing_codes_are_named(own_data):
     shutil.rmtree(own_data / "valid.codes")
     cfg = training_config(own_data)
