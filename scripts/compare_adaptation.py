@@ -67,7 +67,11 @@ class Comparison:
         words = ["adapt", args.model, "--text", args.text, "--valid", args.valid, "--objective", objective]
         words += ["--output", folder, "--updates", updates, "--seed", seed, "--max-length", args.max_length]
         words += ["--batch-size", args.batch_size, "--learning-rate", args.learning_rate, "--evaluate-every", updates]
-        words += ["--coder", args.coder, "--atoms", args.atoms] if "mlsm" in objective else []
+        words += (
+            ["--coder", args.coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens]
+            if "mlsm" in objective
+            else []
+        )
         start = time.perf_counter()
         command = [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL if args.quiet else None)
@@ -276,6 +280,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--coder", default="topk", choices=["topk", "batchtopk", "lasso"])
     parser.add_argument("--atoms", type=int, default=3000)
+    parser.add_argument("--dictionary-tokens", type=int, default=250_000, help="hidden states to learn from")
     parser.add_argument("--timing-updates", type=int, nargs=2, default=[10, 60], help="of the two runs that are timed")
     parser.add_argument("--quiet", action="store_true", help="do not show what `mlsm adapt` prints")
     return parser.parse_args()

@@ -88,10 +88,7 @@ def pretrain(
     """
     save_dir = Path(save_dir)
     last = save_dir / LAST
-    repair_last(last)
-    with only_writer(save_dir):  # the trainer takes the lock later
-        _data_of(data_bin, save_dir).begin()
-        copy_tokenizer(data_bin, save_dir)
+    begin_run(data_bin, save_dir)
     kept = []
     for percentage in sorted({*keep_at, 100}):
         goal = max(1, max_update * percentage // 100)
@@ -99,14 +96,59 @@ def pretrain(
         kept.append(snapshot)
         if snapshot.exists() and percentage < 100:
             continue
-        if updates_of(last) < goal:
-            source = last if last.exists() else _restored(flags)
-            chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
-            defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
-            _train_until(goal, data_bin, save_dir, [*defaults, *_without_restart(flags, last)])
+        train_until(goal, data_bin, save_dir, arch=arch, max_update=max_update, flags=flags)
         if updates_of(last) <= goal:
             link_file(last, snapshot)
     return [checkpoint for checkpoint in kept if checkpoint.exists()]
+
+
+def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:
+    """Make the folder of a run: the record of its data, and the tokenizer; repair its last checkpoint.
+
+    Raises:
+        ValueError: it holds a run on other data, or is damaged.
+    """
+    repair_last(save_dir / LAST)
+    with only_writer(save_dir):  # the trainer takes the lock later
+        _data_of(data_bin, save_dir).begin()
+        copy_tokenizer(data_bin, save_dir)
+
+
+def train_until(
+    goal: int,
+    data_bin: str | os.PathLike[str],
+    save_dir: Path,
+    *,
+    arch: str | None,
+    max_update: int,
+    flags: list[str],
+    part: Sequence[str] = (),
+) -> None:
+    """Train until an update, unless the run has got there; a run that is there is resumed.
+
+    Args:
+        goal: the update to stop after.
+        data_bin, save_dir, arch, max_update, flags: as for :func:`pretrain`.
+        part: flags of this part of the run, which override ``flags``.
+
+    Raises:
+        ValueError: the trainer failed.
+    """
+    last = save_dir / LAST
+    if updates_of(last) >= goal:
+        return
+    source = last if last.exists() else _restored(flags)
+    chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
+    defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
+    status = run_child(
+        [
+            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(PLUGIN_DIR)),
+            *("--save-dir", str(save_dir), *defaults, *_without_restart(flags, last), *part),
+            *("--max-update", str(goal)),
+        ]
+    )
+    if status != 0:
+        raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
 
 
 def _data_of(data_bin: str | os.PathLike[str], save_dir: Path) -> PlannedFolder:
@@ -129,16 +171,6 @@ def _optimizer(source: Path | None, flags: list[str]) -> str:
     half = {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags)
     begun = source is not None and "--reset-optimizer" not in flags and optimizer_of(source) == FAIRSEQ_ADAM
     return "adam" if half or begun else "fused_adamw"
-
-
-def _train_until(max_update: int, data_bin: str | os.PathLike[str], save_dir: Path, flags: list[str]) -> None:
-    command = [
-        *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(PLUGIN_DIR)),
-        *("--save-dir", str(save_dir), *flags, "--max-update", str(max_update)),
-    ]
-    status = run_child(command)
-    if status != 0:
-        raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
 
 
 def _without_restart(flags: list[str], last: Path) -> list[str]:

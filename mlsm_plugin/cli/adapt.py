@@ -65,7 +65,10 @@ def _add_training_options(group: Any) -> None:
     group.add_argument("--learning-rate", type=float, default=2e-4, metavar="F", help="largest learning rate of AdamW")
     group.add_argument("--warmup", type=float, default=0.06, metavar="F", help="share of the updates with rising rate")
     group.add_argument(
-        "--bf16", default="auto", choices=["auto", "on", "off"], help="bfloat16; auto: where the machine is fast in it"
+        "--bf16",
+        default="auto",
+        choices=["auto", "on", "off"],
+        help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
     )
     group.add_argument(
         "--evaluate-every", type=int, default=500, metavar="N", help="updates between evaluations and checkpoints"
@@ -110,7 +113,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
                 objective=args.objective,
                 valid_texts=args.valid,
                 auxiliary=args.auxiliary if with_codes else None,
-                learning=_learning(args) if with_codes else None,
+                learning=_learning(args, half=training.in_bf16) if with_codes else None,
                 latent_top=args.latent_top,
                 masking=Masking(mask_prob=args.mask_prob, whole_words=args.whole_words, seed=args.seed),
                 max_length=args.max_length,
@@ -128,7 +131,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def _learning(args: argparse.Namespace) -> LearningSettings:
+def _learning(args: argparse.Namespace, *, half: bool) -> LearningSettings:
     from mlsm_plugin.auxiliary.coder_learning import LearningSettings
     from mlsm_plugin.huggingface.adaptation import last_layer
 
@@ -143,4 +146,5 @@ def _learning(args: argparse.Namespace) -> LearningSettings:
         matryoshka=args.matryoshka,
         seed=args.seed,
         threads=args.threads,
+        fp16=half,
     )

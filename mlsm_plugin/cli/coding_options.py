@@ -17,7 +17,9 @@ AUXILIARY_HELP = (
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how the model runs."""
     parser.add_argument("--device", help="torch device of the model (default: the GPU if there is one)")
-    parser.add_argument("--fp16", action="store_true", help="run the model in half precision")
+    parser.add_argument(
+        "--fp16", action="store_true", help="run the model in half precision: float16, on a CPU bfloat16"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="number of CPU threads (default: all cores)")
     parser.add_argument(
         "--batch-tokens",
@@ -63,6 +65,16 @@ def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any]
     if "tokens_per_sample" not in chosen:
         chosen["tokens_per_sample"] = default_tokens_per_sample(model)
     return BlockSettings(**chosen)
+
+
+def block_flags(blocks: BlockSettings) -> list[str]:
+    """The flags of a command for its blocks."""
+    return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
+
+
+def user_dir_flags(args: argparse.Namespace) -> list[str]:
+    """The flag that hands the folder of the user's own plugin to another command."""
+    return ["--user-dir", args.user_dir] if args.user_dir else []
 
 
 def add_share_options(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "convert-dictionary": "bring in a dictionary or sparse autoencoder of another program, or export one",
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "do all of the above: turn raw text into everything that training reads",
+    "pretrain": "pre-train MLSM in stages with the codes of the model itself, without an auxiliary model",
     "tokenize-hf": "turn raw text into sequences of ids of a Hugging Face tokenizer; needs no fairseq",
     "encode-hf": "sparse-code a Hugging Face model's hidden states of sequences of ids; needs no fairseq",
     "adapt": "continue the pre-training of a Hugging Face model on a text, in one command; needs no fairseq",

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlsm_plugin.cli.coding_options import add_block_options, add_model_options, block_settings, check_positive
+from mlsm_plugin.cli.coding_options import (
+    add_block_options,
+    add_model_options,
+    block_flags,
+    block_settings,
+    check_positive,
+    user_dir_flags,
+)
 from mlsm_plugin.cli.dictionary import CODERS, LASSO, add_sae_options, choose_defaults, sae_settings
 from mlsm_plugin.cli.next_commands import chained, training_command
 from mlsm_plugin.files.output_lock import only_writer
@@ -151,9 +158,9 @@ def _steps_until_auxiliary(
             str(args.auxiliary_updates),
             "--seed",
             str(args.seed),
-            *_block_flags(blocks),
+            *block_flags(blocks),
             *extra,
-            *_user_dir(args),
+            *user_dir_flags(args),
         ]
         checked = [Path(_auxiliary_checkpoint(args, output))]
         steps.append(Step("auxiliary", command, [], [save_dir], checked=checked))
@@ -169,15 +176,15 @@ def _coding_steps(
     model_flags = [
         "--auxiliary",
         checkpoint,
-        *_block_flags(blocks),
-        *_user_dir(args),
+        *block_flags(blocks),
+        *user_dir_flags(args),
         "--batch-tokens",
         str(args.batch_tokens),
     ]
     model_flags += ["--device", args.device] if args.device else []
     model_flags += ["--threads", str(args.threads)] if args.threads else []
     model_flags += ["--fp16"] if args.fp16 else []
-    model_flags += _user_dir(args)
+    model_flags += user_dir_flags(args)
     learn = ["dictionary", str(data_bin), "--layer", str(layer), "--output", str(dictionary), *model_flags]
     if args.coder == LASSO:  # in the order of version 0.1, so that the steps that it recorded stay up to date
         learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
@@ -194,11 +201,3 @@ def _coding_steps(
         Step("dictionary", learn, model_files, [dictionary]),
         Step("encode", encode, model_files, [data_bin / f"{split}.codes" for split in splits]),
     ]
-
-
-def _block_flags(blocks: BlockSettings) -> list[str]:
-    return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
-
-
-def _user_dir(args: argparse.Namespace) -> list[str]:
-    return ["--user-dir", args.user_dir] if args.user_dir else []

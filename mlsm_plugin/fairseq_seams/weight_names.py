@@ -11,6 +11,7 @@ POSITIONS = f"{ENCODER}embed_positions.weight"
 EMBEDDING_NORM = f"{ENCODER}layernorm_embedding"
 LM_HEAD = "encoder.lm_head."
 OUTPUT, OUTPUT_BIAS = f"{LM_HEAD}weight", f"{LM_HEAD}bias"
+ATOM_PROJECTION = f"{LM_HEAD}atom_projection."  # of the latent head
 LM_HEAD_PARTS = ("dense", "layer_norm")
 # what has a row for each symbol of the dictionary
 VOCABULARY_WEIGHTS = (EMBEDDINGS, OUTPUT, OUTPUT_BIAS)

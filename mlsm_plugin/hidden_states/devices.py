@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 # instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
@@ -36,6 +38,19 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and bool(bf16_instructions())
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def placed(model: Model, device: torch.device, *, half: bool) -> Model:
+    """``model`` on ``device``; in float16 if it is to run in half precision, but on a CPU the weights stay float32."""
+    return model.to(device=device, dtype=torch.float16 if half and device.type != "cpu" else torch.float32)
+
+
+def half_products(device: torch.device, *, half: bool) -> torch.autocast:
+    """A context in which a model that runs in half precision on a CPU has its matrix products in bfloat16."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=half and device.type == "cpu")
 
 
 @cache

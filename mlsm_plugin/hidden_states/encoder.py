@@ -45,7 +45,7 @@ class HiddenStateEncoder(ABC):
         data_bin: binarized dataset with the ids that :meth:`hidden_states` will receive.
         layer: which hidden state.
         device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision (hidden states still come out in float32).
+        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
 
     Attributes:
         dictionary: fairseq's dictionary of the data, with ``<mask>``.

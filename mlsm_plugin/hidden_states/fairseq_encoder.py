@@ -21,7 +21,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
 )
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS, layer_numbers
 from mlsm_plugin.files.atomic_files import sha256_of_files
-from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.tokenization.span_masks import added_symbols
 
@@ -34,7 +34,7 @@ class FairseqEncoder(HiddenStateEncoder):
         data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
         layer: which hidden state.
         device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision (hidden states still come out in float32).
+        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -58,15 +58,15 @@ class FairseqEncoder(HiddenStateEncoder):
         check_layer(layer, self.num_layers, name)
         self.max_tokens = int(model.max_positions())
         self.device = default_device(device)
-        self._encoder = roberta_parts.keep_first_layers(encoder, layer).to(self.device).eval()
-        if fp16:
-            self._encoder = self._encoder.half()
+        self._half = fp16
+        self._encoder = roberta_parts.keep_first_layers(encoder, layer).eval()
+        self.to(self.device)
         self.dim = int(roberta_parts.token_embeddings(self._encoder).embedding_dim)
 
     def to(self, device: str | torch.device) -> None:
         """Move the model to ``device``."""
         self.device = torch.device(device)
-        self._encoder.to(self.device)
+        placed(self._encoder, self.device, half=self._half)
 
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor) -> Tensor:
@@ -78,7 +78,8 @@ class FairseqEncoder(HiddenStateEncoder):
         Returns:
             ``(B, T, dim)`` float32, on the encoder's device.
         """
-        return roberta_parts.last_hidden_states(self._encoder, tokens.to(self.device)).float()
+        with half_products(self.device, half=self._half):
+            return roberta_parts.last_hidden_states(self._encoder, tokens.to(self.device)).float()
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:

@@ -44,7 +44,7 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         data_bin: dataset that ``mlsm binarize --tokenizer`` made with the tokenizer of the model.
         layer: which hidden state.
         device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision (hidden states still come out in float32).
+        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
 
     Raises:
         ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, its tokenizer does

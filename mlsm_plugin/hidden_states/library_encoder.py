@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
-from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import check_layer
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 
@@ -44,7 +44,7 @@ class LibraryEncoder:
         layer: which hidden state.
         tokenizer: the tokenizer of the model; None: it lies beside the model.
         device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision (hidden states still come out in float32).
+        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
         check: called with the tokenizer before the weights are read; what it raises ends the opening.
 
     Attributes:
@@ -87,14 +87,13 @@ class LibraryEncoder:
         self._model = load_model(folder, _first_layers(config, layer)).float().eval()
         if config.model_type == "modernbert" and layer < self.num_layers:
             self._model.final_norm = nn.Identity()  # follows the last layer only
-        if fp16:
-            self._model = self._model.half()
+        self._half = fp16
         self.to(self.device)
 
     def to(self, device: str | torch.device) -> None:
         """Move the model to ``device``."""
         self.device = torch.device(device)
-        self._model.to(self.device)
+        placed(self._model, self.device, half=self._half)
 
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor, attended: Tensor | None = None) -> Tensor:
@@ -110,10 +109,11 @@ class LibraryEncoder:
         tokens = tokens.to(self.device)
         attended = tokens.ne(self.pad) if attended is None else attended.to(self.device)
         batch = {"input_ids": tokens, "attention_mask": attended.long()}
-        if self._model.config.num_hidden_layers > self.layer:
-            found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
-        else:
-            found = self._model(**batch)[0]
+        with half_products(self.device, half=self._half):
+            if self._model.config.num_hidden_layers > self.layer:
+                found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
+            else:
+                found = self._model(**batch)[0]
         return found.float()
 
 

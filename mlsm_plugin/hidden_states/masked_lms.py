@@ -16,7 +16,7 @@ from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.fairseq_seams.roberta_parts import changed_hidden_states
 from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
 from mlsm_plugin.files.hf_files import hf_folder
-from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder, load_roberta
 from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_model, supported_config
@@ -42,11 +42,12 @@ class MaskedLm(ABC):
     device: torch.device
 
     _model: Any
+    _half: bool
 
     def to(self, device: str | torch.device) -> None:
         """Move the model to ``device``."""
         self.device = torch.device(device)
-        self._model.to(self.device)
+        placed(self._model, self.device, half=self._half)
 
     @abstractmethod
     def changed(self, layer: int, change: Change) -> Any:
@@ -89,7 +90,7 @@ class FairseqMaskedLm(MaskedLm):
         name: a fairseq checkpoint.
         data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
         device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision.
+        fp16: run in half precision: float16, on a CPU products in bfloat16.
 
     Raises:
         NoMaskedLmError: its head was not trained.
@@ -109,8 +110,8 @@ class FairseqMaskedLm(MaskedLm):
         why = why_untrained(cfg)
         if why is not None:
             raise NoMaskedLmError(why)
-        self.device = default_device(device)
-        self._model = (model.half() if fp16 else model.float()).to(self.device).eval()
+        self._model, self._half = model.eval(), fp16
+        self.to(default_device(device))
 
     def changed(self, layer: int, change: Change) -> Any:
         """See :meth:`MaskedLm.changed`."""
@@ -118,7 +119,8 @@ class FairseqMaskedLm(MaskedLm):
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         """See :meth:`MaskedLm.logits`."""
-        found: Tensor = self._model(tokens, masked_tokens=masked)[0]
+        with half_products(self.device, half=self._half):
+            found: Tensor = self._model(tokens, masked_tokens=masked)[0]
         return found
 
     def columns(self, tokens: Tensor) -> Tensor:
@@ -149,12 +151,12 @@ class HuggingFaceMaskedLm(MaskedLm):
         folder = hf_folder(name, weights=True)
         config = supported_config(folder)
         try:
-            model = load_model(folder, config, "AutoModelForMaskedLM").float().eval()
+            model = load_model(folder, config, "AutoModelForMaskedLM").eval()
         except ValueError as error:
             raise NoMaskedLmError(f"{error}; it was saved without a masked-LM head") from None
-        self.device = default_device(device)
-        self._model = (model.half() if fp16 else model).to(self.device)
-        self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids).to(self.device)
+        self._model, self._half = model, fp16
+        self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids)
+        self.to(default_device(device))
 
     def to(self, device: str | torch.device) -> None:
         """See :meth:`MaskedLm.to`."""
@@ -187,7 +189,8 @@ class HuggingFaceMaskedLm(MaskedLm):
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         """See :meth:`MaskedLm.logits`."""
         attended = tokens.ne(self.dictionary.pad()).long()
-        found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
+        with half_products(self.device, half=self._half):
+            found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
         return found[masked]
 
     def columns(self, tokens: Tensor) -> Tensor:

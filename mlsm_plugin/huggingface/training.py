@@ -68,6 +68,16 @@ class TrainingSettings:
         if self.bf16 not in ("auto", "on", "off"):
             raise ValueError(f"--bf16 must be auto, on or off, got {self.bf16}")
 
+    @property
+    def device_type(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return "cuda" if torch.cuda.is_available() and not self.cpu else "cpu"
+
+    @property
+    def in_bf16(self) -> bool:
+        """Whether matrix products are in bfloat16."""
+        return has_fast_bf16(torch.device(self.device_type)) if self.bf16 == "auto" else self.bf16 == "on"
+
     def deciding(self) -> dict[str, Any]:
         """What the result depends on."""
         return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
@@ -82,7 +92,6 @@ class TrainingSettings:
         import_transformers()
         from transformers import TrainingArguments
 
-        device = torch.device("cuda" if torch.cuda.is_available() and not self.cpu else "cpu")
         number = updates or self.updates
         return TrainingArguments(
             output_dir=str(checkpoints),
@@ -95,7 +104,7 @@ class TrainingSettings:
             lr_scheduler_type="linear",
             weight_decay=self.weight_decay,
             adam_beta2=0.98,
-            bf16=has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on",
+            bf16=self.in_bf16,
             eval_strategy="steps",
             eval_steps=self.evaluate_every,
             save_steps=self.evaluate_every,
@@ -103,7 +112,7 @@ class TrainingSettings:
             logging_steps=min(100, self.evaluate_every),
             seed=self.seed,
             dataloader_num_workers=self.workers,
-            use_cpu=device.type == "cpu",
+            use_cpu=self.device_type == "cpu",
             report_to=[],
             remove_unused_columns=False,
             ddp_timeout=SECONDS_TO_WAIT,

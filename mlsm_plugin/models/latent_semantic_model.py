@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.roberta_head import DividedLMHead
 from mlsm_plugin.fairseq_seams.roberta_parts import lm_head, sentence_encoder, token_embeddings
-from mlsm_plugin.fairseq_seams.weight_names import LM_HEAD, VOCABULARY_WEIGHTS
+from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION, VOCABULARY_WEIGHTS
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
 
 logger = logging.getLogger(__name__)
 
-ATOM_PROJECTION = f"{LM_HEAD}atom_projection."
 # layers and width of the named architectures (Turc et al., 2019)
 SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
 

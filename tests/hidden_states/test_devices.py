@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mlsm_plugin.hidden_states import devices
-from mlsm_plugin.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
+from mlsm_plugin.hidden_states.devices import bf16_instructions, default_device, half_products, has_fast_bf16, placed
 
 
 def test_the_device_that_is_asked_for_or_the_gpu_if_there_is_one() -> None:
@@ -52,3 +52,14 @@ def test_gpus_are_fast_in_it_from_ampere_on(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert has_fast_bf16(torch.device("cuda")) == fast
+
+
+def test_half_precision_is_bfloat16_products_on_a_cpu() -> None:
+    cpu, model = torch.device("cpu"), torch.nn.Linear(3, 2)
+    assert placed(model.half(), cpu, half=True).weight.dtype == torch.float32
+    for half, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        with half_products(cpu, half=half):
+            assert model(torch.zeros(1, 3)).dtype == expected
+    meta = torch.device("meta")
+    assert placed(torch.nn.Linear(3, 2), meta, half=True).weight.dtype == torch.float16
+    assert placed(torch.nn.Linear(3, 2), meta, half=False).weight.dtype == torch.float32
