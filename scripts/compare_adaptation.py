@@ -36,6 +36,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, read_labelled_texts
+from mlsm_plugin.evaluation.linear_probe import probe_accuracy
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, write_text_sequences
@@ -43,7 +44,6 @@ from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, Pretraining
 OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 START = "start"
 EPOCHS, BATCH = 3, 32
-PENALTIES = (1e-4, 1e-3, 1e-2)  # L2 of the linear probe, chosen on a tenth of the training lines
 
 
 class Comparison:
@@ -155,17 +155,8 @@ class Comparison:
 
     def probe(self, model: Path, train: LabelledTexts, test: LabelledTexts, labels: Sequence[str]) -> float:
         """Accuracy in % of logistic regression on frozen means."""
-        inputs, targets = self.means(model, train), _targets(train, labels)
-        mean, deviation = inputs.mean(dim=0), inputs.std(dim=0).clamp(min=1e-6)
-        inputs, others = (inputs - mean) / deviation, (self.means(model, test) - mean) / deviation
-        held_out = max(1, len(inputs) // 10)
-        best = max(
-            PENALTIES,
-            key=lambda penalty: _accuracy(
-                inputs[:held_out], targets[:held_out], _logistic(inputs[held_out:], targets[held_out:], penalty)
-            ),
-        )
-        return _accuracy(others, _targets(test, labels), _logistic(inputs, targets, best))
+        of_train, of_test = (self.means(model, texts) for texts in (train, test))
+        return 100 * probe_accuracy(of_train, _targets(train, labels), of_test, _targets(test, labels))
 
     def finetuned(
         self, model: Path, train: LabelledTexts, test: LabelledTexts, labels: Sequence[str], seed: int
@@ -217,27 +208,6 @@ def _batches(texts: LabelledTexts) -> list[Sequence[tuple[str, ...]]]:
 def _inputs(tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int) -> Any:
     columns = [list(column) for column in zip(*texts, strict=True)]
     return tokenizer(*columns, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
-
-
-def _logistic(inputs: Tensor, targets: Tensor, penalty: float) -> Tensor:
-    """Weights ``(dim + 1, classes)`` of logistic regression with an L2 penalty, by L-BFGS."""
-    inputs = F.pad(inputs, (0, 1), value=1.0)
-    weights = torch.zeros(inputs.size(1), int(targets.max()) + 1, dtype=inputs.dtype, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = F.cross_entropy(inputs @ weights, targets) + penalty * weights.square().sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    return weights.detach()
-
-
-def _accuracy(inputs: Tensor, targets: Tensor, weights: Tensor) -> float:
-    found = (F.pad(inputs, (0, 1), value=1.0) @ weights).argmax(dim=1)
-    return 100 * float((found == targets).double().mean())
 
 
 def table(figures: dict[str, Any]) -> str:

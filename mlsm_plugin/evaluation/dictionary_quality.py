@@ -8,18 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from mlsm_plugin.data.token_blocks import is_content
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of, hidden_states_of
+from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, chunks_of, masked_batches
+from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm
 from mlsm_plugin.sparse_coding.coder import SparseCoder
-from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
 from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
-
-MASKED_SHARE = 0.15  # of the tokens, as in BERT; all of them become <mask>
 
 
 @dataclass(frozen=True)
@@ -102,20 +98,11 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
         "ce_loss_with_ablation": torch.zeros_like,
     }
     sums, count = dict.fromkeys(changes, 0.0), 0
-    mask, pad = reader.dictionary.index("<mask>"), reader.dictionary.pad()
-    for blocks in _chunks(reader, settings, "masked-LM loss"):
-        for tokens, positions in batches_of(blocks, pad=pad, max_tokens=settings.batch_tokens):
-            content = is_content(tokens, reader.dictionary)
-            drawn = covered_positions(positions.numpy(), coverage=MASKED_SHARE, seed=settings.seed)
-            masked = content & torch.from_numpy(drawn)
-            if not masked.any():
-                continue
-            inputs = torch.where(masked, torch.full_like(tokens, mask), tokens)
-            count += int(masked.sum())
-            for name, change in changes.items():
-                sums[name] += float(
-                    replaced_losses(model, inputs, masked, tokens, content, settings.layer, change).sum()
-                )
+    chunks = _chunks(reader, settings, "masked-LM loss")
+    for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):
+        count += int(batch.masked.sum())
+        for name, change in changes.items():
+            sums[name] += float(replaced_losses(model, batch, settings.layer, change).sum())
     if not all(np.isfinite(list(sums.values()))):
         raise ValueError(f"the masked-LM loss is not finite ({sums}); try without --fp16")
     means: Figures = {name: total / count if count else None for name, total in sums.items()}
@@ -125,20 +112,13 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
 
 
 def replaced_losses(
-    model: MaskedLm,
-    inputs: Tensor,
-    masked: Tensor,
-    targets: Tensor,
-    replaced: Tensor,
-    layer: int,
-    change: Callable[[Tensor], Tensor] | None,
+    model: MaskedLm, batch: MaskedBatch, layer: int, change: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Cross entropies of masked tokens after some hidden states of a layer are replaced.
+    """Cross entropies of masked tokens after the hidden states of the content tokens in a layer are replaced.
 
     Args:
         model: the masked LM.
-        inputs, masked, targets: ``(B, T)``, as of :meth:`MaskedLm.losses`.
-        replaced: ``(B, T)`` bool, whose hidden states are replaced.
+        batch: the tokens.
         layer: which hidden state.
         change: from and to ``(n, dim)``; None replaces nothing.
 
@@ -146,8 +126,8 @@ def replaced_losses(
         (n_masked,) float64, in nats.
     """
     if change is None:
-        return model.losses(inputs, masked, targets)
-    where = replaced.to(model.device)
+        return model.losses(batch.inputs, batch.masked, batch.targets)
+    where = batch.content.to(model.device)
 
     def change_some(hidden: Tensor) -> Tensor:
         changed = hidden.clone()
@@ -155,7 +135,7 @@ def replaced_losses(
         return changed
 
     with model.changed(layer, change_some):
-        return model.losses(inputs, masked, targets)
+        return model.losses(batch.inputs, batch.masked, batch.targets)
 
 
 def reconstructed(coder: SparseCoder, hidden: Tensor, threads: int | None = None) -> Tensor:
@@ -165,16 +145,4 @@ def reconstructed(coder: SparseCoder, hidden: Tensor, threads: int | None = None
 
 def _chunks(reader: BlockReader, settings: EvaluationSettings, what: str) -> Iterator[list[Block]]:
     """The drawn blocks, about ``batch_tokens`` tokens of text at a time."""
-    numbers = drawn_blocks(reader, settings)
-    chunk: list[Block] = []
-    size = 0
-    with tqdm(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
-        for number in numbers:
-            if chunk and size + int(reader.sizes[number]) > settings.batch_tokens:
-                yield chunk
-                progress.update(size)
-                chunk, size = [], 0
-            chunk += reader.block(int(number))
-            size += int(reader.sizes[number])
-        yield chunk
-        progress.update(size)
+    return chunks_of(reader, drawn_blocks(reader, settings), batch_tokens=settings.batch_tokens, what=what)
