@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForMaskedLM
 
 from tests.conftest import REPOSITORY
@@ -17,19 +16,6 @@ from tests.scripts.script_module import load_script
 from tests.tiny_hf_models import make_model
 
 compare = load_script("compare_adaptation")
-
-
-def test_the_probe_is_logistic_regression() -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(400, 5, dtype=torch.float64)
-    truth = torch.randn(5, 3, dtype=torch.float64)
-    targets = torch.distributions.Categorical(logits=2 * inputs @ truth).sample()
-    weights = compare._logistic(inputs, targets, 1e-3).requires_grad_()
-    padded = torch.nn.functional.pad(inputs, (0, 1), value=1.0)
-    loss = torch.nn.functional.cross_entropy(padded @ weights, targets) + 1e-3 * weights.square().sum()
-    loss.backward()
-    assert float(weights.grad.abs().max()) < 1e-5  # the minimum of a convex function
-    assert compare._accuracy(inputs, targets, weights.detach()) > 60
 
 
 def test_the_table_has_means_and_deviations() -> None:
