@@ -8,8 +8,8 @@ Writes JSON lines in BLiMP's format, for ``mlsm evaluate-pairs``:
 - ``agreement.jsonl``: in a sentence of the text, the number of a demonstrative or of a verb is changed.
   *Demonstrative*: ``this``/``these`` and ``that``/``those`` right before a noun. *Verb*: ``is``/``are``,
   ``was``/``were``, ``has``/``have`` and ``does``/``do`` right after a noun with a determiner before it (``the``, ``a``,
-  ``his``, ...) that begins a clause: it is the first word, or follows a comma, a semicolon, a colon or a conjunction. The
-  noun is then the subject, and not part of a phrase such as ``of the kings``.
+  ``his``, ...) that begins a clause: it is the first word, or follows a comma, a semicolon, a colon or a conjunction.
+  The noun is then the subject, and not part of a phrase such as ``of the kings``.
 - ``exchanged.jsonl``: two different neighbouring words inside a sentence are exchanged.
 
 A word counts as a noun in the singular or the plural if the texts have both forms of it: the plural ends in ``s``, and

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -61,8 +62,8 @@ class Comparison:
             write_json(path, compute())
         return read_json(path)
 
-    def adapt(self, objective: str, seed: int, updates: int, folder: Path) -> float:
-        """Run ``mlsm adapt``; returns its seconds."""
+    def adapt(self, objective: str, seed: int, updates: int, folder: Path) -> tuple[float, float]:
+        """Run ``mlsm adapt``; returns its seconds, and those of the training in it."""
         args = self.args
         words = ["adapt", args.model, "--text", args.text, "--valid", args.valid, "--objective", objective]
         words += ["--output", folder, "--updates", updates, "--seed", seed, "--max-length", args.max_length]
@@ -74,8 +75,17 @@ class Comparison:
         )
         start = time.perf_counter()
         command = [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL if args.quiet else None)
-        return time.perf_counter() - start
+        training = 0.0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if found := re.search(r"'train_runtime': '?([\d.]+)", line):
+                    training = float(found[1])
+                if not args.quiet:
+                    print(line, end="", flush=True)
+        if process.returncode != 0:
+            raise SystemExit(f"mlsm adapt failed with exit status {process.returncode}")
+        return time.perf_counter() - start, training
 
     def speeds(self) -> dict[str, dict[str, float]]:
         """For each objective the seconds of an update, and of what comes before the first one."""
@@ -83,9 +93,9 @@ class Comparison:
         found: dict[str, dict[str, float]] = {}
         for objective in self.args.objectives:
             folder = self.output / "timing"
-            seconds = [self.adapt(objective, 1, updates, folder / f"{objective}-{updates}") for updates in (few, many)]
-            update = (seconds[1] - seconds[0]) / (many - few)
-            found[objective] = {"update": update, "start": seconds[0] - few * update}
+            runs = [self.adapt(objective, 1, updates, folder / f"{objective}-{updates}") for updates in (few, many)]
+            update = (runs[1][1] - runs[0][1]) / (many - few)
+            found[objective] = {"update": update, "start": runs[1][0] - many * update}
         plain = min(times["start"] for times in found.values())
         return {name: {**times, "extra": times["start"] - plain} for name, times in found.items()}
 

@@ -1,0 +1,88 @@
+"""Run each command once, and know what it cost."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PLUGIN = REPOSITORY / "mlsm_plugin"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command cost.
+
+    Attributes:
+        seconds: as if it had the machine to itself: on a CPU, the processor time of its threads divided by their
+            number; with a GPU, the time that passed.
+        peak_bytes: of its memory.
+    """
+
+    seconds: float
+    peak_bytes: int
+
+
+class Commands:
+    """Runs commands whose words, or inputs, are not those of the record in ``steps``.
+
+    Args:
+        output: folder for ``steps`` and ``logs``.
+        threads: of each command.
+    """
+
+    def __init__(self, output: Path, threads: int) -> None:
+        self.output, self.threads = output, threads
+        (output / "steps").mkdir(parents=True, exist_ok=True)
+
+    def log_of(self, name: str) -> Path:
+        """Where the output of a command goes."""
+        return self.output / "logs" / f"{name}.log"
+
+    def run(self, name: str, words: Sequence[object], *, inputs: Sequence[object] = ()) -> Finished:
+        """Run a command of this package, of fairseq, or a script.
+
+        Raises:
+            SystemExit: the command failed; the message holds its last line.
+        """
+        command = [str(word) for word in words]
+        record = self.output / "steps" / f"{name}.json"
+        signature = {"command": command, "inputs": sha256_of_files(*(str(path) for path in inputs))}
+        if record.exists():
+            known = read_json(record)
+            if known["signature"] == signature:
+                return Finished(known["seconds"], known["peak_bytes"])
+        finished = self._run(command, self.log_of(name), name)
+        write_json(record, {"signature": signature, "seconds": finished.seconds, "peak_bytes": finished.peak_bytes})
+        return finished
+
+    def _run(self, command: list[str], log: Path, name: str) -> Finished:
+        start_of = {"mlsm": ["-m", "mlsm_plugin.cli.main"], "fairseq-train": ["-m", "fairseq_cli.train"]}
+        begin = start_of.get(command[0], [command[0]])
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        log.parent.mkdir(exist_ok=True)
+        start = time.perf_counter()
+        with open(log, "a", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                [sys.executable, *begin, *command[1:]], stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            printed = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            last = printed[-1] if printed else "it printed nothing"
+            raise SystemExit(f"{name} failed ({log}): {last}\n  {shlex.join(command)}")
+        passed, used = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
+        seconds = passed if torch.cuda.is_available() else used / self.threads
+        return Finished(seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))

@@ -1,0 +1,114 @@
+"""What a row costs: seconds and floating-point operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+MASKED_SHARE = 0.15
+BACKWARD = 2  # a backward pass has twice the operations of a forward pass
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the operations of an encoder follow from.
+
+    Attributes:
+        layers, width, ffn_width: of the encoder; ``ffn_width`` is that of the GeGLU.
+        vocabulary: number of symbols.
+        block: tokens that see each other.
+    """
+
+    layers: int
+    width: int
+    ffn_width: int
+    vocabulary: int
+    block: int
+
+    def encoder(self) -> float:
+        """Operations of a forward pass without the head, for each token: two for each product of two numbers."""
+        weights = 4 * self.width**2 + 3 * self.width * self.ffn_width
+        return self.layers * (2 * weights + 4 * self.block * self.width)
+
+    def head(self, outputs: int) -> float:
+        """Operations of the output layer for each token: its dense layer and the projection to ``outputs``."""
+        return 2 * self.width * (self.width + outputs)
+
+    def update(self, tokens: int, *, atoms: int = 0, vocabulary: bool = True) -> float:
+        """Operations of an update.
+
+        Args:
+            tokens: in the update.
+            atoms: outputs of the latent head, 0 for none.
+            vocabulary: whether the vocabulary is predicted.
+        """
+        outputs = atoms + (self.vocabulary if vocabulary else 0)
+        return (1 + BACKWARD) * tokens * (self.encoder() + MASKED_SHARE * self.head(outputs))
+
+    def coding(self, tokens: int, atoms: int, learned_from: int) -> float:
+        """Operations of learning an autoencoder and coding with it; of a lasso, the first products only.
+
+        Args:
+            tokens: that are coded.
+            atoms: of the dictionary.
+            learned_from: hidden states that it was learned from.
+        """
+        product = 2 * self.width * atoms
+        return (tokens + learned_from) * (self.encoder() + product) + learned_from * 5 * product
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The cost of a run as its updates go by.
+
+    Attributes:
+        before: cost before the first update.
+        parts: (update after which it begins, cost when it begins, cost of an update) of each part, in order.
+    """
+
+    before: float
+    parts: tuple[tuple[int, float, float], ...]
+
+    def at(self, update: int) -> float:
+        """The cost after an update."""
+        total = self.before
+        for number, (begin, once, each) in enumerate(self.parts):
+            if update < begin or (update == begin and number > 0):
+                break
+            end = self.parts[number + 1][0] if number + 1 < len(self.parts) else update
+            total += once + each * (min(update, end) - begin)
+        return total
+
+    def updates_within(self, budget: float) -> int:
+        """The most updates whose cost is at most ``budget``; at least 1. For a schedule of one part."""
+        (_, once, each), *more = self.parts
+        assert not more
+        return max(1, int((budget - self.before - once) / each))
+
+
+def staged_updates(budget: float, share: float, first: float, later: float, extra: float) -> int:
+    """Updates of a run in two stages that cost ``budget``.
+
+    Args:
+        budget: in the unit of the other costs.
+        share: part of the updates that the first stage has.
+        first, later: cost of an update of each stage.
+        extra: cost between them.
+    """
+    return max(2, int((budget - extra) / (share * first + (1 - share) * later)))
+
+
+def cost_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """The cost at which a falling curve first is at ``target``, between points on a straight line; None: never.
+
+    Args:
+        curve: (cost, loss), in the order of the cost.
+        target: a loss.
+    """
+    if curve and curve[0][1] <= target:
+        return curve[0][0]
+    for (cost, loss), (next_cost, next_loss) in pairwise(curve):
+        if next_loss <= target:
+            return cost + (next_cost - cost) * (loss - target) / (loss - next_loss)
+    return None

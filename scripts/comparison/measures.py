@@ -1,0 +1,131 @@
+"""What is measured on a trained model; each figure is computed once and kept."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comparison.commands import Commands
+from mlsm_plugin import hub
+from mlsm_plugin.evaluation.labelled_texts import read_labelled_texts
+from mlsm_plugin.evaluation.linear_probe import probe_accuracy, sentence_means
+from mlsm_plugin.evaluation.masked_lm_loss import evaluate_masked_lm
+from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.hidden_states.block_reader import BlockSettings
+
+
+@dataclass(frozen=True)
+class Task:
+    """A classification set: name, training and test file."""
+
+    name: str
+    train: str
+    test: str
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """Read ``NAME=TRAIN.tsv,TEST.tsv``."""
+        name, _, files = text.partition("=")
+        train, _, test = files.partition(",")
+        if not (name and train and test):
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TRAIN.tsv,TEST.tsv")
+        for file in (train, test):
+            if not os.path.isfile(file):
+                raise argparse.ArgumentTypeError(f"{file} does not exist")
+        return cls(name, train, test)
+
+
+class Measures:
+    """Measures checkpoints.
+
+    Args:
+        args: of the command line.
+        commands: runs and records commands.
+    """
+
+    def __init__(self, args: argparse.Namespace, commands: Commands) -> None:
+        self.args, self.commands, self.output = args, commands, Path(args.output)
+
+    def of(self, name: str, checkpoint: Path, *, has_mlm_head: bool, from_scratch: bool = False) -> dict[str, Any]:
+        """All figures of a checkpoint; accuracies are shares, losses bits.
+
+        Args:
+            name: of the run; names its files.
+            checkpoint: the model.
+            has_mlm_head: whether it predicts masked tokens.
+            from_scratch: random weights take the place of its own; only what is fine-tuned is measured.
+        """
+        found: dict[str, Any] = {"finetuned": {}, "probe": {}}
+        for task in self.args.tasks:
+            self.hold_out(task)
+            found["finetuned"][task.name] = self.finetuned(task, checkpoint, name, from_scratch=from_scratch)
+            if not from_scratch:
+                found["probe"][task.name] = self._once(f"{name}-probe-{task.name}", self._probe, task, checkpoint)
+        if has_mlm_head and not from_scratch:
+            for split in ("valid", "test"):
+                found[f"{split}_bits"] = self._once(f"{name}-bits-{split}", self._bits, checkpoint, split)
+            found["pairs"] = {Path(file).stem: self.pairs(file, checkpoint, name) for file in self.args.pairs}
+        return found
+
+    def _once(self, name: str, compute: Callable[..., Any], *arguments: Any) -> Any:
+        path = self.output / "measures" / f"{name}.json"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, compute(*arguments))
+        return read_json(path)
+
+    def _bits(self, checkpoint: Path, split: str) -> float:
+        blocks = BlockSettings(self.args.tokens_per_sample, "none")
+        return evaluate_masked_lm(checkpoint, self.output / "data-bin", split, blocks).bits
+
+    def _probe(self, task: Task, checkpoint: Path) -> float:
+        """Accuracy of logistic regression on frozen means, on the lines that fine-tuning has."""
+        model = hub.from_pretrained(checkpoint.parent, checkpoint.name)
+        train, test = (read_labelled_texts(file) for file in (self._lines(task, "train"), task.test))
+        labels = sorted(set(train.labels))
+        rows = [sentence_means(model, [" ".join(text) for text in texts.texts]) for texts in (train, test)]
+        targets = [torch.tensor([labels.index(label) for label in texts.labels]) for texts in (train, test)]
+        return probe_accuracy(rows[0], targets[0], rows[1], targets[1])
+
+    def _lines(self, task: Task, split: str) -> Path:
+        return self.output / "tasks" / task.name / f"{split}.tsv"
+
+    def hold_out(self, task: Task) -> None:
+        """Write the first lines without every tenth one, and these apart: they decide which epoch is kept."""
+        with open(task.train, encoding="utf-8") as file:
+            lines = [line for line, _ in zip(file, range(self.args.labelled), strict=False)]
+        for split, own in (("train", [line for i, line in enumerate(lines) if i % 10]), ("valid", lines[::10])):
+            path = self._lines(task, split)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(path, "w") as file:
+                file.writelines(own)
+
+    def finetuned(self, task: Task, checkpoint: Path, name: str, *, from_scratch: bool) -> dict[str, float]:
+        """Mean and standard deviation over the seeds of fine-tuning."""
+        args, folder = self.args, self.output / "finetuned" / f"{name}-{task.name}"
+        train, valid = self._lines(task, "train"), self._lines(task, "valid")
+        words: list[object] = ["mlsm", "finetune", "--checkpoint", checkpoint, "--train", train, "--valid", valid]
+        words += ["--test", task.test, "--output", folder, "--seeds", *args.finetune_seeds]
+        words += ["--max-epoch", args.finetune_epochs, "--lr", args.finetune_lr, "--num-workers", 0]
+        words += ["--from-scratch"] if from_scratch else []
+        words += [flag for flag in ("--cpu", "--fp16", "--bf16") if flag in args.fairseq_flags.split()]
+        self.commands.run(f"finetune-{name}-{task.name}", words, inputs=(train, valid, task.test))
+        scores = [run["test_accuracy"] for run in read_json(folder / "results.json")["seeds"]]
+        for heavy in [*folder.glob("seed-*/*.pt"), *folder.glob("model.pt")]:
+            heavy.unlink()  # the figures stay; many classifiers would fill the disk
+        return {"mean": statistics.fmean(scores), "deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0}
+
+    def pairs(self, file: str, checkpoint: Path, name: str) -> float:
+        """Accuracy on a file of minimal pairs."""
+        name = f"pairs-{name}-{Path(file).stem}"
+        result = self.output / "measures" / f"{name}.json"
+        words = ["mlsm", "evaluate-pairs", "--checkpoint", checkpoint, "--input", file, "--output", result]
+        self.commands.run(name, words, inputs=(file,))
+        return float(read_json(result)["accuracy"])

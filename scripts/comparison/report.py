@@ -1,0 +1,174 @@
+"""Tables and plots of the comparison."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from comparison.costs import cost_to_reach
+from comparison.rows import CONTROLS
+
+BASE = "mlm"
+CONFIDENCE = 0.95
+COLORS = {"mlm": "black", "mlsm+mlm": "tab:blue", "self": "tab:orange", "taco": "tab:green", "lasso": "tab:cyan"}
+
+
+def mean_and_deviation(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """Mean, and with several values the standard deviation, for a table."""
+    if not values:
+        return ""
+    mean = f"{scale * statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {scale * statistics.stdev(values):.{digits}f}"
+
+
+def paired_difference(values: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
+    """Mean difference of pairs, and its confidence interval by Student's t; None with fewer than two pairs."""
+    differences = np.asarray(values) - np.asarray(base)
+    if len(differences) < 2:
+        return None
+    mean, error = float(differences.mean()), float(stats.sem(differences))
+    low, high = (mean, mean) if error == 0 else stats.t.interval(CONFIDENCE, len(differences) - 1, mean, error)
+    return mean, float(low), float(high)
+
+
+def runs_of(figures: dict[str, Any], row: str) -> list[dict[str, Any]]:
+    """The runs of a row, by seed."""
+    return sorted((run for run in figures["runs"] if run["row"] == row), key=lambda run: run["seed"])
+
+
+def shares_of_cost(figures: dict[str, Any], row: str) -> list[float | None]:
+    """For each seed, the share of masked LM's cost at which the run has masked LM's final loss with that seed."""
+    base = {run["seed"]: run for run in runs_of(figures, BASE)}
+    found: list[float | None] = []
+    for run in runs_of(figures, row):
+        if run["curve"] and run["seed"] in base:
+            of_base = base[run["seed"]]["curve"][-1]
+            cost = cost_to_reach([(point["seconds"], point["bits"]) for point in run["curve"]], of_base["bits"])
+            found.append(None if cost is None else cost / of_base["seconds"])
+    return found
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
+
+
+def cost_table(figures: dict[str, Any]) -> str:
+    """What each row costs."""
+    rows = []
+    for name in figures["rows"]:
+        cost = figures["costs"][name]
+        rows.append(
+            [
+                *(name, f"{cost['updates']:,}", f"{cost['seconds_per_update']:.3f}", f"{cost['extra_seconds']:.0f}"),
+                *(f"{cost['seconds']:.0f}", f"{cost['operations'] / 1e15:.1f}", f"{cost['learning_rate']:g}"),
+            ]
+        )
+    head = ("row", "updates", "s an update", "s besides", "s in all", "operations, 10^15", "learning rate")
+    return table(head, rows)
+
+
+def loss_table(figures: dict[str, Any]) -> str:
+    """Masked-LM loss, and the cost of reaching that of plain masked LM."""
+    base = {run["seed"]: run for run in runs_of(figures, BASE)}
+    rows = []
+    for name in figures["rows"]:
+        runs = [run for run in runs_of(figures, name) if run["curve"]]
+        if not runs:
+            continue
+        shares = shares_of_cost(figures, name)
+        reached = [share for share in shares if share is not None]
+        missed = f" ({len(shares) - len(reached)} not)" if len(reached) < len(shares) else ""
+        pairs = [(run["valid_bits"], base[run["seed"]]["valid_bits"]) for run in runs if run["seed"] in base]
+        difference = None if name == BASE or not pairs else paired_difference(*zip(*pairs, strict=True))
+        rows.append(
+            [
+                *(name, str(len(runs)), mean_and_deviation([run["valid_bits"] for run in runs], 3)),
+                mean_and_deviation([run["test_bits"] for run in runs], 3),
+                "" if difference is None else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*difference),
+                f"{mean_and_deviation(reached, 0, 100) or 'not'}{missed if reached else ''}",
+            ]
+        )
+    head = ("row", "seeds", "validation, bits", "held out, bits", "to mlm, bits [95 %]", "cost to mlm's loss, %")
+    return table(head, rows)
+
+
+def use_table(figures: dict[str, Any]) -> str:
+    """Fine-tuning, probes and minimal pairs."""
+    tasks = [task.partition("=")[0] for task in figures["tasks"]]
+    files = figures["pair_sets"]
+    rows = [["random weights", "", *(_finetuned([figures["baseline"]], task) for task in tasks)]] if tasks else []
+    for row in rows:
+        row += [""] * (len(tasks) + len(files))
+    for name in figures["rows"]:
+        runs = runs_of(figures, name)
+        rows.append(
+            [
+                *(name, str(len(runs)), *(_finetuned(runs, task) for task in tasks)),
+                *(mean_and_deviation([run["probe"][task] for run in runs], 1, 100) for task in tasks),
+                *(
+                    mean_and_deviation([run["pairs"][file] for run in runs if file in run.get("pairs", {})], 1, 100)
+                    for file in files
+                ),
+            ]
+        )
+    head = ["row", "seeds", *(f"{task}, fine-tuned" for task in tasks), *(f"{task}, probe" for task in tasks), *files]
+    return table(head, rows)
+
+
+def _finetuned(runs: Sequence[dict[str, Any]], task: str) -> str:
+    """Mean over the seeds; with one run, the deviation is that of fine-tuning."""
+    found = [run["finetuned"][task] for run in runs]
+    if len(found) == 1:
+        return f"{100 * found[0]['mean']:.1f} ± {100 * found[0]['deviation']:.1f}"
+    return mean_and_deviation([one["mean"] for one in found], 1, 100)
+
+
+def page(figures: dict[str, Any]) -> str:
+    """All tables."""
+    settings = ", ".join(
+        f"{name} {value}" for name, value in figures["settings"].items() if isinstance(value, int | float)
+    )
+    parts = ["# Objectives compared", "## Cost", cost_table(figures), "## Masked-LM loss", loss_table(figures)]
+    retrieved = [run for run in figures["runs"] if run["row"] == "npm"]
+    if figures["tasks"] or figures["pair_sets"]:
+        parts += ["## Use, in %", use_table(figures)]
+    for run in retrieved:
+        parts.append(f"npm retrieves the right phrase for {100 * run['retrieval_accuracy']:.1f} % of the masked spans.")
+    return "\n\n".join([*parts, f"Settings: {settings}."]) + "\n"
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    """Masked-LM loss over cost and over updates; a thin line for each seed."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes the root logger talkative
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for name in figures["rows"]:
+        style = "--" if name in CONTROLS else "-"
+        color = COLORS.get(name)
+        for number, run in enumerate(run for run in runs_of(figures, name) if run["curve"]):
+            bits = [point["bits"] for point in run["curve"]]
+            for axis, key, scale in ((axes[0], "seconds", 60), (axes[1], "update", 1000)):
+                lines = axis.plot(
+                    [point[key] / scale for point in run["curve"]], bits, style, color=color, linewidth=1,
+                    label=name if number == 0 else None,
+                )  # fmt: skip
+                color = lines[0].get_color()
+    axes[0].set(xlabel="minutes, everything included", ylabel="masked-LM loss on the validation text, bits")
+    axes[1].set(xlabel="1,000 updates")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize=8)
+    panels.tight_layout()
+    panels.savefig(path, dpi=110)

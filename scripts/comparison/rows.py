@@ -1,0 +1,64 @@
+"""What is compared: the rows of the tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MLSM = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl")
+BOTH = (*MLSM, "--mlm-weight", "1")
+CODERS = ("topk", "lasso")
+AUXILIARY = "auxiliary"  # codes of a separate auxiliary model
+SELF = "self"  # codes of the model itself
+RANDOM = "random-dictionary"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An objective, or a control.
+
+    Attributes:
+        flags: of ``fairseq-train``: task and criterion.
+        codes: None, ``auxiliary``, ``self``, the name of the other coder, or the kind of a control.
+        rate_of: the row whose learning rate it has; None: its own.
+        all_seeds: run with every seed, not with the first one only.
+        metric: of the validation log; what decides the learning rate.
+        begins_from: the row whose checkpoint it begins from.
+    """
+
+    flags: tuple[str, ...]
+    codes: str | None = None
+    rate_of: str | None = None
+    all_seeds: bool = False
+    metric: str = "mlm_loss"
+    begins_from: str | None = None
+
+    @property
+    def has_mlm_head(self) -> bool:
+        """Whether a masked-LM loss trains the output layer."""
+        return self.metric in ("mlm_loss", "loss") and self.begins_from is None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether its codes are of a control."""
+        return self.codes in CONTROLS
+
+
+CONTROLS = ("exchanged", "exchanged-within-types", "type-mean", RANDOM)
+ROWS: dict[str, Row] = {
+    "mlm": Row(("--task", "plain_masked_lm", "--criterion", "masked_lm"), all_seeds=True, metric="loss"),
+    "mlsm+mlm": Row(BOTH, codes=AUXILIARY, all_seeds=True),
+    "self": Row(BOTH, codes=SELF, rate_of="mlsm+mlm", all_seeds=True),
+    "taco": Row(("--task", "taco", "--criterion", "token_contrastive"), all_seeds=True),
+    "mlsm": Row((*MLSM, "--mlm-weight", "0"), codes=AUXILIARY, metric="kl"),
+    "lasso": Row(BOTH, codes="lasso", rate_of="mlsm+mlm"),
+    "npm": Row(
+        ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive"), metric="loss", begins_from="mlm"
+    ),
+    **{name: Row(BOTH, codes=name, rate_of="mlsm+mlm") for name in CONTROLS},
+}
+
+
+def ordered(names: list[str]) -> list[str]:
+    """Names of rows in the order in which they are run, with the rows that they begin from."""
+    needed = {*names, *(row.begins_from for name in names if (row := ROWS[name]).begins_from)}
+    return [name for name in ROWS if name in needed]
