@@ -96,9 +96,6 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--batch-size {args.batch_size} is not a multiple of --group-size {args.group_size}")
     if args.width % args.heads:
         parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")
-    for file in (*args.train, *args.valid, *args.held_out, *args.pairs):
-        if not os.path.isfile(file):
-            parser.error(f"{file} does not exist")
     args.objectives = ordered(["mlm", *args.objectives])
     return args
 
@@ -385,6 +382,9 @@ class Comparison:
 def main() -> int:
     """Run what is missing and write the comparison."""
     args = parse_arguments()
+    for file in (*args.train, *args.valid, *args.held_out, *args.pairs):
+        if not os.path.isfile(file):
+            raise SystemExit(f"{file} does not exist")
     figures = Comparison(args).run()
     write_json(args.output / "comparison.json", figures)
     with atomic_open(args.output / "comparison.md", "w") as file:
