@@ -254,7 +254,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="time of each adaptation")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--labelled", type=int, default=2000, help="lines of --train to use")
-    parser.add_argument("--finetuning-rate", type=float, default=1e-4, help="largest learning rate of fine-tuning")
+    parser.add_argument("--finetuning-rate", type=float, default=5e-4, help="largest learning rate of fine-tuning")
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=3e-4)

@@ -86,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--latent-weight", type=float, default=1.0, metavar="W", help="weight of the KL (1)")
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 3e-3], metavar="LR",
                         help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
-    parser.add_argument("--finetune-lr", type=float, default=1e-4, metavar="LR", help="of fine-tuning (0.0001)")
+    parser.add_argument("--finetune-lr", type=float, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="of pre-training (1 2 3)")
     parser.add_argument("--finetune-seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N",
                         help="of fine-tuning (1 2 3)")  # fmt: skip
