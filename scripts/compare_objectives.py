@@ -280,6 +280,8 @@ class Comparison:
     def pretrain(self, name: str, seed: int) -> None:
         """Pre-train a row with a seed."""
         args, row, updates = self.args, ROWS[name], self.updates_of(name)
+        if updates < args.updates / 2:
+            tqdm.write(f"warning: the budget pays for {updates:,} updates of {name} and {args.updates:,} of mlm")
         if row.codes != SELF:
             begin = self.checkpoint(row.begins_from, seed) if row.begins_from else None
             more = ["--finetune-from-model", begin] if begin else []

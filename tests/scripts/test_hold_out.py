@@ -1,0 +1,46 @@
+"""Holding documents out of texts."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.script_module import load_script
+
+hold_out = load_script("hold_out")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A function that runs the script with some words; returns its exit status."""
+
+    def run_script(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["hold_out.py", *map(str, words)])
+        status: int = hold_out.main()
+        return status
+
+    return run_script
+
+
+def test_every_document_is_in_one_text_and_all_sources_in_both(run: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"a{i} one\na{i} two\n\n\n" for i in range(7)), encoding="utf-8")
+    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\nb0\n\nb1\n\nb2")
+    assert run(tmp_path / "a.txt", tmp_path / "b.txt.gz", "--output", tmp_path / "out", "--every", 3) == 0
+    train, held_out = ((tmp_path / "out" / name).read_text(encoding="utf-8") for name in hold_out.NAMES)
+    assert held_out == "a0 one\na0 two\n\na3 one\na3 two\n\na6 one\na6 two\n\nb0\n\n"
+    assert train == "".join(f"a{i} one\na{i} two\n\n" for i in (1, 2, 4, 5)) + "b1\n\nb2\n\n"
+
+
+def test_what_cannot_be_split_is_one_line_and_nothing_is_written(run: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("only one\n", encoding="utf-8")
+    (tmp_path / "bad.txt").write_bytes(b"\xff\n\n\xfe\n")
+    (tmp_path / "bad.gz").write_bytes(b"no gzip")
+    for words in (("a.txt",), ("absent.txt",), ("bad.txt",), ("bad.gz",), ("a.txt", "--every", 1)):
+        with pytest.raises(SystemExit):
+            run(tmp_path / words[0], "--output", tmp_path / "out", *words[1:])
+        assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
