@@ -9,13 +9,15 @@ Writes JSON lines in BLiMP's format, for ``mlsm evaluate-pairs``:
   *Demonstrative*: ``this``/``these`` and ``that``/``those`` right before a noun. *Verb*: ``is``/``are``,
   ``was``/``were``, ``has``/``have`` and ``does``/``do`` right after a noun with a determiner before it (``the``, ``a``,
   ``his``, ...) that begins a clause: it is the first word, or follows a comma, a semicolon, a colon or a conjunction.
-  The noun is then the subject, and not part of a phrase such as ``of the kings``.
+  The noun is then the subject, and not part of a phrase such as ``of the kings``. *Pronoun*: the same verbs right after
+  ``he``, ``she``, ``it``, ``we`` or ``they`` that begins a clause.
 - ``exchanged.jsonl``: two different neighbouring words inside a sentence are exchanged.
 
 A word counts as a noun in the singular or the plural if the texts have both forms of it: the plural ends in ``s``, and
-each form stands right after a determiner of its number, and never after one of the other number. Determiners of one:
-``a``, ``an``, ``this``, ``every``, ``each``. Of many: ``these``, ``those``, ``many``, ``several``, ``few``, ``both``.
-Every pair is of another sentence.
+each form stands right after determiners of its number, and at most a fiftieth as often after those of the other number.
+Determiners of one: ``a``, ``an``, ``this``, ``every``, ``each``. Of many: ``these``, ``those``, ``many``, ``several``,
+``few``, ``both``. With ``--count`` these words are counted in other texts too, from which no pairs are made. Every pair
+is of another sentence.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ from mlsm_plugin.files.atomic_files import atomic_open
 OF_ONE = ("a", "an", "this", "every", "each")
 OF_MANY = ("these", "those", "many", "several", "few", "both")
 DEMONSTRATIVES = {"this": "these", "these": "this", "that": "those", "those": "that"}
+PRONOUNS = {"he": 1, "she": 1, "it": 1, "we": 2, "they": 2}
 VERBS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 VERBS |= {plural: singular for singular, plural in VERBS.items()}
 DETERMINERS = ("the", "a", "an", "this", "these", "those", "his", "her", "its", "their", "my", "our", "your", "some")
 OPENERS = (",", ";", ":", "and", "but", "or", "that", "when", "if", "because", "while", "as", "although", "where")
 WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 FEWEST_WORDS, MOST_WORDS = 5, 40
+SELDOM = 50  # one in so many is an exception
 
 
 def words_of(sentence: str) -> list[re.Match[str]]:
@@ -60,7 +64,8 @@ def noun_numbers(sentences: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for plural in after[2]:
         for singular in singulars(plural):
-            if after[1][singular] and not after[1][plural] and not after[2][singular]:
+            of_one, of_many = after[1][singular], after[2][plural]
+            if of_one and SELDOM * after[2][singular] <= of_one and SELDOM * after[1][plural] <= of_many:
                 found |= {singular: 1, plural: 2}
     return found
 
@@ -85,11 +90,15 @@ def changed_number(sentence: str, numbers: dict[str, int]) -> Iterator[tuple[str
         following = numbers.get(lower[place + 1]) if place + 1 < len(words) else None
         if word in DEMONSTRATIVES and following == (2 if word in ("these", "those") else 1):
             yield "demonstrative", replaced(sentence, words[place], DEMONSTRATIVES[word])
-        if word in VERBS and place >= 2 and lower[place - 2] in DETERMINERS:
-            begins = place == 2 or lower[place - 3] in OPENERS
-            number = 2 if word in ("are", "were", "have", "do") else 1
-            if begins and numbers.get(lower[place - 1]) == number:
-                yield "verb", replaced(sentence, words[place], VERBS[word])
+        number = 2 if word in ("are", "were", "have", "do") else 1
+        if word not in VERBS or place == 0:
+            continue
+        if PRONOUNS.get(lower[place - 1]) == number and (place == 1 or lower[place - 2] in OPENERS):
+            yield "pronoun", replaced(sentence, words[place], VERBS[word])
+            continue
+        of_noun = place >= 2 and lower[place - 2] in DETERMINERS and numbers.get(lower[place - 1]) == number
+        if of_noun and (place == 2 or lower[place - 3] in OPENERS):
+            yield "verb", replaced(sentence, words[place], VERBS[word])
 
 
 def replaced(sentence: str, word: re.Match[str], other: str) -> str:
@@ -114,9 +123,18 @@ def exchanged(sentence: str, rng: random.Random) -> str | None:
     return sentence[: first.start()] + second.group() + between + first.group() + sentence[second.end() :]
 
 
-def make_pairs(sentences: Sequence[str], number: int, seed: int) -> dict[str, list[dict[str, str]]]:
-    """The pairs of each file."""
-    rng, numbers = random.Random(seed), noun_numbers(sentences)
+def make_pairs(
+    sentences: Sequence[str], numbers: dict[str, int], number: int, seed: int
+) -> dict[str, list[dict[str, str]]]:
+    """The pairs of each file.
+
+    Args:
+        sentences: of the text.
+        numbers: those of nouns.
+        number: pairs in a file, at most.
+        seed: of the choice.
+    """
+    rng = random.Random(seed)
     usable = [one for one in dict.fromkeys(sentences) if FEWEST_WORDS <= len(words_of(one)) <= MOST_WORDS]
     rng.shuffle(usable)
     agreement, swaps = [], []
@@ -130,6 +148,11 @@ def make_pairs(sentences: Sequence[str], number: int, seed: int) -> dict[str, li
     return {"agreement": agreement[:number], "exchanged": swaps[:number]}
 
 
+def lines_of(files: Sequence[str]) -> list[str]:
+    """The lines of some files."""
+    return [line.strip() for file in files for line in Path(file).read_text(encoding="utf-8").splitlines()]
+
+
 def main() -> int:
     """Write both files."""
     parser = argparse.ArgumentParser(
@@ -137,18 +160,17 @@ def main() -> int:
     )
     parser.add_argument("texts", nargs="+", metavar="FILE", help="UTF-8 text, one sentence a line")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the two files")
+    parser.add_argument("--count", nargs="+", default=[], metavar="FILE", help="texts that only tell what is a noun")
     parser.add_argument("--number", type=int, default=1000, help="pairs in a file, at most")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of sentences and places")
     args = parser.parse_args()
     if args.number < 1:
         parser.error(f"--number must be at least 1, got {args.number}")
-    sentences = []
-    for file in args.texts:
-        try:
-            sentences += [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            parser.error(f"{file} cannot be read as UTF-8 text: {error}")
-    found = make_pairs(sentences, args.number, args.seed)
+    try:
+        sentences, others = lines_of(args.texts), lines_of(args.count)
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"a text cannot be read as UTF-8: {error}")
+    found = make_pairs(sentences, noun_numbers([*sentences, *others]), args.number, args.seed)
     args.output.mkdir(parents=True, exist_ok=True)
     for name, pairs in found.items():
         with atomic_open(args.output / f"{name}.jsonl", "w") as file:

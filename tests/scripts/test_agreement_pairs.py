@@ -36,6 +36,8 @@ def test_numbers_of_nouns() -> None:
         ("He said that dogs bark .", []),
         ("The dog are here .", []),
         ("Their cities have walls .", ["Their cities has walls ."]),
+        ("They were here, but it is far .", ["They was here, but it is far .", "They were here, but it are far ."]),
+        ("If he were here ...", []),
     ],
 )  # fmt: skip
 def test_rules(good: str, bad: list[str]) -> None:
