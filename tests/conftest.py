@@ -54,9 +54,16 @@ CRITERIONS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by the place of their file in ``LONGEST``."""
+    """Sort the tests by the place of their file in ``LONGEST``, then those last that need what takes long to make.
+
+    The first file that needs the pipeline stays in front: one process makes it, and the others have other work.
+    """
     places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    needing = dict.fromkeys(item.path for item in items if "pipeline" in getattr(item, "fixturenames", ()))
+    later = set(list(needing)[1:])
+    items.sort(
+        key=lambda item: (places.get(item.path, len(places)), 1 if item.path in later else -(item.path in needing))
+    )
 
 
 @dataclass(frozen=True)

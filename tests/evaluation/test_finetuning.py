@@ -41,6 +41,7 @@ def files(folder: Path, kind: str = "") -> tuple[object, ...]:
     return tuple(word for split in ("train", "valid", "test") for word in (f"--{split}", folder / f"{split}{kind}.tsv"))
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_measured_and_the_best_is_kept(
     pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from mlsm_plugin import hub
 from mlsm_plugin.evaluation.minimal_pairs import pseudo_log_likelihoods
-from tests.conftest import Pipeline, failing_mlsm, fairseq_train
+from tests.conftest import Pipeline, failing_mlsm
+from tests.tiny_models import TinyData, save_untrained, save_untrained_npm
 
 Capture = pytest.CaptureFixture[str]
 SENTENCES = ["The name is bound.", "If the target is an attribute, it is called.", "A", "Names are bound to objects."]
@@ -41,14 +42,11 @@ def test_scores_are_those_of_one_mask_at_a_time(model: Any, batch_tokens: int) -
     assert pseudo_log_likelihoods(model, []) == []
 
 
-def test_model_whose_head_was_not_trained_is_refused(pipeline: Pipeline, tmp_path: Path, capsys: Capture) -> None:
+def test_model_whose_head_was_not_trained_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     pairs = tmp_path / "in.jsonl"
     pairs.write_text('{"sentence_good": "a", "sentence_bad": "b"}\n', encoding="utf-8")
-    fairseq_train(pipeline.data_bin, tmp_path / "mlsm", "--max-update", 1, "--mlm-weight", 0, "--disable-validation")
-    fairseq_train(
-        *(pipeline.data_bin, tmp_path / "npm", "--max-update", 1, "--disable-validation", "--group-size", 4),
-        task="nonparametric_masked_lm",
-    )
+    save_untrained(tiny.data_bin, tmp_path / "mlsm", "--mlm-weight", 0, "--num-atoms", 8)
+    save_untrained_npm(tiny, tmp_path / "npm")
     for name, why in (("mlsm", "--mlm-weight was 0"), ("npm", "has no loss on it")):
         line = failing_mlsm(capsys, "evaluate-pairs", "--checkpoint", tmp_path / name, "--input", pairs)
         assert "the masked-LM head of this model was not trained" in line

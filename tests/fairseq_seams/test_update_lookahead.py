@@ -35,7 +35,7 @@ def watched(lookahead: UpdateLookahead, *, shards: int = 1, shard: int = 0, work
     return lookahead.watch(iterator)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("update_freq", [1, 3, 4])
 def test_what_is_taken_at_an_update_are_its_batches(update_freq: int, workers: int) -> None:
     lookahead = UpdateLookahead()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from mlsm_plugin.evaluation.minimal_pairs import read_pairs
-from tests.conftest import REPOSITORY
 from tests.scripts.script_module import load_script
 
 pairs = load_script("agreement_pairs")
@@ -49,15 +47,18 @@ def test_neighbouring_words_are_exchanged() -> None:
     assert pairs.exchanged("Well, yes.", random.Random(1)) is None
 
 
-def test_files_are_minimal_pairs(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+def test_files_are_minimal_pairs(
+    english_text: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [*COUNTED, *english_text[0].read_text(encoding="utf-8").splitlines()]
     (tmp_path / "text.txt").write_text("\n".join(texts), encoding="utf-8")
-    command = [sys.executable, "scripts/agreement_pairs.py", tmp_path / "text.txt", "--output", tmp_path / "pairs"]
-    printed = []
+    words = ["agreement_pairs.py", tmp_path / "text.txt", "--output", tmp_path / "pairs", "--number", 40]
+    monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+    written = []
     for _ in range(2):
-        done = subprocess.run([*map(str, command), "--number", "40"], cwd=REPOSITORY, capture_output=True, check=True)
-        printed.append((done.stdout, (tmp_path / "pairs" / "agreement.jsonl").read_bytes()))
-    assert printed[0] == printed[1]
+        assert pairs.main() == 0
+        written.append((tmp_path / "pairs" / "agreement.jsonl").read_bytes())
+    assert written[0] == written[1]
     for name in ("agreement", "exchanged"):
         found = read_pairs(tmp_path / "pairs" / f"{name}.jsonl")
         assert 20 <= len(found) <= 40
