@@ -115,7 +115,7 @@ class Comparison:
         self.model += ["--encoder-attention-heads", args.heads, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
         self.rates: dict[str, float] = {}
-        self.coding = 0.0  # seconds of dictionary and codes
+        self.costs_of_coder: dict[str, float] = {}  # seconds of its dictionary and codes
 
     # what all rows share
 
@@ -158,7 +158,6 @@ class Comparison:
             words += ["--tokens", args.dictionary_tokens, *(["--k", args.k] if coder != "lasso" else [])]
             seconds = self.commands.run(f"dictionary-{coder}", words).seconds
             seconds += self.encode(coder, auxiliary, dictionary)
-            self.coding = seconds if coder == args.coder else self.coding
             self.costs_of_coder[coder] = seconds
         own = self.output / f"dictionary-{args.coder}"
         if RANDOM in self.kinds:
@@ -186,6 +185,11 @@ class Comparison:
     def codes_of(self, name: str) -> Path:
         """The folder of some codes."""
         return self.output / f"codes-{name}"
+
+    @property
+    def coding(self) -> float:
+        """Seconds of the dictionary and the codes of most rows."""
+        return self.costs_of_coder[self.args.coder]
 
     @property
     def auxiliary_updates(self) -> int:
@@ -263,7 +267,7 @@ class Comparison:
             begin = updates * self.args.share // 100
             return Schedule(0.0, ((0, 0.0, self.seconds["mlm"]), (begin, self.coding, each)))
         auxiliary = 0.0 if self.args.auxiliary else self.auxiliary_updates * self.seconds["mlm"]
-        return Schedule(auxiliary + self.costs_of_coder.get(row.codes, self.coding), ((0, 0.0, each),))
+        return Schedule(auxiliary + (self.costs_of_coder.get(row.codes) or self.coding), ((0, 0.0, each),))
 
     def updates_of(self, name: str) -> int:
         """How many updates of a row the budget pays."""
@@ -303,7 +307,6 @@ class Comparison:
     def run(self) -> dict[str, Any]:
         """Run everything that is missing; returns the figures."""
         args = self.args
-        self.costs_of_coder: dict[str, float] = {}
         self.prepare()
         self.search_rate("mlm")
         self.make_codes()

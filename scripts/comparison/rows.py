@@ -37,11 +37,6 @@ class Row:
         """Whether a masked-LM loss trains the output layer."""
         return self.metric in ("mlm_loss", "loss") and self.begins_from is None
 
-    @property
-    def is_control(self) -> bool:
-        """Whether its codes are of a control."""
-        return self.codes in CONTROLS
-
 
 CONTROLS = ("exchanged", "exchanged-within-types", "type-mean", RANDOM)
 ROWS: dict[str, Row] = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
+
+import pytest
 
 from tests.conftest import REPOSITORY
 
@@ -21,3 +24,14 @@ def load_script(name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def runner_of(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A function that runs a script with some words in this process; returns its exit status."""
+
+    def run(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, words)])
+        status: int = module.main()
+        return status
+
+    return run

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
 from mlsm_plugin.evaluation.minimal_pairs import read_pairs
-from tests.scripts.script_module import load_script
+from tests.scripts.script_module import load_script, runner_of
 
 pairs = load_script("agreement_pairs")
 COUNTED = ["A dog barks .", "These dogs bark .", "Every city has many cities .", "This bus and several buses ."]
@@ -52,11 +51,9 @@ def test_files_are_minimal_pairs(
 ) -> None:
     texts = [*COUNTED, *english_text[0].read_text(encoding="utf-8").splitlines()]
     (tmp_path / "text.txt").write_text("\n".join(texts), encoding="utf-8")
-    words = ["agreement_pairs.py", tmp_path / "text.txt", "--output", tmp_path / "pairs", "--number", 40]
-    monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-    written = []
+    run, written = runner_of(pairs, monkeypatch), []
     for _ in range(2):
-        assert pairs.main() == 0
+        assert run(tmp_path / "text.txt", "--output", tmp_path / "pairs", "--number", 40) == 0
         written.append((tmp_path / "pairs" / "agreement.jsonl").read_bytes())
     assert written[0] == written[1]
     for name in ("agreement", "exchanged"):

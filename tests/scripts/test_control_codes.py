@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from tests.auxiliary.toy_coder import ToyCoder
-from tests.scripts.script_module import load_script
+from tests.scripts.script_module import load_script, runner_of
 from tests.tiny_models import TinyData
 
 controls = load_script("control_codes")
@@ -51,14 +50,7 @@ def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """A function that runs the script with some words; returns its exit status."""
-
-    def run_script(*words: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["control_codes.py", *map(str, words)])
-        status: int = controls.main()
-        return status
-
-    return run_script
+    return runner_of(controls, monkeypatch)
 
 
 def rows_of(folder: Path, split: str) -> np.ndarray:

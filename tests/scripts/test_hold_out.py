@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.scripts.script_module import load_script
+from tests.scripts.script_module import load_script, runner_of
 
 hold_out = load_script("hold_out")
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """A function that runs the script with some words; returns its exit status."""
-
-    def run_script(*words: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["hold_out.py", *map(str, words)])
-        status: int = hold_out.main()
-        return status
-
-    return run_script
+    return runner_of(hold_out, monkeypatch)
 
 
 def test_every_document_is_in_one_text_and_all_sources_in_both(run: Callable[..., int], tmp_path: Path) -> None:
