@@ -27,8 +27,8 @@ from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
 from mlsm_plugin.files.atomic_files import link_file, read_json, write_json
 from mlsm_plugin.files.planned_folder import PlannedFolder
 
-FIRST_PERCENTAGES = (20,)
 TEACHER = "model.pt"
+SECONDS = "seconds.json"
 INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
 
 
@@ -123,24 +123,15 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
     save_whole(state, last)
 
 
-class PartTimes:
-    """The seconds of each part of a run, in ``seconds.json``; of a part that was interrupted, those of its last run.
-
-    Args:
-        save_dir: folder of the run.
-    """
-
-    def __init__(self, save_dir: Path) -> None:
-        self.path = save_dir / "seconds.json"
-
-    @contextmanager
-    def measured(self, stage: Stage, part: str) -> Iterator[None]:
-        """Record the seconds of the block."""
-        start = time.perf_counter()
-        yield
-        found = read_json(self.path) if self.path.exists() else {}
-        found[f"stage {stage.number}: {part}"] = round(time.perf_counter() - start, 2)
-        write_json(self.path, found)
+@contextmanager
+def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
+    """Record the seconds of the block in ``seconds.json``, unless it fails."""
+    path = save_dir / SECONDS
+    start = time.perf_counter()
+    yield
+    found = read_json(path) if path.exists() else {}
+    found[f"stage {stage.number}: {part}"] = round(time.perf_counter() - start, 2)
+    write_json(path, found)
 
 
 def run_stages(
@@ -163,7 +154,6 @@ def run_stages(
     Raises:
         ValueError: a part failed.
     """
-    times = PartTimes(save_dir)
     for stage in stages:
         if updates_of(save_dir / LAST) >= stage.end:
             continue
@@ -172,9 +162,9 @@ def run_stages(
         print(f"\n{part}: {what}", flush=True)
         if stage.number > 0:
             begin_stage(stage, save_dir)
-            with times.measured(stage, "codes"):
+            with measured(save_dir, stage, "codes"):
                 make_codes(stage)
         if stage.number > 1:
             restart_head(stage, save_dir, seed)
-        with times.measured(stage, "training"):
+        with measured(save_dir, stage, "training"):
             train(stage)

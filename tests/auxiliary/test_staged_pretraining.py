@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.auxiliary.staged_pretraining import (
-    PartTimes,
+    SECONDS,
     Stage,
     begin_stage,
+    measured,
     plan_of,
     restart_head,
     run_stages,
@@ -142,10 +143,10 @@ def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Pa
 
 
 def test_seconds_of_a_part_that_fails_are_not_recorded(tmp_path: Path) -> None:
-    times, stage = PartTimes(tmp_path), Stage(0, 0, 5, tmp_path)
-    with pytest.raises(ValueError, match="killed"), times.measured(stage, "training"):
+    stage, path = Stage(0, 0, 5, tmp_path), tmp_path / SECONDS
+    with pytest.raises(ValueError, match="killed"), measured(tmp_path, stage, "training"):
         raise ValueError("killed")
-    assert not times.path.exists()
-    with times.measured(stage, "training"):
+    assert not path.exists()
+    with measured(tmp_path, stage, "training"):
         pass
-    assert 0 <= read_json(times.path)["stage 0: training"] < 5
+    assert 0 <= read_json(path)["stage 0: training"] < 5
