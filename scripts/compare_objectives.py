@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Pre-train with each objective at equal total cost, with controls and several seeds, and compare.
 
-Writes ``comparison.json``, ``comparison.md`` and ``comparison.png`` to --output. Run the same command again to resume
-after a stop. docs/comparison.md explains the protocol.
+Writes ``comparison.json``, ``comparison.md`` and ``comparison.png`` to --output, anew after each run. Run the same
+command again to resume after a stop. docs/comparison.md explains the protocol.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
 
 SPEED_UPDATES = 60
+FILES = ("train", "valid", "held_out", "pairs", "tasks", "auxiliary", "output")  # arguments that are paths
 
 
 def positive(text: str) -> int:
@@ -271,6 +272,8 @@ class Comparison:
 
     def updates_of(self, name: str) -> int:
         """How many updates of a row the budget pays."""
+        if name == "mlm":
+            return int(self.args.updates)  # the budget is their cost; a division would round
         if ROWS[name].codes == SELF:
             share, each = self.args.share / 100, self.seconds[name]
             return staged_updates(self.budget, share, self.seconds["mlm"], each, self.coding)
@@ -304,8 +307,8 @@ class Comparison:
 
     # the whole
 
-    def run(self) -> dict[str, Any]:
-        """Run everything that is missing; returns the figures."""
+    def run(self) -> None:
+        """Run everything that is missing; the tables are written after each run."""
         args = self.args
         self.prepare()
         self.search_rate("mlm")
@@ -318,26 +321,36 @@ class Comparison:
                 self.measure_speed(name)
             write_json(speeds, self.seconds)
         self.seconds = read_json(speeds)
-        runs = [
+        runs = [  # a seed at a time, so that the tables soon have all rows
             (name, seed)
+            for seed in args.seeds
             for name in args.objectives
-            for seed in (args.seeds if ROWS[name].all_seeds else args.seeds[:1])
+            if seed == args.seeds[0] or ROWS[name].all_seeds
         ]
+        finished: list[dict[str, Any]] = []
         for name, seed in tqdm(runs, desc="pre-training", unit="run"):
             self.pretrain(name, seed)
-        rows = [self.figures_of(name, seed) for name, seed in tqdm(runs, desc="measuring", unit="run")]
+            finished.append(self.figures_of(name, seed))
+            self.write(finished)
+
+    def write(self, runs: list[dict[str, Any]]) -> None:
+        """Write the figures, tables and plots of the runs that are finished."""
+        args = self.args
+        rows = [name for name in args.objectives if any(run["row"] == name for run in runs)]
         first = self.checkpoint("mlm", args.seeds[0])
-        baseline = self.measures.of("random", first, has_mlm_head=False, from_scratch=True)
-        settings = {name: value for name, value in vars(args).items() if name not in ("output", "tasks")}
-        return {
-            "settings": settings,
-            "rows": args.objectives,
+        figures = {
+            "settings": {name: value for name, value in vars(args).items() if name not in FILES},
+            "rows": rows,
             "tasks": [task.name for task in args.tasks],
             "pair_sets": [Path(file).stem for file in args.pairs],
-            "costs": {name: self.cost_of(name) for name in args.objectives},
-            "baseline": baseline,
-            "runs": rows,
+            "costs": {name: self.cost_of(name) for name in rows},
+            "baseline": self.measures.of("random", first, has_mlm_head=False, from_scratch=True),
+            "runs": runs,
         }
+        write_json(self.output / "comparison.json", figures)
+        with atomic_open(self.output / "comparison.md", "w") as file:
+            file.write(page(figures))
+        draw(figures, self.output / "comparison.png")
 
     def cost_of(self, name: str) -> dict[str, float]:
         """Seconds and operations of a row."""
@@ -364,7 +377,7 @@ class Comparison:
             return updates * plain
         both = size.update(tokens, atoms=args.atoms, vocabulary="--mlm-weight 0" not in " ".join(row.flags))
         corpus = read_json(self.codes_of(args.coder) / "train.codes" / "meta.json")["token_count"]
-        coding = size.coding(corpus, args.atoms, args.dictionary_tokens)
+        coding = size.coding(corpus, args.atoms, args.dictionary_tokens, args.layer or args.layers)
         if row.codes == SELF:
             begin = updates * args.share // 100
             return begin * plain + coding + (updates - begin) * both
@@ -390,12 +403,8 @@ def main() -> int:
     for file in (*args.train, *args.valid, *args.held_out, *args.pairs):
         if not os.path.isfile(file):
             raise SystemExit(f"{file} does not exist")
-    figures = Comparison(args).run()
-    write_json(args.output / "comparison.json", figures)
-    with atomic_open(args.output / "comparison.md", "w") as file:
-        file.write(page(figures))
-    draw(figures, args.output / "comparison.png")
-    print(page(figures))
+    Comparison(args).run()
+    print((args.output / "comparison.md").read_text(encoding="utf-8"))
     print(*sorted(str(path) for path in args.output.glob("comparison.*")), sep="\n")
     return 0
 

@@ -53,6 +53,7 @@ CRITERIONS = {
 }
 
 
+@pytest.hookimpl(trylast=True)  # after the tests of the other lane are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by the place of their file in ``LONGEST``, then those last that need what takes long to make.
 

@@ -46,16 +46,18 @@ class ModelSize:
         outputs = atoms + (self.vocabulary if vocabulary else 0)
         return (1 + BACKWARD) * tokens * (self.encoder() + MASKED_SHARE * self.head(outputs))
 
-    def coding(self, tokens: int, atoms: int, learned_from: int) -> float:
+    def coding(self, tokens: int, atoms: int, learned_from: int, layer: int) -> float:
         """Operations of learning an autoencoder and coding with it; of a lasso, the first products only.
 
         Args:
             tokens: that are coded.
             atoms: of the dictionary.
             learned_from: hidden states that it was learned from.
+            layer: whose hidden states are coded; the layers above it do not run.
         """
         product = 2 * self.width * atoms
-        return (tokens + learned_from) * (self.encoder() + product) + learned_from * 5 * product
+        each = self.encoder() * layer / self.layers + product
+        return (tokens + learned_from) * each + learned_from * 5 * product
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import io
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -99,11 +102,26 @@ def understand(words: list[str]) -> None:
         assert program in ("git", "cd", "echo"), f"no test understands {' '.join(words)}"
 
 
+@pytest.mark.slow
+def test_documented_scripts_explain_themselves_in_a_process_of_their_own() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES if page != CONTRIBUTING]
+    commands = [words for text in pages for words in commands_of(text)]
+    scripts = sorted({words[1] for words in commands if words[0] == "python"})
+    assert scripts
+    for script in scripts:
+        subprocess.run([sys.executable, str(REPOSITORY / script), "--help"], check=True, capture_output=True)
+
+
 @functools.cache
 def _flags_of_script(script: str) -> set[str]:
-    words = [sys.executable, str(REPOSITORY / script), "--help"]
-    usage = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    return set(re.findall(r"--[\w-]+", usage))
+    """The flags in its ``--help``; in this process, which has already imported what takes seconds."""
+    path, usage = REPOSITORY / script, io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(usage):
+        patch.setattr(sys, "argv", [str(path), "--help"])
+        patch.syspath_prepend(path.parent)  # where Python finds the parts of a script that is started
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_path(str(path), run_name="__main__")
+    return set(re.findall(r"--[\w-]+", usage.getvalue()))
 
 
 def _flags(arguments: list[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.files.json_checks import check_json, fields, list_of, number, optional, text, values, whole
@@ -51,7 +51,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(JSON)
 def test_any_value_is_taken_or_a_value_error(value):
     try:
