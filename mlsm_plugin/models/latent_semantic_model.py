@@ -91,15 +91,25 @@ class LatentSemanticEncoder(RobertaEncoder):
             the vocabulary logits, or the features; and ``extra``. With logits, ``extra["zero_with_gradient"]`` is the
             zero to add to a loss (:func:`~mlsm_plugin.losses.zero_gradients.zero_with_gradient`).
         """
-        x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
         if features_only:
-            return x, extra
-        transformed = self.lm_head.transform(x, masked_tokens)
+            return self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
+        x, extra = self.features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
+        transformed = self.lm_head.transform(x, None)
         if project_atoms:
             extra["atom_logits"] = self.lm_head.atom_logits(transformed)
         idle = self.lm_head.idle_parameters(project_tokens=project_tokens, project_atoms=project_atoms)
         extra["zero_with_gradient"] = zero_with_gradient(idle)
         return self.lm_head.token_logits(transformed) if project_tokens else None, extra
+
+    def features_to_project(
+        self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The final hidden states of the masked tokens, ``(n_masked, dim)``, and what else ``extract_features`` gives.
+
+        Without ``masked_tokens`` those of all tokens, ``(B, T, dim)``.
+        """
+        x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
+        return x if masked_tokens is None else x[masked_tokens, :], extra
 
 
 class LatentSemanticModel(RobertaModel):

@@ -14,7 +14,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, sentence_encoder
+from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, num_layers, sentence_encoder
 from mlsm_plugin.models.latent_semantic_model import (
     SIZES,
     LatentSemanticEncoder,
@@ -55,6 +55,15 @@ class ModernEncoder(LatentSemanticEncoder):
         found = self.sentence_encoder(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
         features, states = hidden_states_in(found)
         return features, {"inner_states": states if return_all_hiddens else None}
+
+    def features_to_project(
+        self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """See :meth:`LatentSemanticEncoder.features_to_project`; the last layer computes masked tokens only."""
+        if masked_tokens is None or return_all_hiddens or num_layers(self.sentence_encoder) == 0:
+            return super().features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
+        found = self.sentence_encoder(src_tokens, has_padding=has_padding, chosen_tokens=masked_tokens)
+        return hidden_states_in(found)[0].squeeze(0), {"inner_states": None}
 
 
 @register_model("mlsm_modern")

@@ -113,18 +113,60 @@ def _rotate(source: Tensor, cos: Tensor, sin: Tensor, *, into: Tensor) -> Tensor
     return into
 
 
+def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The pairs (i, i + d/2) of ``source``, ``(..., T, d)``, rotated as :class:`_RotatedHeads` rotates them."""
+    first, second = source.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@dataclass(frozen=True)
+class ChosenTokens:
+    """The tokens whose final hidden states are asked for: the last layer computes no others.
+
+    Attributes:
+        chosen: ``(B, T)`` bool.
+        places: ``(B, M)``, the positions of the chosen tokens of each sample in order, then others up to M, which is
+            the number of chosen tokens of the sample that has most of them.
+        is_chosen: ``(B, M)`` bool, which of ``places`` are of chosen tokens.
+    """
+
+    chosen: Tensor
+    places: Tensor
+    is_chosen: Tensor
+
+    @classmethod
+    def of(cls, chosen: Tensor) -> ChosenTokens:
+        """From ``(B, T)`` bool."""
+        most = int(chosen.sum(dim=1).max()) if len(chosen) else 0
+        places = chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+        return cls(chosen, places, chosen.gather(1, places))
+
+    def padded(self, values: Tensor) -> Tensor:
+        """``(B, M, d)`` of ``values`` ``(B, T, d)``."""
+        return values.gather(1, self.places[:, :, None].expand(-1, -1, values.size(2)))
+
+    def rows_of(self, mask: Tensor | None) -> Tensor | None:
+        """The rows of an attention mask that belong to these tokens; see :func:`attend`."""
+        if mask is None or mask.size(2) == 1:
+            return mask
+        batch, most = self.places.shape
+        rows = self.places[:, None, :, None].expand(batch, 1, most, mask.size(3))
+        return mask.expand(batch, -1, -1, -1).gather(2, rows)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Scaled dot-product attention.
 
     Args:
-        query, key, value: ``(B, H, T, d)``.
-        mask: added to the scores, broadcast to ``(B, H, T, T)``; None: every token sees every other.
+        query: ``(B, H, M, d)``.
+        key, value: ``(B, H, T, d)``.
+        mask: added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
         dropout: share of the attention weights that is set to 0.
 
     Returns:
-        ``(B, H, T, d)``
+        ``(B, H, M, d)``
     """
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.size(2) <= LONGEST_UNFUSED:
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.size(2) <= LONGEST_UNFUSED:
         scores = (query * (1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
         weights = (scores if mask is None else scores + mask).softmax(dim=-1)
         return F.dropout(weights, dropout, training=dropout > 0) @ value
@@ -151,25 +193,51 @@ class ModernLayer(nn.Module):
         self.fc1 = nn.Linear(dim, 2 * size.ffn_dim, bias=False)
         self.fc2 = nn.Linear(size.ffn_dim, dim, bias=False)
 
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, only: ChosenTokens | None = None
+    ) -> Tensor:
         """Hidden states after this layer, ``(B, T, dim)``.
 
         Args:
             hidden: ``(B, T, dim)``.
             angles: of :func:`rotary_angles`.
             mask: see :func:`attend`.
+            only: the result has only the hidden states of these tokens, ``(n, dim)``.
         """
-        hidden = hidden + self._dropped(self._attention(self.attention_norm(hidden), angles, mask))
+        normalized = self.attention_norm(hidden)
+        if only is None:
+            attended = self._attention(normalized, angles, mask)
+        else:
+            attended, hidden = self._attention_of(only, normalized, angles, mask), hidden[only.chosen, :]
+        hidden = hidden + self._dropped(self.out_proj(attended))
         return hidden + self._dropped(self._geglu(self.ffn_norm(hidden)))
 
     def _attention(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """What each token has attended to, ``(B, T, dim)``."""
         projected = self.qkv_proj(hidden)
         cos, sin = (values.to(projected.dtype) for values in angles)
         heads = projected.unflatten(-1, (3, self.size.heads, -1))
         query, key, value = _RotatedHeads.apply(heads, cos, sin)
+        return self._attended(query, key, value, mask)
+
+    def _attention_of(
+        self, only: ChosenTokens, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None
+    ) -> Tensor:
+        """What the tokens ``only`` have attended to, ``(n, dim)``."""
+        of_query, of_others = self.qkv_proj.weight.split([self.size.dim, 2 * self.size.dim])
+        projected = F.linear(hidden, of_others).unflatten(-1, (2, self.size.heads, -1))
+        key, value = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, d) each
+        query = F.linear(only.padded(hidden), of_query).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
+        cos, sin = (values.to(projected.dtype) for values in angles)
+        key = rotated(key, cos, sin)
+        query = rotated(query, cos[only.places][:, None], sin[only.places][:, None])
+        return self._attended(query, key, value, only.rows_of(mask))[only.is_chosen, :]
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """From ``(B, H, ..., d)`` to ``(B, ..., dim)``."""
         dropout = self.size.attention_dropout if self.training else 0.0
         attended = attend(query, key, value, None if mask is None else mask.to(query.dtype), dropout)
-        return self.out_proj(attended.transpose(1, 2).flatten(2))
+        return attended.transpose(1, 2).flatten(2)
 
     def _geglu(self, hidden: Tensor) -> Tensor:
         """Shazeer, 2020, arXiv 2002.05202."""
@@ -217,6 +285,7 @@ class ModernTransformer(nn.Module):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
         has_padding: bool | None = None,
+        chosen_tokens: Tensor | None = None,
     ) -> dict[str, Any]:
         """Hidden states of a batch.
 
@@ -225,6 +294,8 @@ class ModernTransformer(nn.Module):
             src_lengths, token_embeddings: not used.
             return_all_hiddens: also return the hidden states before and after each layer.
             has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
+            chosen_tokens: ``(B, T)`` bool, compute the final hidden states of these n tokens only, ``(1, n, dim)``. The
+                last layer then needs a fraction of its time.
 
         Returns:
             the final hidden states, and if asked for hidden states 0 to the number of layers, without the final norm;
@@ -237,10 +308,15 @@ class ModernTransformer(nn.Module):
         states = [hidden]
         masks = self._masks(hidden, padding if has_padding else None)
         angles = self._angles(hidden)
-        for layer in self.layers:
-            hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local])
+        for number, layer in enumerate(self.layers, start=1):
+            only = None
+            if chosen_tokens is not None and number == len(self.layers):
+                only = ChosenTokens.of(chosen_tokens)
+            hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local], only)
             if return_all_hiddens:
                 states.append(hidden)
+        if chosen_tokens is not None:
+            hidden = hidden[None]
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)
         return encoder_output(hidden, states if return_all_hiddens else [])

@@ -32,6 +32,15 @@ def dense(codes: dict[str, torch.Tensor]) -> torch.Tensor:
     return rows[:, :48]
 
 
+def rows_with_a_tie_for_the_last_atom(ours: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Which rows differ only in an atom that weighs as little as the last one that is kept, ``(n,)`` bool."""
+    last = torch.where(stored > 0, stored, torch.inf).min(dim=1).values
+    differs = (ours - stored).abs() > 2e-3
+    as_light = ((torch.maximum(ours, stored) - last[:, None]).abs() <= 1e-3) | ~differs
+    same_weights = (ours.sort(dim=1).values - stored.sort(dim=1).values).abs().sum(dim=1) <= 2e-3
+    return differs.any(dim=1) & as_light.all(dim=1) & same_weights
+
+
 @pytest.mark.parametrize(
     "flags",
     [(), ("--random-token-prob", 0.4, "--mask-prob", 0.3), ("--latent-top", 3)],
@@ -40,7 +49,7 @@ def dense(codes: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[object, ...]) -> None:
     top = 3 if "--latent-top" in flags else None
     online = online_codes(pipeline, selection=CodeSelection(top))
-    compared = empty = 0
+    compared = empty = ties = 0
     for batch in batches(training_config(pipeline.data_bin, *flags), "valid"):
         if batch["net_input"]["src_tokens"].size(1) > 64:  # training drops it, coding cuts it
             continue
@@ -51,6 +60,10 @@ def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[obj
         assert top is None or found["atoms"].shape[1] == top
         ours, stored = dense(found), dense(batch["codes"])
         assert ours.shape == stored.shape
+        if top is not None:
+            tied = rows_with_a_tie_for_the_last_atom(ours, stored)
+            ties += int(tied.sum())
+            ours, stored = ours[~tied], stored[~tied]
         assert ((ours - stored).abs().sum(dim=1) <= 2e-3).all()
         assert torch.equal(ours.sum(dim=1) > 0, stored.sum(dim=1) > 0)
         assert ((stored < 0.01) | (ours > 0)).all()
@@ -59,6 +72,7 @@ def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[obj
         empty += int((stored.sum(dim=1) == 0).sum())
     assert compared > 300
     assert empty > 5  # masked BOS and EOS
+    assert ties <= 3
 
 
 def test_batches_without_masks_or_with_masked_special_symbols_only(pipeline: Pipeline) -> None:

@@ -134,6 +134,40 @@ def test_padding_changes_nothing(lengths: list[int], window: int, seed: int) -> 
         torch.testing.assert_close(together[:length, row], alone[:, 0])
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.sampled_from([0, 2, 6]), st.integers(0, 99), st.data())
+def test_chosen_tokens_have_the_states_and_gradients_of_the_whole_batch(
+    lengths: list[int], window: int, seed: int, data: st.DataObject
+) -> None:
+    model = transformer(size_with(window=window, theta=50.0, local_theta=7.0)).double()
+    tokens = tokens_of(lengths, seed)
+    real = tokens.ne(PAD)
+    flags = data.draw(st.lists(st.booleans(), min_size=real.numel(), max_size=real.numel()))
+    chosen = torch.tensor(flags).view_as(real) & real
+    found, gradients = [], []
+    for only in (None, chosen):
+        model.zero_grad()
+        hidden = model(tokens, chosen_tokens=only)["encoder_out"][0].transpose(0, 1)
+        found.append(hidden[chosen, :] if only is None else hidden.squeeze(0))
+        found[-1].sin().sum().backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    assert found[1].shape == (int(chosen.sum()), 16)
+    torch.testing.assert_close(*found)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name])
+
+
+def test_the_last_layer_computes_chosen_tokens_only() -> None:
+    model, tokens = transformer(size_with()), tokens_of([6, 9])
+    rows: list[int] = []
+    for layer in model.layers:
+        layer.fc1.register_forward_pre_hook(lambda _module, given: rows.append(given[0].flatten(0, -2).size(0)))
+    chosen = torch.zeros_like(tokens, dtype=torch.bool)
+    chosen[0, 2] = chosen[1, 0] = chosen[1, 7] = True
+    model(tokens, chosen_tokens=chosen)
+    assert rows == [18, 18, 18, 3]
+
+
 def test_no_mask_is_made_where_there_is_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = transformer(size_with()), tokens_of([6, 6])
     masks: list[Any] = []
@@ -148,8 +182,9 @@ def test_no_mask_is_made_where_there_is_no_padding(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("window", [0, 4])
 def test_batches_of_padding_and_of_one_token_are_finite(dtype: torch.dtype, window: int) -> None:
     model = transformer(size_with(window=window)).to(dtype)
-    for tokens in (torch.full((2, 9), PAD), tokens_of([1]), tokens_of([12, 1])):
-        out = model(tokens)["encoder_out"][0]
+    batches = [torch.full((2, 9), PAD), tokens_of([1]), tokens_of([12, 1])]
+    for tokens, chosen in [(batch, which) for batch in batches for which in (None, batch < 9, batch.ne(PAD))]:
+        out = model(tokens, chosen_tokens=chosen)["encoder_out"][0]
         assert out.isfinite().all()
         out.float().square().sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
