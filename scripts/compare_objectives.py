@@ -372,10 +372,18 @@ class Comparison:
             vocabulary = sum(1 for _ in file) + 5
         size = ModelSize(args.layers, args.width, geglu_dim(args.width), vocabulary, args.tokens_per_sample)
         tokens = args.batch_size * args.tokens_per_sample
-        plain = size.update(tokens)
+        of_masked = args.arch.startswith("mlsm_modern")
+        plain = size.update(tokens, last_layer_of_masked=of_masked)
+        if name in ("taco", "npm"):  # they compare the hidden states of all tokens
+            return updates * size.update(tokens, last_layer_of_masked=False)
         if row.codes is None:
             return updates * plain
-        both = size.update(tokens, atoms=args.atoms, vocabulary="--mlm-weight 0" not in " ".join(row.flags))
+        both = size.update(
+            tokens,
+            atoms=args.atoms,
+            vocabulary="--mlm-weight 0" not in " ".join(row.flags),
+            last_layer_of_masked=of_masked,
+        )
         corpus = read_json(self.codes_of(args.coder) / "train.codes" / "meta.json")["token_count"]
         coding = size.coding(corpus, args.atoms, args.dictionary_tokens, args.layer or args.layers)
         if row.codes == SELF:

@@ -59,8 +59,13 @@ class ModernEncoder(LatentSemanticEncoder):
     def features_to_project(
         self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """See :meth:`LatentSemanticEncoder.features_to_project`; the last layer computes masked tokens only."""
-        if masked_tokens is None or return_all_hiddens or num_layers(self.sentence_encoder) == 0:
+        """See :meth:`LatentSemanticEncoder.features_to_project`.
+
+        In training, the last layer computes masked tokens only. An evaluation may replace the hidden states of a whole
+        batch (``changed_hidden_states``).
+        """
+        whole = not self.training or return_all_hiddens or num_layers(self.sentence_encoder) == 0
+        if masked_tokens is None or whole:
             return super().features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
         found = self.sentence_encoder(src_tokens, has_padding=has_padding, chosen_tokens=masked_tokens)
         return hidden_states_in(found)[0].squeeze(0), {"inner_states": None}

@@ -3,8 +3,8 @@
 
     python scripts/bench/training_step.py --layers 4 --width 256 [--batch-size 32 --block 128] [--device cpu]
 
-All trainings have encoders of the same number of layers and width, and run side by side in one process, on the same
-batches with the same masks; every step goes through fairseq's own ``Trainer``:
+All trainings have encoders of the same number of layers and width. Each has a process of its own, and they take turns,
+on the same batches with the same masks; every step goes through fairseq's own ``Trainer``:
 
 - ``stock``: fairseq's task and criterion ``masked_lm``, its RoBERTa and its Adam, in float32 (on a GPU: ``--fp16``);
 - ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
@@ -12,40 +12,37 @@ batches with the same masks; every step goes through fairseq's own ``Trainer``:
 - ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``.
 
 A step is timed from the collation of its batch, without worker processes, to the end of the optimizer's update. In
-every round each training takes one step, and the order rotates; a ratio is the median over the rounds of ratios within
-a round, so that a noisy machine disturbs all alike. Text and codes are synthetic: Zipf-distributed pieces.
+every round each training takes three steps, and the order rotates. The first of the three does not count, since it
+finds the processor's caches as another training left them. A ratio is the median over the rounds of ratios within a
+round, so that a noisy machine disturbs all alike. Text and codes are synthetic: Zipf-distributed pieces.
 
-``--memory`` also trains each alone in a process of its own, and prints its peak memory. ``--loaders`` also times the
+``--memory`` also prints the peak memory of each. ``--loaders`` also times the
 data loading alone, one process, of MLSM, TACO, span denoising and NPM, in tokens a second relative to the fastest step.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import os
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import torch
 from fairseq.tasks import setup_task
 from mlsm_step import MLSM_FLAGS, write_codes  # in this folder
 from paired_steps import (
     STOCK_FLAGS,
-    Training,
     add_general_options,
-    build_training,
     check_general_options,
     configuration,
-    machine_state,
-    run_rounds,
     set_up_process,
     versions,
     write_text,
 )
+from training_processes import TrainingProcess, run_rounds, start
 
 PLAIN_FLAGS = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
@@ -82,7 +79,7 @@ def recipes(args: argparse.Namespace) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {name: recipe for name, recipe in found.items() if name in ("stock", *args.only)}
 
 
-def table(trainings: list[Training], args: argparse.Namespace) -> str:
+def table(trainings: list[TrainingProcess], args: argparse.Namespace) -> str:
     """Tokens a second of each training, to ``stock`` and to ``modern bf16``."""
     tokens = args.batch_size * args.block
     by_name = {training.name: training for training in trainings}
@@ -92,50 +89,22 @@ def table(trainings: list[Training], args: argparse.Namespace) -> str:
         f"{'step to modern bf16':>21}"
     ]
     for training in trainings:
-        speed = 1 / training.ratios(by_name["stock"])[0]
+        speed = by_name["stock"].seconds / training.seconds
         low, ratio, high = np.percentile(speed, [25, 50, 75])
         step, data = np.median(training.seconds), np.median(training.data)
         line = f"{training.name:<{width}}{tokens / step:>10,.0f}{1e3 * step:>9.1f}{1e3 * data:>9.1f}{ratio:>10.2f}"
         line += f"{f'{low:.2f}-{high:.2f}':>14}"
         if "modern bf16" in by_name:
-            line += f"{np.median(training.ratios(by_name['modern bf16'])[0]):>21.2f}"
+            line += f"{np.median(training.seconds / by_name['modern bf16'].seconds):>21.2f}"
         if args.peak_tflops:
-            line += f"  {flops_of_token(training, args) * tokens / step / args.peak_tflops / 1e12:.1%} of the peak"
+            line += f"  {training.flops_of_token * tokens / step / args.peak_tflops / 1e12:.1%} of the peak"
         lines.append(line)
     return "\n".join(lines)
 
 
-def flops_of_token(training: Training, args: argparse.Namespace) -> float:
-    """Operations of forward and backward pass for a token: 6 for each weight of a matrix in the layers, and attention.
-
-    The head, which only masked tokens pass, counts with their share of 15 %.
-    """
-    encoder = training.trainer.get_model().encoder
-    layers = sum(p.numel() for p in encoder.sentence_encoder.layers.parameters() if p.dim() == 2)
-    attention = 12 * args.layers * args.width * args.block
-    head = 6 * 0.15 * (encoder.sentence_encoder.embed_tokens.weight.numel() + args.width**2)
-    return 6 * layers + attention + head
-
-
-def peak_memory(name: str, data_bin: Path, args: argparse.Namespace) -> float:
-    """Peak memory in GB of a few steps in this process (Linux only); on a GPU that of its tensors."""
-    set_up_process(args)
-    arch, flags = recipes(args)[name]
-    training = build_training(name, data_bin, args, arch, flags)
-    for step in range(3):
-        training.step(np.arange(args.batch_size) + step * args.batch_size, counted_round=-1)
-    if args.device == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024 / 1e9
-
-
-def memory_report(data_bin: Path, args: argparse.Namespace) -> str:
-    """Peak memory of each training, each in a process of its own."""
-    context, peaks = multiprocessing.get_context("spawn"), {}
-    for name in recipes(args):
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            peaks[name] = pool.submit(peak_memory, name, data_bin, args).result()
+def memory_report(trainings: list[TrainingProcess]) -> str:
+    """Peak memory of each training."""
+    peaks = {training.name: training.peak_memory() for training in trainings}
     shown = (f"{name} {peak:.2f} ({peak / peaks['stock']:.2f})" for name, peak in peaks.items())
     return f"peak memory in GB, and to stock: {', '.join(shown)}"
 
@@ -193,25 +162,21 @@ def main() -> int:
     args = parse_args()
     set_up_process(args)
     rng = np.random.default_rng(args.seed)
-    with tempfile.TemporaryDirectory(prefix="training_step.") as folder:
+    with tempfile.TemporaryDirectory(prefix="training_step.") as folder, ExitStack() as stack:
         prefix = Path(folder) / "train"
         write_codes(prefix, write_text(prefix, args, rng), args, rng)
-        trainings = [
-            build_training(name, prefix.parent, args, arch, flags) for name, (arch, flags) in recipes(args).items()
-        ]
+        trainings = [start(stack, name, prefix.parent, args, *recipe) for name, recipe in recipes(args).items()]
         run_rounds(trainings, args, rng)
         print(
             f"{args.layers} x {args.width}, {args.batch_size} x {args.block} tokens a step, {args.vocab} pieces, ",
             end="",
         )
-        print(f"{args.rounds} rounds after {args.warmup}; {versions(args)}")
-        print(table(trainings, args))
-        print(machine_state(), flush=True)
-        fastest = max(args.batch_size * args.block / float(np.median(training.seconds)) for training in trainings)
-        del trainings
+        print(f"{args.rounds} rounds after {args.warmup}; {versions(args)}; load {os.getloadavg()[0]:.1f}")
+        print(table(trainings, args), flush=True)
         if args.memory:
-            print(memory_report(prefix.parent, args), flush=True)
+            print(memory_report(trainings), flush=True)
         if args.loaders:
+            fastest = max(args.batch_size * args.block / float(np.median(training.seconds)) for training in trainings)
             print(loader_report(prefix.parent, args, fastest))
     return 0
 

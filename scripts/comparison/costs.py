@@ -35,16 +35,26 @@ class ModelSize:
         """Operations of the output layer for each token: its dense layer and the projection to ``outputs``."""
         return 2 * self.width * (self.width + outputs)
 
-    def update(self, tokens: int, *, atoms: int = 0, vocabulary: bool = True) -> float:
+    def unneeded(self) -> float:
+        """Operations that a last layer saves which computes masked tokens only, for each token.
+
+        It needs the keys and values of all tokens.
+        """
+        others = 2 * (2 * self.width**2 + 3 * self.width * self.ffn_width) + 4 * self.block * self.width
+        return (1 - MASKED_SHARE) * others
+
+    def update(self, tokens: int, *, atoms: int = 0, vocabulary: bool = True, last_layer_of_masked: bool) -> float:
         """Operations of an update.
 
         Args:
             tokens: in the update.
             atoms: outputs of the latent head, 0 for none.
             vocabulary: whether the vocabulary is predicted.
+            last_layer_of_masked: the last layer computes masked tokens only.
         """
         outputs = atoms + (self.vocabulary if vocabulary else 0)
-        return (1 + BACKWARD) * tokens * (self.encoder() + MASKED_SHARE * self.head(outputs))
+        encoder = self.encoder() - (self.unneeded() if last_layer_of_masked else 0)
+        return (1 + BACKWARD) * tokens * (encoder + MASKED_SHARE * self.head(outputs))
 
     def coding(self, tokens: int, atoms: int, learned_from: int, layer: int) -> float:
         """Operations of learning an autoencoder and coding with it; of a lasso, the first products only.

@@ -55,6 +55,7 @@ def check_faults(place: Place, share: float) -> int:
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", SAMPLE)
 def test_some_faults_leave_no_trace(command: str, place: Place) -> None:
     assert check_faults(place, share=0.2) >= 5

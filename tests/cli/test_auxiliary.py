@@ -120,6 +120,7 @@ def test_finetuned_checkpoint_starts_with_its_weights_and_no_updates(runs: Runs)
     assert float(loss) < float(updates_in(runs.plain)[0][1]) - 0.3  # the same batch, from scratch
 
 
+@pytest.mark.slow
 def test_flag_that_fairseq_does_not_know_ends_with_fairseqs_own_message(
     pipeline: Pipeline, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def error_line(result):
     return lines[0].split(": error: ", maxsplit=1)[1]
 
 
+@pytest.mark.slow
 def test_data_without_codes_is_one_line(own_data, tmp_path):
     for split in ("train", "valid"):
         shutil.rmtree(own_data / f"{split}.codes")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from mlsm_plugin.files.child_process import PARENT, end_with_parent, run_child
 
 CHILD = (
@@ -38,6 +40,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_a_child_ends_when_its_parent_is_killed(tmp_path):
     marker = tmp_path / "child"
     parent = subprocess.Popen([sys.executable, "-c", GRANDPARENT, CHILD, str(marker)])

@@ -172,6 +172,7 @@ def test_models_with_a_hugging_face_tokenizer_keep_it(
     torch.testing.assert_close(rows[0, : alone.size(1)], alone[0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_models_that_stock_roberta_cannot_be_are_refused(
     pipeline: Pipeline, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -40,6 +40,7 @@ def overfitted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> 
     return root / "model"
 
 
+@pytest.mark.slow
 def test_overfitted_model_writes_the_words_that_were_there(overfitted: Path, capsys: Capture) -> None:
     model = hub.from_pretrained(overfitted)
     assert isinstance(model, DenoisingHubInterface)
@@ -55,6 +56,7 @@ def test_overfitted_model_writes_the_words_that_were_there(overfitted: Path, cap
     assert re.fullmatch(r"  <extra_id_0> +-0\.0\d\d  cute dog", lines[1])
 
 
+@pytest.mark.slow
 def test_sentinel_that_is_not_written_is_an_empty_filler_and_said(overfitted: Path, capsys: Capture) -> None:
     text = f"{SOURCE} <extra_id_7> is here."
     (filler,) = [filler for filler in hub.from_pretrained(overfitted).infill(text).fillers if filler.is_missing]

@@ -110,11 +110,16 @@ def test_all_positions_can_be_used_and_more(tiny: TinyData) -> None:
     assert model(torch.randint(5, 100, (1, 60)))[0].isfinite().all()
 
 
-def test_masked_tokens_are_projected_as_in_the_whole_batch(tiny: TinyData) -> None:
-    model = model_of(tiny).double()
+@pytest.mark.parametrize("training", [True, False])
+def test_masked_tokens_are_projected_as_in_the_whole_batch(tiny: TinyData, training: bool) -> None:
+    model = model_of(tiny).double().train(training)
+    last = []
+    model.encoder.sentence_encoder.layers[-1].fc1.register_forward_hook(lambda *given: last.append(given[2].shape[:-1]))
     tokens = torch.randint(5, 100, (3, 9))
     masked = torch.rand(3, 9) < 0.3
-    torch.testing.assert_close(model(tokens, masked_tokens=masked)[0], model(tokens)[0][masked])
-    assert model(tokens, masked_tokens=torch.zeros_like(masked))[0].shape == (0, model(tokens)[0].size(2))
+    expected = model(tokens)[0]
+    torch.testing.assert_close(model(tokens, masked_tokens=masked)[0], expected[masked])
+    assert last == [(3, 9), (int(masked.sum()),) if training else (3, 9)]
+    assert model(tokens, masked_tokens=torch.zeros_like(masked))[0].shape == (0, expected.size(2))
     states = model(tokens, masked_tokens=masked, return_all_hiddens=True)[1]["inner_states"]
     assert [tuple(state.shape) for state in states] == [(9, 3, 32)] * 3

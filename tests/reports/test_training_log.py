@@ -33,6 +33,7 @@ def logs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return found
 
 
+@pytest.mark.slow
 def test_both_formats_have_the_curves_that_were_logged(logs: dict[str, Path]) -> None:
     simple, json = (read_training_log(logs[name]) for name in ("simple", "json"))
     assert [update for update, _ in simple.train["loss"]] == [1, 2, 3, 4]
@@ -48,12 +49,14 @@ def test_both_formats_have_the_curves_that_were_logged(logs: dict[str, Path]) ->
     assert [f"{value:g}" for _, value in simple.train["kl"]] == [f"{float(value):g}" for value in values]
 
 
+@pytest.mark.slow
 def test_run_that_went_on_has_one_curve(logs: dict[str, Path]) -> None:
     whole, stopped = read_training_log(logs["simple"]), read_training_log(logs["stopped"] / "train.log")
     assert stopped.train["loss"] == whole.train["loss"]
     assert stopped.valid["loss"] == whole.valid["loss"]
 
 
+@pytest.mark.slow
 def test_logged_values_of_the_helper_agree(logs: dict[str, Path]) -> None:
     import subprocess
 
@@ -77,6 +80,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_has_what_the_log_has(logs: dict[str, Path], pipeline: Pipeline, tmp_path: Path) -> None:
     fairseq_train(
         *(pipeline.data_bin, tmp_path / "model", "--max-update", 4, "--no-save"),

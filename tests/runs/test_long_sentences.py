@@ -19,6 +19,7 @@ def data(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_with_long_sentences(pipeline, tmp_path_factory.mktemp("long sentences"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(CRITERIONS))
 def test_objective_trains_and_validates_on_sentences_longer_than_a_sample(
     data: Path, tmp_path: Path, task: str

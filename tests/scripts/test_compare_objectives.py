@@ -139,19 +139,20 @@ def test_operations_are_those_that_torch_counts(tiny: TinyData) -> None:
     flags = ("--encoder-layers", 2, "--encoder-embed-dim", 64, "--encoder-attention-heads", 2, "--max-positions", 32)
     cfg = training_config(tiny.data_bin, "--arch", "mlsm_modern", "--num-atoms", 50, *flags)
     model = seeded_model(cfg, tasks.setup_task(cfg.task))
-    tokens = torch.randint(5, 100, (20, 32))
+    tokens = torch.randint(5, 100, (32, 20))
     masked = torch.zeros_like(tokens, dtype=torch.bool)
-    masked.view(-1)[: round(0.15 * tokens.numel())] = True
+    masked[:, [3, 8, 19]] = True  # 15 %
     vocabulary = len(tasks.setup_task(cfg.task).source_dictionary)
-    for atoms, of_vocabulary in ((50, True), (50, False), (0, True)):
+    for atoms, of_vocabulary, of_masked in ((50, True, True), (50, False, True), (0, True, True), (0, True, False)):
+        model.train(of_masked)  # in evaluation, the last layer computes all tokens
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # counts no fused attention
             token_logits, extra = model(
                 tokens, masked_tokens=masked, project_tokens=of_vocabulary, project_atoms=atoms > 0
             )
             loss = extra["zero_with_gradient"] + (token_logits.sum() if of_vocabulary else 0)
             (loss + (extra["atom_logits"].sum() if atoms else 0)).backward()
-        size = ModelSize(2, 64, model.encoder.sentence_encoder.layers[0].fc2.in_features, vocabulary, 32)
-        expected = size.update(tokens.numel(), atoms=atoms, vocabulary=of_vocabulary)
+        size = ModelSize(2, 64, model.encoder.sentence_encoder.layers[0].fc2.in_features, vocabulary, 20)
+        expected = size.update(tokens.numel(), atoms=atoms, vocabulary=of_vocabulary, last_layer_of_masked=of_masked)
         assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 

@@ -101,6 +101,7 @@ def read_in_child(pickled: bytes, queue) -> None:
     queue.put(lookup_dense(store, np.arange(store.num_tokens)))
 
 
+@pytest.mark.slow
 def test_pickled_store_works_in_a_spawned_process(tmp_path):
     codes = random_codes(1, 10)
     store = CodeStore(write_store(tmp_path / "s", codes, BOUNDARIES))

@@ -1,0 +1,123 @@
+"""Trainings in processes of their own that take turns: each has the caches and the memory that a run alone has."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from paired_steps import Training, build_training, set_up_process  # in this folder
+
+
+@dataclass
+class TrainingProcess:
+    """A training in another process, and its measurements."""
+
+    name: str
+    connection: Connection
+    blocks: int
+    """Blocks of the data set."""
+    flops_of_token: float
+    """Operations of forward and backward pass for a token."""
+    data: list[float] = field(default_factory=list)
+    """Seconds of the collation of each counted step."""
+    update: list[float] = field(default_factory=list)
+    """Seconds of the rest of each counted step."""
+
+    def turn(self, batches: list[np.ndarray], *, counted: bool) -> None:
+        """Take a step on each of ``batches``; all but the first count, as that one finds the caches of others."""
+        found = self.ask(batches)
+        if counted:
+            self.data.append(float(np.median([data for data, _ in found[1:]])))
+            self.update.append(float(np.median([update for _, update in found[1:]])))
+
+    def ask(self, what: Any) -> Any:
+        """Send something to the process, and wait for its answer.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        try:
+            self.connection.send(what)
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"the process of {self.name} has ended; its error is above") from error
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Seconds of each counted step."""
+        return np.add(self.data, self.update)
+
+    def peak_memory(self) -> float:
+        """Peak memory in GB so far (Linux only); on a GPU that of its tensors."""
+        return float(self.ask("memory"))
+
+
+def start(
+    stack: ExitStack, name: str, data_bin: Path, args: argparse.Namespace, arch: str, flags: tuple[str, ...]
+) -> TrainingProcess:
+    """Start the process of a training; it ends with ``stack``."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, name, data_bin, args, arch, flags), daemon=True)
+    process.start()
+    theirs.close()
+    stack.callback(process.join)
+    stack.callback(ours.close)  # ends the process
+    training = TrainingProcess(name, ours, 0, 0.0)
+    training.blocks, training.flops_of_token = training.ask("size")
+    return training
+
+
+def run_rounds(trainings: list[TrainingProcess], args: argparse.Namespace, rng: np.random.Generator) -> None:
+    """Let the trainings take their turns in each round, on the same batches, in an order that rotates."""
+    samples, steps = rng.permutation(trainings[0].blocks), 3
+    for round_ in range(-args.warmup, args.rounds):
+        places = np.arange(steps * args.batch_size) + round_ * steps * args.batch_size
+        batches = np.split(np.take(samples, places, mode="wrap"), steps)
+        first = round_ % len(trainings)
+        for training in trainings[first:] + trainings[:first]:
+            training.turn(batches, counted=round_ >= 0)
+
+
+def _serve(
+    connection: Connection, name: str, data_bin: Path, args: argparse.Namespace, arch: str, flags: tuple[str, ...]
+) -> None:
+    set_up_process(args)
+    training = build_training(name, data_bin, args, arch, flags)
+    while True:
+        try:
+            asked = connection.recv()
+        except EOFError:
+            return
+        if isinstance(asked, str):
+            connection.send(_size(training, args) if asked == "size" else _peak_memory(args))
+            continue
+        for batch in asked:
+            training.step(batch, counted_round=0)
+        connection.send(list(zip(training.data, training.update, strict=True))[-len(asked) :])
+
+
+def _size(training: Training, args: argparse.Namespace) -> tuple[int, float]:
+    """Blocks of the data set; and operations for a token: 6 for each weight of a matrix in the layers, and attention.
+
+    The head, which only masked tokens pass, counts with their share of 15 %.
+    """
+    encoder = training.trainer.get_model().encoder
+    layers = sum(p.numel() for p in encoder.sentence_encoder.layers.parameters() if p.dim() == 2)
+    attention = 12 * args.layers * args.width * args.block
+    head = 6 * 0.15 * (encoder.sentence_encoder.embed_tokens.weight.numel() + args.width**2)
+    return len(training.dataset), 6 * layers + attention + head
+
+
+def _peak_memory(args: argparse.Namespace) -> float:
+    if args.device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024 / 1e9
