@@ -122,7 +122,7 @@ def show_what_came_out(output: Path) -> None:
     for sentence, word in masked_sentences(output / "corpus" / "valid.txt", count=5):
         filled = ", ".join(f"{token.strip()} {p:.2f}" for _, p, token in model.fill_mask(sentence, topk=5))
         print(f"  {sentence}\n    was: {word}\n    model: {filled}")
-    summaries, _ = summarize_split(data_bin, "valid", max_tokens=200_000)
+    summaries, _ = summarize_split(data_bin, "valid", data_bin, max_tokens=200_000)
     print("\nten latent properties of whole words: the tokens that carry most of their weight")
     for summary in most_coherent(of_several_words(summaries), model)[:10]:
         tokens = "  ".join(token.replace("\u2581", "_") for token, _ in summary.top_tokens[:SHOWN_TOKENS])
@@ -157,7 +157,7 @@ def masked_sentences(text: Path, *, count: int) -> list[tuple[str, str]]:
     sentences = [line for line in text.read_text(encoding="utf-8").splitlines() if 8 <= len(line.split()) <= 20]
     draw = random.Random(7)
     draw.shuffle(sentences)
-    chosen = []
+    chosen: list[tuple[str, str]] = []
     for sentence in sentences:
         words = sentence.split()
         places = [i for i, word in enumerate(words) if i > 0 and re.fullmatch(r"[a-z]{3,}", word)]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,25 @@ def test_recipe_runs_with_another_encoder(folder: Path) -> None:
     printed = run_in(folder, command, **settings)
     assert re.search(r"validation KL on \d+ masked tokens: \d\.\d+ nats, unigram baseline \d\.\d+", printed)
     assert len(re.findall(r"^.*<mask>.*\d\.\d\d$", printed, flags=re.M)) == 2
+
+
+def test_the_demo_runs_to_its_end_and_resumes(tmp_path: Path) -> None:
+    def run(*words: object) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(str, words)], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return done.stdout
+
+    run(REPOSITORY / "scripts" / "collect_corpus.py", "--output", "text", "--max-megabytes", 0.5)
+    demo = (REPOSITORY / "examples" / "mlsm" / "demo.py", "--corpus", "text/train.txt", "--output", "demo")
+    printed = run(*demo, "--updates", 8, "--auxiliary-updates", 8)
+    for sentence in ("validation KL on", "what the model fills in", "ten latent properties", "The demo took"):
+        assert sentence in printed
+    assert len(re.findall(r"^    model: .* \d\.\d\d$", printed, flags=re.M)) == 5
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/**/*") if path.suffix in (".pt", ".npy")}
+    assert len(files) > 5
+    assert (
+        run(*demo, "--updates", 8, "--auxiliary-updates", 8).partition("validation KL")[2].splitlines()[:3]
+        == (printed.partition("validation KL")[2].splitlines()[:3])
+    )
+    assert {path: path.stat().st_mtime_ns for path in files} == files
