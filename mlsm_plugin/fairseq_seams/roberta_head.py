@@ -21,10 +21,8 @@ class DividedLMHead(RobertaLMHead):
         """Width of what the projections read."""
         return int(self.dense.in_features)
 
-    def transform(self, features: Tensor, masked_tokens: Tensor | None) -> Tensor:
-        """What the projections read: ``(n_masked, embed_dim)``, or ``(B, T, embed_dim)`` without a mask."""
-        if masked_tokens is not None:
-            features = features[masked_tokens, :]
+    def transform(self, features: Tensor) -> Tensor:
+        """What the projections read, ``(..., embed_dim)``."""
         return self.layer_norm(self.activation_fn(self.dense(features)))
 
     def token_logits(self, transformed: Tensor) -> Tensor:

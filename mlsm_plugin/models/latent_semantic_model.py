@@ -94,7 +94,7 @@ class LatentSemanticEncoder(RobertaEncoder):
         if features_only:
             return self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
         x, extra = self.features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
-        transformed = self.lm_head.transform(x, None)
+        transformed = self.lm_head.transform(x)
         if project_atoms:
             extra["atom_logits"] = self.lm_head.atom_logits(transformed)
         idle = self.lm_head.idle_parameters(project_tokens=project_tokens, project_atoms=project_atoms)

@@ -638,7 +638,7 @@ for _name in ("dense", "activation_fn", "layer_norm", "weight", "bias"):
         head = roberta_head.DividedLMHead(8, 9, "gelu")
         features, masked = torch.randn(2, 4, 8), TOKENS > 4
         assert head.width == 8
-        assert torch.equal(head.token_logits(head.transform(features, masked)), head(features, masked))
+        assert torch.equal(head.token_logits(head.transform(features[masked, :])), head(features, masked))
         own = {name for name, _ in head.named_parameters() if "." not in name}
         assert own == {"weight", "bias"}
         assert head.own_token_parameters()[0] is head.bias

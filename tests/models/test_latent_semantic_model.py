@@ -207,6 +207,6 @@ def test_model_and_head_can_be_copied_and_pickled(model, tokens, clone):
     features = torch.ones(2, 32)
     assert torch.equal(head(features), model.encoder.lm_head(features))
     assert torch.equal(
-        head.atom_logits(head.transform(features, None)),
-        F.linear(model.encoder.lm_head.transform(features, None), *model.encoder.lm_head.atom_projection.parameters()),
+        head.atom_logits(head.transform(features)),
+        F.linear(model.encoder.lm_head.transform(features), *model.encoder.lm_head.atom_projection.parameters()),
     )
