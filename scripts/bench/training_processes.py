@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from paired_steps import Training, build_training, set_up_process  # in this folder
 
+from mlsm_plugin.models.mlsm_modern import ModernEncoder
+
 
 @dataclass
 class TrainingProcess:
@@ -107,13 +109,16 @@ def _serve(
 def _size(training: Training, args: argparse.Namespace) -> tuple[int, float]:
     """Blocks of the data set; and operations for a token: 6 for each weight of a matrix in the layers, and attention.
 
-    The head, which only masked tokens pass, counts with their share of 15 %.
+    The head, which only masked tokens pass, counts with their share of 15 %; so does the last layer of ``mlsm_modern``
+    except for keys and values, unless the objective is TACO.
     """
     encoder = training.trainer.get_model().encoder
-    layers = sum(p.numel() for p in encoder.sentence_encoder.layers.parameters() if p.dim() == 2)
-    attention = 12 * args.layers * args.width * args.block
+    matrices = sum(p.numel() for p in encoder.sentence_encoder.layers.parameters() if p.dim() == 2)
+    layer = 6 * matrices / args.layers + 12 * args.width * args.block
     head = 6 * 0.15 * (encoder.sentence_encoder.embed_tokens.weight.numel() + args.width**2)
-    return len(training.dataset), 6 * layers + attention + head
+    of_masked = isinstance(encoder, ModernEncoder) and training.name != "taco"
+    saved = 0.85 * (layer - 6 * 2 * args.width**2) if of_masked else 0.0
+    return len(training.dataset), args.layers * layer - saved + head
 
 
 def _peak_memory(args: argparse.Namespace) -> float:

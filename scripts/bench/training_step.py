@@ -16,8 +16,8 @@ every round each training takes three steps, and the order rotates. The first of
 finds the processor's caches as another training left them. A ratio is the median over the rounds of ratios within a
 round, so that a noisy machine disturbs all alike. Text and codes are synthetic: Zipf-distributed pieces.
 
-``--memory`` also prints the peak memory of each. ``--loaders`` also times the
-data loading alone, one process, of MLSM, TACO, span denoising and NPM, in tokens a second relative to the fastest step.
+``--memory`` also prints the peak memory of each. ``--loaders`` also times the data loading alone, one process, of MLSM,
+TACO, span denoising and NPM, in tokens a second relative to the fastest step.
 """
 
 from __future__ import annotations
