@@ -20,7 +20,7 @@ DEMO_DIR ?= demo
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-slow test-all lint format clean
+.PHONY: setup demo test test-fast test-slow test-all lint format clean
 
 setup: $(STAMP)
 
@@ -42,8 +42,12 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-test: lint
+test-fast: setup
 	$(PYTEST) -m 'not slow and not gpu'
+
+# both at once: mypy uses one core, and the tests often wait
+test: setup
+	$(MAKE) --no-print-directory -j 2 lint test-fast
 
 test-slow: setup
 	$(PYTEST) -m 'slow and not gpu' --durations 60

@@ -132,7 +132,7 @@ def _make_pipeline(run: Pipeline) -> None:
     mlsm("binarize", "--tokenizer", run.tokenizer, "--train", train, "--valid", valid, "--output", run.data_bin)
     mlsm(
         *("auxiliary", run.data_bin, "--save-dir", run.auxiliary.parent, "--max-update", 20),
-        *(*TINY_MODEL, *TINY_TRAINING, "--no-progress-bar"),
+        *(*TINY_MODEL, *TINY_TRAINING, "--no-progress-bar", "--keep-at", 100),  # one process; each takes seconds
     )
     blocks = ("--tokens-per-sample", 64)
     mlsm(

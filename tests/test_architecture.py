@@ -48,8 +48,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported_by(path: Path) -> Iterator[str]:
+@cache
+def imported_by(path: Path) -> tuple[str, ...]:
     """Full names of what a file imports, in functions too; ``a.b.c`` for ``from a.b import c``."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -121,7 +126,7 @@ def test_files_are_small() -> None:
 
 def test_every_module_has_a_test_in_its_place() -> None:
     """A test of the same folder imports the module, or names it: its command, its task, its seam."""
-    missing = []
+    missing, text_of = [], cache(lambda path: path.read_text(encoding="utf-8"))
     for name, path in modules().items():
         folder, _, module = name.partition(".")
         if not module or path.name == "__init__.py":
@@ -130,7 +135,7 @@ def test_every_module_has_a_test_in_its_place() -> None:
         wanted = f"mlsm_plugin.{name}"
         named = re.compile(rf'"({module}|{module.replace("_", "-")})"')
         imported = any(word == wanted or word.startswith(f"{wanted}.") for test in tests for word in imported_by(test))
-        if not imported and not any(named.search(test.read_text(encoding="utf-8")) for test in tests):
+        if not imported and not any(named.search(text_of(test)) for test in tests):
             missing.append(name)
     assert missing == []
 

@@ -26,10 +26,12 @@ from mlsm_plugin.reports.latent_report import AtomSummary
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENS_PER_SAMPLE = "128"
+PIECES, BYTES_PER_PIECE = 6000, 200  # of the tokenizer; a short text has too few words for 6,000
 SHOWN_TOKENS = 9  # of a latent property
 WORD = re.compile("\u2581[A-Za-z]{3,}")
-# for minutes instead of days: a small model, small batches and a high learning rate
-SHORT_TRAINING = (*("--encoder-embed-dim", "256", "--batch-size", "16", "--clip-norm", "1.0", "--autocast", "auto"),)
+# for minutes instead of days: a small model, a high learning rate, and small batches, since early in training updates
+# count for more than the tokens in each
+SHORT_TRAINING = (*("--encoder-embed-dim", "256", "--batch-size", "8", "--clip-norm", "1.0", "--autocast", "auto"),)
 ARCH = "mlsm_modern_small"  # 4 layers
 
 
@@ -38,9 +40,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="demo", help="folder for all files of the demo (default: demo)")
     parser.add_argument("--corpus", help="your own text: one sentence per line, blank lines between documents")
-    parser.add_argument("--updates", type=int, default=600, help="updates of the MLSM model (default: 600)")
+    parser.add_argument("--updates", type=int, default=700, help="updates of the MLSM model (default: 700)")
     parser.add_argument(
-        "--auxiliary-updates", type=int, default=1000, help="updates of the auxiliary model (default: 1000)"
+        "--auxiliary-updates", type=int, default=1300, help="updates of the auxiliary model (default: 1300)"
     )
     args = parser.parse_args()
     start = time.perf_counter()
@@ -62,6 +64,7 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
     corpus, data_bin, model = output / "corpus", output / "run" / "data-bin", output / "model"
     collect = [sys.executable, str(REPOSITORY / "scripts" / "collect_corpus.py"), "--output", str(corpus)]
     run([*collect, "--max-megabytes", "3.5", *(["--corpus", args.corpus] if args.corpus else [])])
+    pieces = min(PIECES, (corpus / "train.txt").stat().st_size // BYTES_PER_PIECE)
     preprocess = [
         *(
             "preprocess",
@@ -72,10 +75,12 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
             "--output",
             f"{output}/run",
         ),
-        *("--vocab-size", "6000", "--auxiliary-arch", ARCH, "--keep-at", "100", "--sample-break-mode", "none"),
+        *("--vocab-size", str(pieces), "--auxiliary-arch", ARCH, "--keep-at", "100", "--sample-break-mode", "none"),
         *("--auxiliary-updates", str(args.auxiliary_updates), "--tokens-per-sample", TOKENS_PER_SAMPLE),
         *("--layer", "3", "--atoms", "512", "--lambda", "0.15", "--tokens", "100000", "--iterations", "200"),
-        *(*SHORT_TRAINING, "--lr", "2e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)),
+        # training masks 15 % of the tokens in each of two passes, so that few of the other codes would ever be read
+        *("--coverage", "0.4", "--fp16"),
+        *(*SHORT_TRAINING, "--lr", "1.5e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)),
     ]
     run([sys.executable, "-m", "mlsm_plugin.cli.main", *preprocess])
     train = [

@@ -23,8 +23,9 @@ from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.dictionary import Dictionary, coder_health, import_published, learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder, torch_threads
+from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sae_training import SaeSettings
+from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 from mlsm_plugin.version import __version__
 
 # number of tokens on which the health of the dictionary is measured

@@ -100,3 +100,9 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
         if value is not None and not value > 0:
             option = "--" + name.strip("_").replace("_", "-")
             raise ValueError(f"{option} must be positive, got {value}")
+
+
+def check_coverage(coverage: float) -> None:
+    """Raise ValueError if the value of --coverage is not a share of the positions."""
+    if not 0 < coverage <= 1:
+        raise ValueError(f"--coverage must be above 0 and at most 1, got {coverage:g}")

@@ -18,6 +18,7 @@ from mlsm_plugin.cli.coding_options import (
     add_model_options,
     add_share_options,
     block_settings,
+    check_coverage,
     check_positive,
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
@@ -98,7 +99,7 @@ def add_coding_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, or estimate its cost, and report how exact the codes are."""
-    from mlsm_plugin.sparse_coding.sae_coder import torch_threads
+    from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
     options = coding_arguments(args, lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")))
     options["auxiliary"] = args.auxiliary
@@ -121,8 +122,7 @@ def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder
     from mlsm_plugin.sparse_coding.coder import load_coder
 
     check_positive(args, "threads", "shard_tokens", "batch_tokens")
-    if not 0 < args.coverage <= 1:
-        raise ValueError(f"--coverage must be above 0 and at most 1, got {args.coverage:g}")
+    check_coverage(args.coverage)
     if not 0 <= args.seed < 2**63:
         raise ValueError(f"--seed must be at least 0 and below 2^63, got {args.seed}")
     share = work_share(args.shard_index, args.num_shards, os.environ)

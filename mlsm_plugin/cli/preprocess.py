@@ -13,6 +13,7 @@ from mlsm_plugin.cli.coding_options import (
     add_model_options,
     block_flags,
     block_settings,
+    check_coverage,
     check_positive,
     user_dir_flags,
 )
@@ -76,6 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dictionary.add_argument("--iterations", type=int, metavar="N", help="lasso: number of mini-batches (default: 1000)")
     add_sae_options(dictionary)
     dictionary.add_argument(
+        "--coverage",
+        type=float,
+        default=1.0,
+        metavar="C",
+        help="share of the positions to code; training masks only coded positions (default: 1)",
+    )
+    dictionary.add_argument(
         "--seed", type=int, default=1, metavar="N", help="random seed of the auxiliary model and the dictionary"
     )
     add_block_options(parser)
@@ -87,6 +95,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     # check now, not hours later in the step that reads them
     check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
     check_positive(args, "k")
+    check_coverage(args.coverage)
     choose_defaults(args)
     if args.coder != LASSO:
         sae_settings(args)  # raises if a value is out of range
@@ -197,6 +206,7 @@ def _coding_steps(
     # config.json is left out, so that the steps that version 0.1 recorded stay up to date
     model_files = [file for file in source_of(checkpoint).files_of(checkpoint) if file.name != "config.json"]
     encode = ["encode", str(data_bin), "--dictionary", str(dictionary), *model_flags, "--splits", *splits]
+    encode += ["--coverage", str(args.coverage)] if args.coverage < 1 else []
     return [
         Step("dictionary", learn, model_files, [dictionary]),
         Step("encode", encode, model_files, [data_bin / f"{split}.codes" for split in splits]),

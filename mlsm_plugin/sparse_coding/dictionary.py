@@ -25,6 +25,7 @@ from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
 from mlsm_plugin.sparse_coding.solvers import import_spams
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
+from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
 ATOMS_FILE = "dictionary.npy"
 META_CHECK = fields(
@@ -226,7 +227,7 @@ def _learn_with_spams(
     learned = initial.T.copy(order="F")
     state: dict[str, Any] = {}
     parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
-    with tqdm(total=iterations, desc="learning the dictionary", unit="batch") as progress:
+    with tqdm(total=iterations, desc="learning the dictionary", unit="batch") as progress, torch_threads(None):
         while progress.n < iterations:
             count = min(BATCHES_PER_CALL, iterations - progress.n)
             learned, model = spams.trainDL(

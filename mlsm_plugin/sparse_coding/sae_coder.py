@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +22,7 @@ from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.sae_screening import Screen, screen_of
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes
+from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
 SAE_CHECK = fields(
     {
@@ -164,15 +163,3 @@ def _canonical(codes: sp.csr_matrix) -> sp.csr_matrix:
     codes.sort_indices()
     codes.eliminate_zeros()
     return codes
-
-
-@contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use so many CPU threads; None: as it is set."""
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

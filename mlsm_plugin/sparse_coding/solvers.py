@@ -13,6 +13,7 @@ import torch
 from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES, relative_duality_gap, relative_gap_of_parts
 from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
+from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
 # FISTA gives up on a row after this many steps; its gap then shows how far it got
 MAX_FISTA_STEPS = 10_000
@@ -52,15 +53,16 @@ def _solve_with_spams(hidden: torch.Tensor, atoms: np.ndarray, settings: SolverS
     spams takes columns in Fortran order, that is, the transposes of rows in C order. It aborts the process if the
     shapes disagree, so callers check them first.
     """
-    codes = import_spams().lasso(
-        hidden.cpu().numpy().T,
-        D=atoms.T,
-        lambda1=settings.lambda_,
-        mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
-        pos=True,
-        L=-1 if settings.max_nonzeros is None else settings.max_nonzeros,
-        numThreads=-1 if settings.threads is None else settings.threads,
-    )
+    with torch_threads(None):
+        codes = import_spams().lasso(
+            hidden.cpu().numpy().T,
+            D=atoms.T,
+            lambda1=settings.lambda_,
+            mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
+            pos=True,
+            L=-1 if settings.max_nonzeros is None else settings.max_nonzeros,
+            numThreads=-1 if settings.threads is None else settings.threads,
+        )
     return codes.T.tocsr()
 
 

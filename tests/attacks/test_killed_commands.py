@@ -151,7 +151,8 @@ def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, w
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)  # the parent alone
             process.wait()
-            deadline = time.monotonic() + 10
+            # a child looks for its parent once it has imported this package, which takes seconds on a busy machine
+            deadline = time.monotonic() + 60
             while children_of(process.pid):
                 assert time.monotonic() < deadline, "a child outlives its parent"
                 time.sleep(0.1)

@@ -11,6 +11,7 @@ from mlsm_plugin.cli.coding_options import (
     add_model_options,
     add_share_options,
     block_settings,
+    check_coverage,
     check_positive,
 )
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
@@ -59,3 +60,11 @@ def test_numbers_have_to_be_positive() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             check_positive(args, "threads", name)
+
+
+def test_coverage_has_to_be_a_share() -> None:
+    for share in (0.01, 1):
+        check_coverage(share)
+    for other in (0, -0.5, 1.01, float("nan")):
+        with pytest.raises(ValueError, match="--coverage must be above 0 and at most 1, got "):
+            check_coverage(other)

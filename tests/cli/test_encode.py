@@ -278,10 +278,12 @@ def test_layer_other_than_the_dictionarys_is_refused(
 
 
 def test_checkpoint_other_than_the_dictionarys_is_refused(
-    pipeline: Pipeline, data_bin: Path, capsys: pytest.CaptureFixture[str]
+    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    earlier = pipeline.auxiliary.with_name("checkpoint_at_25_percent.pt")
-    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--auxiliary", earlier))
+    state = torch.load(pipeline.auxiliary, weights_only=True)
+    state["model"]["encoder.sentence_encoder.embed_tokens.weight"][5, 0] += 1
+    torch.save(state, tmp_path / "other.pt")
+    line = failing_mlsm(capsys, *encode_words(pipeline, data_bin, "--auxiliary", tmp_path / "other.pt"))
     assert "another auxiliary checkpoint" in line
     assert not (data_bin / "valid.codes").exists()
 

@@ -61,6 +61,13 @@ def test_files_that_cannot_be_learned_from_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+def test_a_training_that_fails_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out")
+    broken = ("--checkpoint", tiny.model, "--cpu", "--no-such-flag")
+    assert "fairseq-train stopped with exit status 2" in failing_mlsm(capsys, *words, *broken)
+
+
 def test_what_cannot_be_fine_tuned_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out")
     line = failing_mlsm(capsys, *words, "--checkpoint", tiny.model, "--regression")
@@ -71,7 +78,5 @@ def test_what_cannot_be_fine_tuned_is_refused(tiny: TinyData, tmp_path: Path, ca
     assert "--seeds names a seed twice: 1 1" in failing_mlsm(
         capsys, *words, "--checkpoint", tiny.model, "--seeds", 1, 1
     )
-    broken = ("--checkpoint", tiny.model, "--cpu", "--no-such-flag")
-    assert "fairseq-train stopped with exit status 2" in failing_mlsm(capsys, *words, *broken)
     with pytest.raises(ValueError, match="this model has no classification head: fine-tune it with `mlsm finetune`"):
         hub.from_pretrained(tiny.model).predict_label("text")

@@ -137,7 +137,18 @@ def test_failed_step_is_one_line_and_what_was_made_of_its_old_result_is_made_aga
     assert codes_of(here / "run") == expected
 
 
-@pytest.mark.parametrize(("option", "value"), [("--atoms", "0"), ("--lambda", "-1"), ("--tokens-per-sample", "1")])
+def test_coverage_reaches_the_codes(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    states = run_again(capfd, "--coverage", "0.5")
+    assert [step for step, state in states.items() if state == "done"] == ["encode"]
+    store = CodeStore(here / "run" / "data-bin" / "train.codes")
+    assert store.meta["coverage"] == 0.5
+    assert 0.4 < store.meta["coded_tokens"] / store.meta["token_count"] < 0.6
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--atoms", "0"), ("--lambda", "-1"), ("--tokens-per-sample", "1"), ("--coverage", "1.5")],
+)
 def test_number_that_makes_no_sense_is_refused_before_the_first_step(
     here: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:

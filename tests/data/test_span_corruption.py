@@ -245,6 +245,7 @@ def test_collator_serves_a_torch_loader(workers: int) -> None:
             assert restore_spans(source, target, sentinels=range(100, 120), eos=2).tolist() == text.tolist()
 
 
+@pytest.mark.slow
 def test_plain_pytorch_without_fairseq_is_enough(tmp_path: Path) -> None:
     for entry in Path(torch.__file__).parents[1].iterdir():
         if not entry.name.startswith("fairseq"):

@@ -79,8 +79,9 @@ def slow_losses(tiny: TinyData, reader: BlockReader, coder: SaeCoder, settings: 
                 for place, token in enumerate(block.tokens.tolist()):
                     if token > 2 and name != "without_sae":
                         state = hidden[place].clone()
-                        own = torch.from_numpy(coder.reconstruct(state, coder.encode(state).codes))
-                        hidden[place] = own if name == "with_sae" else 0
+                        hidden[place] = 0
+                        if name == "with_sae":
+                            hidden[place] = torch.from_numpy(coder.reconstruct(state, coder.encode(state).codes))
                 for layer in encoder.layers[settings.layer :]:
                     hidden = layer(hidden, encoder_padding_mask=None)
                 logits = roberta_parts.lm_head(model)(hidden[:, 0]).double().log_softmax(dim=1)

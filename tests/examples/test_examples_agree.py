@@ -229,6 +229,8 @@ def demo_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return 0
 
     monkeypatch.setattr(demo, "run", record)
+    (folder / "corpus").mkdir(parents=True)
+    (folder / "corpus" / "train.txt").write_text("Some text.\n", encoding="utf-8")
     for split in ("train", "valid"):
         codes = folder / "run" / "data-bin" / f"{split}.codes"
         codes.mkdir(parents=True)

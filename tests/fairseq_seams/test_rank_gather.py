@@ -78,14 +78,8 @@ def run_ranks(
     return [torch.load(folder / f"result{rank}.pt") for rank in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        pytest.param(((2, 5), (3, 7)), marks=pytest.mark.slow),
-        pytest.param(((1, 4), (1, 6)), marks=pytest.mark.slow),
-        ((0, 1), (3, 4)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shapes", [((2, 5), (3, 7)), ((1, 4), (1, 6)), ((0, 1), (3, 4))])
 def test_negatives_of_all_ranks_give_the_loss_and_gradient_of_one_rank_with_all_sequences(
     tmp_path: Path, shapes: tuple[tuple[int, int], ...]
 ) -> None:

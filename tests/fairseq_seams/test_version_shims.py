@@ -116,6 +116,7 @@ def test_data_without_codes_is_one_line(own_data, tmp_path):
     assert error_line(result) == f"{own_data} has no codes; write them with `mlsm encode`"
 
 
+@pytest.mark.slow
 def test_codes_of_another_dataset_are_one_line(own_data, tmp_path):
     content = bytearray((own_data / "valid.bin").read_bytes())
     content[:2], content[2:4] = content[2:4], content[:2]

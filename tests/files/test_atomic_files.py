@@ -252,6 +252,7 @@ def test_nothing_is_removed_where_there_are_no_locks(tmp_path, monkeypatch):
     assert names(tmp_path) == sorted([leftover.name, "file"])
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
     code = (
         "import os, signal, sys\n"

@@ -52,6 +52,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path):
     waits_for(lambda: not is_running(child), 5)
 
 
+@pytest.mark.slow
 def test_a_child_whose_parent_lives_ends_by_itself():
     assert run_child([sys.executable, "-c", "import mlsm_plugin, time; time.sleep(0.5); raise SystemExit(7)"]) == 7
 

@@ -31,6 +31,7 @@ def start_holder(folder):
     return process
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time(tmp_path, monkeypatch):
     folder = tmp_path / "new" / "folder"
     holder = start_holder(folder)

@@ -77,6 +77,7 @@ FREE = (
 )
 
 
+@pytest.mark.slow
 def test_these_modules_import_without_fairseq() -> None:
     code = f"""{BLOCKER}
 import importlib
