@@ -129,6 +129,7 @@ def test_codes_of_another_dataset_are_one_line(own_data, tmp_path):
     assert f"{own_data}/valid.bin" in line
 
 
+@pytest.mark.slow
 def test_a_folder_without_data_is_one_line(tmp_path):
     result = fairseq_train(tmp_path, tmp_path / "save", "--max-update", 1, check=False)
     expected = f"{tmp_path} is not a binarized dataset: dict.txt is missing (write one: `mlsm binarize`)"

@@ -18,6 +18,8 @@ from tests.conftest import REPOSITORY, fairseq_train
 from tests.denoising_flags import TINY
 from tests.tiny_models import TinyData, save_untrained
 
+pytestmark = pytest.mark.slow
+
 TEXT = "The value of the expression is a list."
 
 
