@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.metadata
-import multiprocessing
 import platform
 import random
 import re
@@ -120,15 +119,13 @@ def documents_of_packages(packages: dict[str, Path], max_bytes: int) -> list[Doc
     random.Random(0).shuffle(modules)
     documents: list[Document] = []
     seen, size = set[str](), 0
-    with progress_bar("reading docstrings", max_bytes, show=True) as bar, multiprocessing.Pool() as pool:
-        for sentences in pool.imap(sentences_of_module, reversed(modules), chunksize=8):  # in this order
-            if document := without_duplicates(sentences, seen):
+    with progress_bar("reading docstrings", max_bytes, show=True) as bar:
+        while modules and size < max_bytes:
+            if document := without_duplicates(sentences_of_module(modules.pop()), seen):
                 documents.append(document)
                 added = len("\n".join(document)) + 2
                 size += added
                 bar.update(added)
-            if size >= max_bytes:
-                break
     return documents
 
 
