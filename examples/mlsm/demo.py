@@ -40,9 +40,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="demo", help="folder for all files of the demo (default: demo)")
     parser.add_argument("--corpus", help="your own text: one sentence per line, blank lines between documents")
-    parser.add_argument("--updates", type=int, default=650, help="updates of the MLSM model (default: 650)")
+    parser.add_argument("--updates", type=int, default=600, help="updates of the MLSM model (default: 600)")
     parser.add_argument(
-        "--auxiliary-updates", type=int, default=1300, help="updates of the auxiliary model (default: 1300)"
+        "--auxiliary-updates", type=int, default=1200, help="updates of the auxiliary model (default: 1200)"
     )
     args = parser.parse_args()
     start = time.perf_counter()
