@@ -53,6 +53,7 @@ def test_binarized_text_holds_the_librarys_tokens(pipeline: Pipeline, roberta: P
 RELATIVE = ("deberta-v2", "modernbert")
 # further settings that decide how a model is cut: the convolution of DeBERTa-v2-xlarge, embeddings of another width,
 # positions in the embeddings and separate projections of positions; and ModernBERT's type of each layer
+LONG_TO_TRAIN = ("camembert", "xlm-roberta")  # whose tokenizers take a second or two
 OTHER_SETTINGS = (
     ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu", "embedding_size": 16}),
     ("deberta-v2", {"position_biased_input": True, "share_att_key": False, "type_vocab_size": 2}),
@@ -62,7 +63,13 @@ OTHER_SETTINGS = (
 )
 
 
-@pytest.mark.parametrize(("model_type", "settings"), [*((model_type, {}) for model_type in SUPPORTED), *OTHER_SETTINGS])
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        *(pytest.param(name, {}, marks=[pytest.mark.slow] * (name in LONG_TO_TRAIN)) for name in SUPPORTED),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_SETTINGS),
+    ],
+)
 def test_hidden_states_are_the_librarys(
     model_type: str, settings: dict[str, Any], english_text: tuple[Path, Path], tmp_path: Path
 ) -> None:

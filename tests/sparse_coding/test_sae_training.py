@@ -51,7 +51,8 @@ def batches_of(rows: Tensor, size: int = 200) -> Any:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("prefixes", [pytest.param((), marks=pytest.mark.slow), (12, 24)])
+@pytest.mark.slow
+@pytest.mark.parametrize("prefixes", [(), (12, 24)])
 def test_planted_features_are_found(method: str, prefixes: tuple[int, ...]) -> None:
     rows, truth = planted()
     settings = SaeSettings(num_atoms=64, k=4, updates=800, method=method, prefixes=prefixes, rate=1e-2)

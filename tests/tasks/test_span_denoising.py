@@ -29,7 +29,9 @@ def task_of(made: Pipeline | TinyData, *flags: object, split: str = "train") -> 
     return task
 
 
-@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+@pytest.mark.parametrize(
+    "mode", ["none", "complete", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("complete_doc", "eos"))]
+)
 def test_batches_hold_all_text_little_padding_and_right_counts(pipeline: Pipeline, mode: str) -> None:
     task = task_of(pipeline, "--sample-break-mode", mode)
     batches = list(
