@@ -41,6 +41,7 @@ def auxiliary(tiny: TinyData, output: Path) -> tuple[object, ...]:
         *TINY_MODEL,
         *TINY_TRAINING,
         *TRAINING,
+        *("--keep-at", 50, 100),  # two processes, each of which takes seconds to begin
     )
 
 
