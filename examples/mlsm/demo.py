@@ -29,8 +29,8 @@ TOKENS_PER_SAMPLE = "128"
 PIECES, BYTES_PER_PIECE = 6000, 200  # of the tokenizer; a short text has too few words for 6,000
 SHOWN_TOKENS = 9  # of a latent property
 WORD = re.compile("\u2581[A-Za-z]{3,}")
-# for minutes instead of days: a small model, a high learning rate, and small batches, since early in training updates
-# count for more than the tokens in each
+# for minutes instead of days: a small model, a high learning rate, and small batches, which learn more of this text in
+# the same time
 SHORT_TRAINING = (*("--encoder-embed-dim", "256", "--batch-size", "8", "--clip-norm", "1.0", "--autocast", "auto"),)
 ARCH = "mlsm_modern_small"  # 4 layers
 
@@ -78,7 +78,7 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
         *("--vocab-size", str(pieces), "--auxiliary-arch", ARCH, "--keep-at", "100", "--sample-break-mode", "none"),
         *("--auxiliary-updates", str(args.auxiliary_updates), "--tokens-per-sample", TOKENS_PER_SAMPLE),
         *("--layer", "3", "--atoms", "512", "--lambda", "0.15", "--tokens", "100000", "--iterations", "200"),
-        # training masks 15 % of the tokens in each of two passes, so that few of the other codes would ever be read
+        # training masks 15 % of the tokens in less than one pass, so that few of the other codes would ever be read
         *("--coverage", "0.4", "--fp16"),
         *(*SHORT_TRAINING, "--lr", "1.5e-3", "--warmup-updates", str(1 + args.auxiliary_updates // 12)),
     ]

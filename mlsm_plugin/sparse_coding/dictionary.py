@@ -23,9 +23,8 @@ from mlsm_plugin.files.json_checks import check_json, fields, number, optional, 
 from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
-from mlsm_plugin.sparse_coding.solvers import import_spams
+from mlsm_plugin.sparse_coding.solvers import spams_apart
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
 ATOMS_FILE = "dictionary.npy"
 META_CHECK = fields(
@@ -223,11 +222,10 @@ def _learn_with_spams(
     Returns:
         (n_atoms, dim), norms at most 1.
     """
-    spams = import_spams()
     learned = initial.T.copy(order="F")
     state: dict[str, Any] = {}
     parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
-    with tqdm(total=iterations, desc="learning the dictionary", unit="batch") as progress, torch_threads(None):
+    with tqdm(total=iterations, desc="learning the dictionary", unit="batch") as progress, spams_apart() as spams:
         while progress.n < iterations:
             count = min(BATCHES_PER_CALL, iterations - progress.n)
             learned, model = spams.trainDL(

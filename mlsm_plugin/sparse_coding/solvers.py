@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,24 @@ def import_spams() -> Any:
     return spams
 
 
+@contextmanager
+def spams_apart() -> Iterator[Any]:
+    """The module ``spams``, for some calls that leave torch its number of threads.
+
+    spams sets the threads of OpenMP for the whole process, and torch shares them. Raises as :func:`import_spams` does.
+    """
+    with torch_threads(None):
+        yield import_spams()
+
+
 def _solve_with_spams(hidden: torch.Tensor, atoms: np.ndarray, settings: SolverSettings) -> sp.csr_matrix:
     """Solve with the LARS homotopy of spams, in float64: in float32 it loses the path of some rows completely.
 
     spams takes columns in Fortran order, that is, the transposes of rows in C order. It aborts the process if the
     shapes disagree, so callers check them first.
     """
-    with torch_threads(None):
-        codes = import_spams().lasso(
+    with spams_apart() as spams:
+        codes = spams.lasso(
             hidden.cpu().numpy().T,
             D=atoms.T,
             lambda1=settings.lambda_,

@@ -13,8 +13,7 @@ def torch_threads(threads: int | None) -> Iterator[None]:
     """Let torch use so many CPU threads, and afterwards as many as before.
 
     Args:
-        threads: None: as torch is set. Around a call of spams this undoes what spams does: it sets the threads of
-            OpenMP, which torch shares, for the whole process.
+        threads: None: as torch is set; what happens inside may change that.
     """
     before = torch.get_num_threads()
     if threads is not None:

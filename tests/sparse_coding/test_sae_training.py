@@ -23,12 +23,7 @@ from mlsm_plugin.sparse_coding.sae_training import (
 DIM, FEATURES, ACTIVE = 32, 48, 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def planted() -> tuple[Tensor, Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,13 +11,7 @@ from mlsm_plugin.sparse_coding.encode import sparse_encode
 from mlsm_plugin.sparse_coding.solvers import import_spams
 from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_threads_are_as_before_also_after_an_error() -> None:
