@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     def train(stage: Stage) -> None:
         train_until(
             *(stage.end, args.data_bin, save_dir), arch=args.arch, max_update=args.max_update, flags=flags,
-            part=_training_flags(args, stage),
+            part=_training_flags(args, stage, extra),
         )  # fmt: skip
 
     run_stages(stages, save_dir, seed=args.seed, make_codes=make_codes, train=train)
@@ -133,7 +133,7 @@ def _plan(args: argparse.Namespace, blocks: BlockSettings) -> dict[str, object]:
     return {**{name.strip("_"): getattr(args, name) for name in names}, "blocks": vars(blocks)}
 
 
-def _training_flags(args: argparse.Namespace, stage: Stage) -> list[str]:
+def _training_flags(args: argparse.Namespace, stage: Stage, extra: Sequence[str]) -> list[str]:
     """The flags of ``fairseq-train`` that a stage has of its own."""
     flags = ["--criterion", "latent_semantic_kl", "--mlm-weight", str(args.mlm_weight), "--num-atoms", str(args.atoms)]
     flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss is another one in each stage
@@ -144,26 +144,38 @@ def _training_flags(args: argparse.Namespace, stage: Stage) -> list[str]:
     if args.latent_source == "store":
         return [*flags, "--latent-codes", str(stage.folder)]
     flags += ["--latent-source", "online", "--auxiliary-checkpoint", str(stage.teacher)]
+    flags += ["--auxiliary-fp16"] if _codes_in_half_precision(args, extra) else []
     return [*flags, "--latent-dictionary", str(stage.folder / "dictionary")]
+
+
+def _device(args: argparse.Namespace, extra: Sequence[str]) -> str | None:
+    """The device for the dictionary and the codes; None: the best there is."""
+    return args.device or ("cpu" if "--cpu" in extra else None)
+
+
+def _codes_in_half_precision(args: argparse.Namespace, extra: Sequence[str]) -> bool:
+    """Whether the frozen copy runs in half precision: if asked for, or if the training does."""
+    from mlsm_plugin.hidden_states.devices import default_device, has_fast_bf16
+
+    autocast = extra[extra.index("--autocast") + 1] if "--autocast" in extra[:-1] else "auto"
+    fast = autocast == "auto" and has_fast_bf16(default_device(_device(args, extra)))
+    return args.fp16 or autocast == "bf16" or fast
 
 
 def _coding_commands(
     args: argparse.Namespace, stage: Stage, blocks: BlockSettings, extra: Sequence[str]
 ) -> list[list[str]]:
-    """The commands that make the dictionary and the codes of a stage; in half precision if the training is."""
-    from mlsm_plugin.hidden_states.devices import default_device, has_fast_bf16
+    """The commands that make the dictionary and the codes of a stage."""
     from mlsm_plugin.hidden_states.sources import source_of
 
     teacher, dictionary = str(stage.teacher), str(stage.folder / "dictionary")
     layer = args.layer if args.layer is not None else source_of(teacher).layers_of(teacher)
-    device = args.device or ("cpu" if "--cpu" in extra else None)
-    autocast = extra[extra.index("--autocast") + 1] if "--autocast" in extra[:-1] else "auto"
-    half = autocast == "bf16" or (autocast == "auto" and has_fast_bf16(default_device(device)))
+    device = _device(args, extra)
     how = ["--auxiliary", teacher, *block_flags(blocks), *user_dir_flags(args)]
     how += ["--batch-tokens", str(args.batch_tokens)]
     how += ["--device", device] if device else []
     how += ["--threads", str(args.threads)] if args.threads else []
-    how += ["--fp16"] if args.fp16 or half else []
+    how += ["--fp16"] if _codes_in_half_precision(args, extra) else []
     learn = ["dictionary", args.data_bin, "--layer", str(layer), "--output", dictionary, *how, "--coder", args.coder]
     learn += ["--atoms", str(args.atoms), "--tokens", str(args.tokens), "--seed", str(args.seed)]
     if args.coder == LASSO:

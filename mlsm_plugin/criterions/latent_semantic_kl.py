@@ -2,7 +2,7 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -22,6 +22,14 @@ class LatentSemanticKlConfig(FairseqDataclass):
 
     latent_weight: float = field(default=1.0, metadata={"help": "weight of the latent-semantic loss"})
     mlm_weight: float = field(default=0.0, metadata={"help": "weight of the masked-LM cross entropy"})
+    # fairseq understands typing.Optional, but not `int | None`
+    latent_updates: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "the weight of the latent-semantic loss falls in a straight line and is 0 from this update on; "
+            "what follows is masked LM (default: the weight stays)"
+        },
+    )
     latent_target: LATENT_TARGET_CHOICES = field(  # type: ignore[valid-type]
         default="distribution",
         metadata={"help": "distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"},
@@ -35,34 +43,54 @@ class LatentSemanticKlCriterion(FairseqCriterion):
     The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
     the two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second, so that both
     are means after fairseq's division. With ``latent_weight`` 0, the loss and its sample size are those of
-    ``masked_lm``.
+    ``masked_lm``. With ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x
+    max(0, 1 - u / N); in validation it is always ``latent_weight``, so that the losses compare.
 
     Raises:
-        ValueError: a weight is negative, or both are 0.
+        ValueError: a weight is negative, or both are 0; ``latent_updates`` is not positive, or nothing is left to
+            train when they are over.
     """
 
     def __init__(self, cfg: LatentSemanticKlConfig, task: Any) -> None:
         super().__init__(task)
         check_weights(cfg.latent_weight, cfg.mlm_weight)
-        self.latent_weight = cfg.latent_weight
+        if cfg.latent_updates is not None and (cfg.latent_updates < 1 or cfg.mlm_weight == 0):
+            raise ValueError(
+                "--latent-updates must be at least 1, and needs --mlm-weight above 0 for the updates that follow; got "
+                f"--latent-updates {cfg.latent_updates} --mlm-weight {cfg.mlm_weight}"
+            )
+        self._whole_weight, self._latent_updates = cfg.latent_weight, cfg.latent_updates
+        self._num_updates = 0
         self.mlm_weight = cfg.mlm_weight
         self.latent_target = str(cfg.latent_target)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Set how many updates are done; the task does so before each step."""
+        self._num_updates = num_updates
+
+    @property
+    def latent_weight(self) -> float:
+        """The weight of the latent-semantic loss now."""
+        if self._latent_updates is None or not self.training:
+            return self._whole_weight
+        return self._whole_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """Compute the loss summed over tokens, the sample size, and the logging output."""
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
+        latent_weight = self.latent_weight
         token_logits, extra = model(
             **sample["net_input"],
             masked_tokens=masked,
             project_tokens=self.mlm_weight > 0,
-            project_atoms=self.latent_weight > 0,
+            project_atoms=latent_weight > 0,
         )
         terms = latent_semantic_terms(
             targets=sample["target"][masked],
             token_logits=token_logits,
             atom_logits=extra.get("atom_logits"),
             codes=sample.get("codes"),
-            latent_weight=self.latent_weight,
+            latent_weight=latent_weight,
             mlm_weight=self.mlm_weight,
             latent_target=self.latent_target,
             zero=extra["zero_with_gradient"],  # for parameters of projections that this step does not compute

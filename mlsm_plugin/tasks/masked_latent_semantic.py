@@ -145,6 +145,8 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
         """See :meth:`FairseqTask.train_step`; without a store, computes the codes of the masked tokens first."""
+        if hasattr(criterion, "set_num_updates"):
+            criterion.set_num_updates(update_num)
         sample = self._with_codes(sample, criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 

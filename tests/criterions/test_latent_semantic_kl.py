@@ -155,6 +155,27 @@ def test_weights_must_not_be_negative_nor_both_zero(run, weights):
     assert str(error.value).endswith(f"got {weights[0]} and {weights[1]}")
 
 
+def test_the_latent_weight_falls_to_zero_and_stays_whole_in_validation(run, model):
+    falling = make_criterion(run, latent_weight=0.8, mlm_weight=1.0, latent_updates=200)
+    weights = []
+    for update in (0, 50, 150, 200, 1000):
+        falling.set_num_updates(update)
+        weights.append(falling.train().latent_weight)
+        assert falling.eval().latent_weight == 0.8
+        _, _, log = falling.train()(model, run.batch)
+        assert ("latent_loss" in log) == (update < 200)
+    assert weights == pytest.approx([0.8, 0.6, 0.2, 0, 0])
+    constant = make_criterion(run, latent_weight=0.8, mlm_weight=1.0)
+    constant.set_num_updates(1000)
+    assert constant.train().latent_weight == 0.8
+
+
+@pytest.mark.parametrize(("updates", "mlm_weight"), [(0, 1.0), (-5, 1.0), (100, 0.0)])
+def test_updates_of_the_latent_loss_are_positive_and_masked_lm_follows_them(run, updates, mlm_weight):
+    with pytest.raises(ValueError, match="--latent-updates must be at least 1, and needs --mlm-weight above 0"):
+        make_criterion(run, latent_weight=1.0, mlm_weight=mlm_weight, latent_updates=updates)
+
+
 def reduced(logs):
     with metrics.aggregate() as aggregate:
         LatentSemanticKlCriterion.reduce_metrics(logs)

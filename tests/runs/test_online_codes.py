@@ -82,6 +82,11 @@ def test_task_gives_the_criterion_codes_where_it_reads_them(
     without = training_config(bare_data, *online_flags(pipeline), "--latent-weight", 0, "--mlm-weight", 1)
     _, size, _ = task.valid_step(sample, model, task.build_criterion(without.criterion))
     assert size == len(stored["codes"]["atoms"])
+    falling = training_config(bare_data, *online_flags(pipeline), "--latent-updates", 5, "--mlm-weight", 1)
+    criterion = task.build_criterion(falling.criterion)
+    task.train_step(sample, model, criterion, OneStep(), 5)
+    with pytest.raises(AssertionError, match="nothing reads"):
+        task.train_step(sample, model, criterion, OneStep(), 4)
 
 
 def test_model_is_loaded_once_leaves_random_numbers_alone_and_is_not_pickled(
