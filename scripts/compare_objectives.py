@@ -12,11 +12,12 @@ import os
 import shlex
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from comparison.commands import PLUGIN, REPOSITORY, Commands
-from comparison.costs import ModelSize, Schedule, staged_updates
+from comparison.costs import MASKED_SHARE, ModelSize, Phase, Schedule, schedule_of_phases, updates_within
 from comparison.measures import Measures, Task
 from comparison.report import draw, page
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, RANDOM, ROWS, SELF, ordered
@@ -38,12 +39,16 @@ def positive(text: str) -> int:
     return number
 
 
-def percentage(text: str) -> int:
-    """Read a whole number from 1 to 90."""
-    number = int(text)
-    if not 1 <= number <= 90:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 to 90")
-    return number
+def percentage(most: int) -> Callable[[str], int]:
+    """What reads a whole number from 1 to ``most``."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if not 1 <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from 1 to {most}")
+        return number
+
+    return read
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,10 +86,18 @@ def parse_arguments() -> argparse.Namespace:
     for name, (default, text) in numbers.items():
         parser.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=f"{text} ({default})")
     parser.add_argument(
-        "--share", type=percentage, default=20, metavar="PERCENT",
+        "--share", type=percentage(90), default=20, metavar="PERCENT",
         help="of the budget for the auxiliary model, of the updates for the first stage of self (20)",
     )  # fmt: skip
     parser.add_argument("--latent-weight", type=float, default=1.0, metavar="W", help="weight of the KL (1)")
+    parser.add_argument(
+        "--latent-until", type=percentage(100), default=100, metavar="PERCENT",
+        help="of the updates: there the weight of the KL is 0, and masked LM follows; 100: the weight stays (100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--self-source", default="store", choices=["store", "online"],
+        help="self: code the dataset once, or the masked tokens in every update (store)",
+    )  # fmt: skip
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 3e-3], metavar="LR",
                         help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
     parser.add_argument("--finetune-lr", type=float, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")
@@ -97,6 +110,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--batch-size {args.batch_size} is not a multiple of --group-size {args.group_size}")
     if args.width % args.heads:
         parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")
+    if args.latent_until <= args.share and SELF in args.objectives:
+        parser.error(f"--latent-until {args.latent_until} is not after --share {args.share}, where {SELF} has codes")
     args.objectives = ordered(["mlm", *args.objectives])
     return args
 
@@ -116,7 +131,8 @@ class Comparison:
         self.model += ["--encoder-attention-heads", args.heads, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
         self.rates: dict[str, float] = {}
-        self.costs_of_coder: dict[str, float] = {}  # seconds of its dictionary and codes
+        self.costs_of_dictionary: dict[str, float] = {}  # seconds, by coder
+        self.costs_of_codes: dict[str, float] = {}
 
     # what all rows share
 
@@ -139,27 +155,18 @@ class Comparison:
         args = self.args
         if not self.kinds:
             return
-        auxiliary = args.auxiliary
-        if auxiliary is None:
-            auxiliary = self.output / "auxiliary" / "checkpoint_last.pt"
+        auxiliary = self.auxiliary
+        if args.auxiliary is None:
             self.train("auxiliary", ROWS["mlm"].flags, self.auxiliary_updates, self.rates["mlm"], 1)
         used = {args.coder} | ({"lasso"} & self.kinds)
         for coder in sorted(used):
             dictionary = self.output / f"dictionary-{coder}"
-            words = [
-                "mlsm",
-                "dictionary",
-                self.data_bin,
-                "--auxiliary",
-                auxiliary,
-                "--layer",
-                args.layer or args.layers,
-            ]
-            words += ["--output", dictionary, "--coder", coder, "--atoms", args.atoms, *self.coded_with()]
-            words += ["--tokens", args.dictionary_tokens, *(["--k", args.k] if coder != "lasso" else [])]
-            seconds = self.commands.run(f"dictionary-{coder}", words).seconds
-            seconds += self.encode(coder, auxiliary, dictionary)
-            self.costs_of_coder[coder] = seconds
+            words = ["mlsm", "dictionary", self.data_bin, "--auxiliary", auxiliary]
+            words += ["--layer", args.layer or args.layers, "--output", dictionary, "--coder", coder]
+            words += ["--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.coded_with()]
+            words += ["--k", args.k] if coder != "lasso" else []
+            self.costs_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words).seconds
+            self.costs_of_codes[coder] = self.encode(coder, auxiliary, dictionary)
         own = self.output / f"dictionary-{args.coder}"
         if RANDOM in self.kinds:
             random = self.output / "dictionary-random"
@@ -188,9 +195,13 @@ class Comparison:
         return self.output / f"codes-{name}"
 
     @property
-    def coding(self) -> float:
-        """Seconds of the dictionary and the codes of most rows."""
-        return self.costs_of_coder[self.args.coder]
+    def auxiliary(self) -> str | Path:
+        """The auxiliary model."""
+        return self.args.auxiliary or self.output / "auxiliary" / "checkpoint_last.pt"
+
+    def cost_of_coder(self, coder: str) -> float:
+        """Seconds of a dictionary and the codes over it."""
+        return self.costs_of_dictionary[coder] + self.costs_of_codes[coder]
 
     @property
     def auxiliary_updates(self) -> int:
@@ -226,14 +237,19 @@ class Comparison:
         row = ROWS[name]
         if row.codes is None:
             return row.flags
-        codes = {AUXILIARY: self.args.coder, SELF: self.args.coder}.get(row.codes, row.codes)
-        return (
-            *row.flags,
-            "--latent-weight",
-            str(self.args.latent_weight),
-            "--latent-codes",
-            str(self.codes_of(codes)),
-        )
+        args = self.args
+        flags = [*row.flags, "--latent-weight", str(args.latent_weight)]
+        if row.codes == SELF and args.self_source == "online":  # for its speed: any model and dictionary of the size
+            flags += ["--latent-source", "online", "--auxiliary-checkpoint", str(self.auxiliary), "--auxiliary-fp16"]
+            return (*flags, "--latent-dictionary", str(self.output / f"dictionary-{args.coder}"))
+        codes = {AUXILIARY: args.coder, SELF: args.coder}.get(row.codes, row.codes)
+        return (*flags, "--latent-codes", str(self.codes_of(codes)))
+
+    def falling_weight(self, name: str, updates: int) -> list[object]:
+        """The flags that end the latent loss before the run ends."""
+        if self.args.latent_until == 100 or ROWS[name].codes is None or not ROWS[name].with_mlm:
+            return []
+        return ["--latent-updates", max(1, updates * self.args.latent_until // 100)]
 
     def measure_speed(self, name: str) -> None:
         """Seconds of an update of a row, from a short run."""
@@ -254,30 +270,36 @@ class Comparison:
         found = {}
         for rate in args.rates:
             run = f"search/{name}-{rate:g}"
-            self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0])
+            falling = self.falling_weight(name, args.search_updates)
+            self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0], *falling)
             found[rate] = read_training_log(self.commands.log_of(run.replace("/", "-"))).valid[row.metric][-1][1]
         self.rates[name] = min(found, key=found.__getitem__)
 
+    def phases_of(self, name: str) -> tuple[float, list[Phase]]:
+        """Seconds before a row's first update, and its phases."""
+        args, row, each, plain = self.args, ROWS[name], self.seconds[name], self.seconds["mlm"]
+        if row.codes is None:
+            return 0.0, [Phase(0, each)]
+        end = [Phase(args.latent_until, plain)] if self.falling_weight(name, args.updates) else []
+        if row.codes == SELF:
+            online = args.self_source == "online"
+            once = self.costs_of_dictionary[args.coder] if online else self.cost_of_coder(args.coder)
+            return 0.0, [Phase(0, plain), Phase(args.share, each, once), *end]
+        before = 0.0 if args.auxiliary else self.auxiliary_updates * plain
+        before += self.cost_of_coder(row.codes if row.codes in CODERS else args.coder)
+        return before, [Phase(0, each), *end]
+
     def schedule_of(self, name: str) -> Schedule:
         """What the updates of a row cost in seconds."""
-        row, each = ROWS[name], self.seconds[name]
-        if row.codes is None:
-            return Schedule(0.0, ((0, 0.0, each),))
-        if row.codes == SELF:
-            updates = staged_updates(self.budget, self.args.share / 100, self.seconds["mlm"], each, self.coding)
-            begin = updates * self.args.share // 100
-            return Schedule(0.0, ((0, 0.0, self.seconds["mlm"]), (begin, self.coding, each)))
-        auxiliary = 0.0 if self.args.auxiliary else self.auxiliary_updates * self.seconds["mlm"]
-        return Schedule(auxiliary + (self.costs_of_coder.get(row.codes) or self.coding), ((0, 0.0, each),))
+        before, phases = self.phases_of(name)
+        return schedule_of_phases(before, phases, self.updates_of(name))
 
     def updates_of(self, name: str) -> int:
         """How many updates of a row the budget pays."""
         if name == "mlm":
             return int(self.args.updates)  # the budget is their cost; a division would round
-        if ROWS[name].codes == SELF:
-            share, each = self.args.share / 100, self.seconds[name]
-            return staged_updates(self.budget, share, self.seconds["mlm"], each, self.coding)
-        return self.schedule_of(name).updates_within(self.budget)
+        before, phases = self.phases_of(name)
+        return updates_within(self.budget - before, phases)
 
     @property
     def budget(self) -> float:
@@ -292,14 +314,16 @@ class Comparison:
         if row.codes != SELF:
             begin = self.checkpoint(row.begins_from, seed) if row.begins_from else None
             more = ["--finetune-from-model", begin] if begin else []
+            more += self.falling_weight(name, updates)
             self.train(f"runs/{name}-{seed}", self.flags_of(name), updates, self.rates[name], seed, *more)
             return
         words = ["mlsm", "pretrain", self.data_bin, "--save-dir", self.output / f"runs/{name}-{seed}", "--seed", seed]
         words += ["--max-update", updates, "--stages", args.share, "--atoms", args.atoms, "--coder", args.coder]
         words += ["--tokens", args.dictionary_tokens, *(["--k", args.k] if args.coder != "lasso" else [])]
-        words += ["--latent-weight", args.latent_weight, "--threads", args.threads]
+        words += ["--latent-weight", args.latent_weight, "--threads", args.threads, "--latent-source", args.self_source]
         words += ["--layer", args.layer or args.layers, "--batch-size", args.batch_size]
-        self.commands.run(f"runs-{name}-{seed}", [*words, *self.training_flags(updates, self.rates[name])])
+        words += [*self.falling_weight(name, updates), *self.training_flags(updates, self.rates[name])]
+        self.commands.run(f"runs-{name}-{seed}", words)
 
     def checkpoint(self, name: str, seed: int) -> Path:
         """The last checkpoint of a run."""
@@ -378,18 +402,19 @@ class Comparison:
             return updates * size.update(tokens, last_layer_of_masked=False)
         if row.codes is None:
             return updates * plain
-        both = size.update(
-            tokens,
-            atoms=args.atoms,
-            vocabulary="--mlm-weight 0" not in " ".join(row.flags),
-            last_layer_of_masked=of_masked,
-        )
+        both = size.update(tokens, atoms=args.atoms, vocabulary=row.with_mlm, last_layer_of_masked=of_masked)
+        layer = args.layer or args.layers
         corpus = read_json(self.codes_of(args.coder) / "train.codes" / "meta.json")["token_count"]
-        coding = size.coding(corpus, args.atoms, args.dictionary_tokens, args.layer or args.layers)
-        if row.codes == SELF:
-            begin = updates * args.share // 100
-            return begin * plain + coding + (updates - begin) * both
-        return (0 if args.auxiliary else self.auxiliary_updates) * plain + coding + updates * both
+        end = updates * args.latent_until // 100 if self.falling_weight(name, updates) else updates
+        if row.codes != SELF:
+            before = (0 if args.auxiliary else self.auxiliary_updates) * plain
+            before += size.coding(corpus, args.atoms, args.dictionary_tokens, layer)
+            return before + end * both + (updates - end) * plain
+        begin = updates * args.share // 100
+        seen = corpus if args.self_source == "store" else (end - begin) * tokens
+        coded = corpus if args.self_source == "store" else MASKED_SHARE * seen
+        coding = size.coding(seen, args.atoms, args.dictionary_tokens, layer, coded=coded)
+        return coding + (end - begin) * both + (begin + updates - end) * plain
 
     def figures_of(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a run."""

@@ -56,18 +56,19 @@ class ModelSize:
         encoder = self.encoder() - (self.unneeded() if last_layer_of_masked else 0)
         return (1 + BACKWARD) * tokens * (encoder + MASKED_SHARE * self.head(outputs))
 
-    def coding(self, tokens: int, atoms: int, learned_from: int, layer: int) -> float:
+    def coding(self, tokens: float, atoms: int, learned_from: int, layer: int, *, coded: float | None = None) -> float:
         """Operations of learning an autoencoder and coding with it; of a lasso, the first products only.
 
         Args:
-            tokens: that are coded.
+            tokens: whose hidden states are computed.
             atoms: of the dictionary.
             learned_from: hidden states that it was learned from.
             layer: whose hidden states are coded; the layers above it do not run.
+            coded: tokens that are coded (default: all).
         """
         product = 2 * self.width * atoms
-        each = self.encoder() * layer / self.layers + product
-        return (tokens + learned_from) * each + learned_from * 5 * product
+        hidden = (tokens + learned_from) * self.encoder() * layer / self.layers
+        return hidden + ((tokens if coded is None else coded) + learned_from * 6) * product
 
 
 @dataclass(frozen=True)
@@ -92,23 +93,37 @@ class Schedule:
             total += once + each * (min(update, end) - begin)
         return total
 
-    def updates_within(self, budget: float) -> int:
-        """The most updates whose cost is at most ``budget``; at least 1. For a schedule of one part."""
-        (_, once, each), *more = self.parts
-        assert not more
-        return max(1, int((budget - self.before - once) / each))
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run.
+
+    Attributes:
+        begin: percent of the updates after which it begins.
+        each: cost of an update.
+        once: cost when it begins.
+    """
+
+    begin: int
+    each: float
+    once: float = 0.0
 
 
-def staged_updates(budget: float, share: float, first: float, later: float, extra: float) -> int:
-    """Updates of a run in two stages that cost ``budget``.
+def schedule_of_phases(before: float, phases: Sequence[Phase], updates: int) -> Schedule:
+    """The cost of a run of so many updates."""
+    return Schedule(before, tuple((updates * phase.begin // 100, phase.once, phase.each) for phase in phases))
+
+
+def updates_within(budget: float, phases: Sequence[Phase]) -> int:
+    """The updates of a run that costs ``budget``; at least one for each phase.
 
     Args:
         budget: in the unit of the other costs.
-        share: part of the updates that the first stage has.
-        first, later: cost of an update of each stage.
-        extra: cost between them.
+        phases: in their order; the first begins at 0.
     """
-    return max(2, int((budget - extra) / (share * first + (1 - share) * later)))
+    ends = [*(phase.begin for phase in phases[1:]), 100]
+    each = sum((end - phase.begin) / 100 * phase.each for phase, end in zip(phases, ends, strict=True))
+    return max(len(phases), int((budget - sum(phase.once for phase in phases)) / each))
 
 
 def cost_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float | None:

@@ -33,6 +33,11 @@ class Row:
     begins_from: str | None = None
 
     @property
+    def with_mlm(self) -> bool:
+        """Whether a masked-LM loss goes with the codes."""
+        return self.flags[: len(BOTH)] == BOTH
+
+    @property
     def has_mlm_head(self) -> bool:
         """Whether a masked-LM loss trains the output layer."""
         return self.metric in ("mlm_loss", "loss") and self.begins_from is None

@@ -25,7 +25,7 @@ from tests.documented import bash_blocks
 from tests.scripts.script_module import load_script
 
 load_script("compare_objectives")
-from comparison.costs import ModelSize, Schedule, cost_to_reach, staged_updates  # noqa: E402
+from comparison.costs import ModelSize, Phase, Schedule, cost_to_reach, schedule_of_phases, updates_within  # noqa: E402
 from comparison.report import cost_table, loss_table, paired_difference, use_table  # noqa: E402
 from comparison.rows import ROWS, ordered  # noqa: E402
 
@@ -81,6 +81,8 @@ def test_documented_commands_are_understood(script: ModuleType, texts: Path, mon
         (("--batch-size", "24"), "--batch-size 24 is not a multiple of --group-size 16"),
         (("--width", "33"), "--width 33 is not a multiple of --heads 4"),
         (("--share", "95"), "95 is not from 1 to 90"),
+        (("--latent-until", "101"), "101 is not from 1 to 100"),
+        (("--latent-until", "20"), "--latent-until 20 is not after --share 20, where self has codes"),
         (("--updates", "0"), "0 is not positive"),
         (("--objectives", "bert"), "invalid choice"),
         (("--pairs", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
@@ -123,13 +125,16 @@ def test_the_cost_of_a_run_is_that_of_its_updates_one_by_one(
     assert Schedule(before, tuple(begins)).at(update) == pytest.approx(expected)
 
 
-@given(budget=st.floats(50, 1e4), share=st.integers(1, 90), extra=st.floats(0, 20), later=st.floats(0.1, 3))
-def test_two_stages_cost_what_they_may(budget: float, share: int, extra: float, later: float) -> None:
-    updates = staged_updates(budget, share / 100, 0.5, later, extra)
-    begin = updates * share // 100
-    cost = Schedule(0, ((0, 0, 0.5), (begin, extra, later))).at(updates)
-    assert cost <= budget + max(0.5, later)
-    assert cost >= budget - 2 * max(0.5, later)
+@given(
+    budget=st.floats(50, 1e4),
+    begins=st.lists(st.integers(1, 99), unique=True, max_size=3).map(sorted),
+    costs=st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 10)), min_size=4, max_size=4),
+)
+def test_phases_cost_what_they_may(budget: float, begins: list[int], costs: list[tuple[float, float]]) -> None:
+    phases = [Phase(begin, *cost) for begin, cost in zip([0, *begins], costs, strict=False)]
+    updates = updates_within(budget, phases)
+    cost = schedule_of_phases(0, phases, updates).at(updates)
+    assert cost == pytest.approx(budget, abs=3 * len(phases))  # an update costs up to 3; each begin is rounded
 
 
 def test_cost_at_a_loss() -> None:
@@ -209,6 +214,7 @@ def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Pat
     command += ["--vocab-size", "400", "--layers", "1", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
     command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1", "--rates", "1e-3"]
     command += ["--batch-size", "4", "--group-size", "4", "--tokens-per-sample", "64"]
+    command += ["--self-source", "online", "--latent-until", "75"]
     command[:2] = [sys.executable, str(SCRIPT)]
 
     def run() -> str:
