@@ -12,15 +12,16 @@ import os
 import shlex
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from comparison.arguments import FILES, parse_arguments
 from comparison.commands import PLUGIN, REPOSITORY, Commands
 from comparison.costs import MASKED_SHARE, ModelSize, Phase, Schedule, schedule_of_phases, updates_within
-from comparison.measures import Measures, Task
+from comparison.measures import Measures
 from comparison.report import draw, page
-from comparison.rows import AUXILIARY, CODERS, CONTROLS, RANDOM, ROWS, SELF, ordered
+from comparison.rows import AUXILIARY, CODERS, CONTROLS, RANDOM, ROWS, SELF
 from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
@@ -28,92 +29,6 @@ from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
 
 SPEED_UPDATES = 60
-FILES = ("train", "valid", "held_out", "pairs", "tasks", "auxiliary", "output")  # arguments that are paths
-
-
-def positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
-
-
-def percentage(most: int) -> Callable[[str], int]:
-    """What reads a whole number from 1 to ``most``."""
-
-    def read(text: str) -> int:
-        number = int(text)
-        if not 1 <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not from 1 to {most}")
-        return number
-
-    return read
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="training text")
-    parser.add_argument("--valid", nargs="+", required=True, metavar="FILE", help="validation text, of another source")
-    parser.add_argument("--held-out", nargs="+", required=True, metavar="FILE", help="text of the training sources")
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for all files")
-    parser.add_argument("--objectives", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW",
-                        help=f"rows to compare: {', '.join(ROWS)} (default: all)")  # fmt: skip
-    parser.add_argument(
-        "--task", dest="tasks", action="append", default=[], type=Task.parse, metavar="NAME=TRAIN.tsv,TEST.tsv",
-        help="texts (label TAB text) to fine-tune on and to probe; may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--pairs", nargs="+", default=[], metavar="JSONL", help="minimal pairs in BLiMP's format")
-    parser.add_argument("--arch", default="mlsm_modern", help="architecture (default: mlsm_modern)")
-    parser.add_argument("--coder", default="topk", choices=CODERS, help="coder of MLSM's codes (default: topk)")
-    parser.add_argument("--auxiliary", metavar="PT", help="a ready auxiliary model, whose cost does not count")
-    parser.add_argument("--layer", type=positive, metavar="L", help="hidden state to code (default: the last)")
-    numbers = {
-        "vocab-size": (8000, "pieces of the tokenizer"), "layers": (4, "layers of every model"),
-        "width": (256, "width of every model"), "heads": (4, "attention heads of every model"),
-        "updates": (7000, "updates of plain masked LM, whose cost is the budget of each row"),
-        "search-updates": (1500, "updates of a run that searches the learning rate"),
-        "batch-size": (32, "blocks in an update"), "tokens-per-sample": (128, "tokens in a block"),
-        "group-size": (16, "blocks in a group of NPM"), "atoms": (3000, "atoms of the dictionaries"),
-        "k": (32, "active latents of an autoencoder"),
-        "dictionary-tokens": (300_000, "hidden states to learn a dictionary from"),
-        "labelled": (2000, "training lines of each classification set"), "finetune-epochs": (3, "of fine-tuning"),
-        "threads": (1, "threads of each run"),
-    }  # fmt: skip
-    for name, (default, text) in numbers.items():
-        parser.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=f"{text} ({default})")
-    parser.add_argument(
-        "--share", type=percentage(90), default=20, metavar="PERCENT",
-        help="of the budget for the auxiliary model, of the updates for the first stage of self (20)",
-    )  # fmt: skip
-    parser.add_argument("--latent-weight", type=float, default=1.0, metavar="W", help="weight of the KL (1)")
-    parser.add_argument(
-        "--latent-until", type=percentage(100), default=100, metavar="PERCENT",
-        help="of the updates: there the weight of the KL is 0, and masked LM follows; 100: the weight stays (100)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--self-source", default="store", choices=["store", "online"],
-        help="self: code the dataset once, or the masked tokens in every update (store)",
-    )  # fmt: skip
-    parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 3e-3], metavar="LR",
-                        help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
-    parser.add_argument("--finetune-lr", type=float, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="of pre-training (1 2 3)")
-    parser.add_argument("--finetune-seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N",
-                        help="of fine-tuning (1 2 3)")  # fmt: skip
-    parser.add_argument("--fairseq-flags", default="", metavar="TEXT", help="more flags for every fairseq-train")
-    args = parser.parse_args()
-    if args.batch_size % args.group_size:
-        parser.error(f"--batch-size {args.batch_size} is not a multiple of --group-size {args.group_size}")
-    if args.width % args.heads:
-        parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")
-    if args.latent_until <= args.share and SELF in args.objectives:
-        parser.error(f"--latent-until {args.latent_until} is not after --share {args.share}, where {SELF} has codes")
-    args.objectives = ordered(["mlm", *args.objectives])
-    return args
 
 
 class Comparison:
@@ -127,8 +42,7 @@ class Comparison:
         self.extra = shlex.split(args.fairseq_flags)
         self.kinds = {ROWS[name].codes for name in args.objectives} - {None}
         self.blocks = ["--tokens-per-sample", args.tokens_per_sample, "--sample-break-mode", "none"]
-        self.model = ["--arch", args.arch, "--encoder-layers", args.layers, "--encoder-embed-dim", args.width]
-        self.model += ["--encoder-attention-heads", args.heads, "--max-positions", 2 * args.tokens_per_sample]
+        self.model = ["--arch", args.arch, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
         self.rates: dict[str, float] = {}
         self.costs_of_dictionary: dict[str, float] = {}  # seconds, by coder
@@ -157,7 +71,9 @@ class Comparison:
             return
         auxiliary = self.auxiliary
         if args.auxiliary is None:
-            self.train("auxiliary", ROWS["mlm"].flags, self.auxiliary_updates, self.rates["mlm"], 1)
+            self.train(
+                "auxiliary", ROWS["mlm"].flags, self.auxiliary_updates, self.rates["mlm"], 1, size=args.auxiliary_size
+            )  # fmt: skip
         used = {args.coder} | ({"lasso"} & self.kinds)
         for coder in sorted(used):
             dictionary = self.output / f"dictionary-{coder}"
@@ -206,24 +122,39 @@ class Comparison:
     @property
     def auxiliary_updates(self) -> int:
         """The updates that the auxiliary model's share of the budget pays."""
-        return max(1, self.args.updates * self.args.share // 100)
+        budget = self.args.updates * self.args.share / 100 * self.seconds["mlm"]
+        return max(1, round(budget / self.seconds[AUXILIARY]))
 
     # training
 
-    def train(self, name: str, flags: tuple[str, ...], updates: int, rate: float, seed: int, *more: object) -> None:
-        """Train once."""
+    def train(
+        self, name: str, flags: tuple[str, ...], updates: int, rate: float, seed: int, *more: object,
+        size: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Train once, a model of ``size`` (layers, width, heads) or of the size that every model has."""
         args = self.args
         batch = ["--batch-size", args.batch_size]
         if "nonparametric_masked_lm" in flags:  # a sample of NPM is a group
             batch = ["--batch-size", args.batch_size // args.group_size, "--group-size", args.group_size]
         words = ["fairseq-train", self.data_bin, "--user-dir", PLUGIN, "--save-dir", self.output / name]
-        words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate), "--seed", seed, *more]
+        words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate, size)]
+        words += ["--seed", seed, *more]
         self.commands.run(name.replace("/", "-"), words)
 
-    def training_flags(self, updates: int, rate: float) -> list[object]:
+    def training_flags(self, updates: int, rate: float, size: Sequence[int] | None = None) -> list[object]:
         """The flags of every training."""
+        layers, width, heads = size or (self.args.layers, self.args.width, self.args.heads)
         return [
-            *(*self.model, *self.blocks, "--autocast", "auto", "--required-batch-size-multiple", 1),
+            *(*self.model, "--encoder-layers", layers, "--encoder-embed-dim", width),
+            *(
+                "--encoder-attention-heads",
+                heads,
+                *self.blocks,
+                "--autocast",
+                "auto",
+                "--required-batch-size-multiple",
+                1,
+            ),
             *("--optimizer", "fused_adamw", "--adam-betas", "(0.9, 0.98)", "--weight-decay", 0.01, "--clip-norm", 1.0),
             *("--lr", rate, "--lr-scheduler", "polynomial_decay", "--total-num-update", updates),
             *("--warmup-updates", max(1, updates * 6 // 100), "--num-workers", 0, "--no-epoch-checkpoints"),
@@ -238,12 +169,8 @@ class Comparison:
         if row.codes is None:
             return row.flags
         args = self.args
-        flags = [*row.flags, "--latent-weight", str(args.latent_weight)]
-        if row.codes == SELF and args.self_source == "online":  # for its speed: any model and dictionary of the size
-            flags += ["--latent-source", "online", "--auxiliary-checkpoint", str(self.auxiliary), "--auxiliary-fp16"]
-            return (*flags, "--latent-dictionary", str(self.output / f"dictionary-{args.coder}"))
         codes = {AUXILIARY: args.coder, SELF: args.coder}.get(row.codes, row.codes)
-        return (*flags, "--latent-codes", str(self.codes_of(codes)))
+        return (*row.flags, "--latent-weight", str(args.latent_weight), "--latent-codes", str(self.codes_of(codes)))
 
     def falling_weight(self, name: str, updates: int) -> list[object]:
         """The flags that end the latent loss before the run ends."""
@@ -251,12 +178,23 @@ class Comparison:
             return []
         return ["--latent-updates", max(1, updates * self.args.latent_until // 100)]
 
-    def measure_speed(self, name: str) -> None:
-        """Seconds of an update of a row, from a short run."""
-        run = f"speed/{name}"
-        self.train(run, self.flags_of(name), SPEED_UPDATES, self.args.rates[0], 1, "--no-save", "--disable-validation")
+    def time(self, name: str) -> None:
+        """Find the seconds of an update of a row, or of the auxiliary model, from a short run; they are kept."""
+        args, file = self.args, self.output / "seconds.json"
+        self.seconds = read_json(file) if file.exists() else {}
+        if name in self.seconds:
+            return
+        run, begin, rate = f"speed/{name}", SPEED_UPDATES // 5, args.rates[0]
+        if name == SELF and args.self_source == "online":  # the second half of a run in two stages
+            self.train_in_stages(run, 2 * SPEED_UPDATES, rate, 1, begin=50)
+            begin += SPEED_UPDATES
+        else:
+            size = args.auxiliary_size if name == AUXILIARY else None
+            flags = ROWS["mlm"].flags if name == AUXILIARY else self.flags_of(name)
+            self.train(run, flags, SPEED_UPDATES, rate, 1, "--no-save", "--disable-validation", size=size)
         ups = read_training_log(self.commands.log_of(run.replace("/", "-"))).train["ups"]
-        self.seconds[name] = 1 / statistics.median(value for _, value in ups[len(ups) // 5 :] if value > 0)
+        self.seconds[name] = 1 / statistics.median(value for update, value in ups if update > begin and value > 0)
+        write_json(file, self.seconds)
 
     def search_rate(self, name: str) -> None:
         """The learning rate of a row, by the last validation of short runs."""
@@ -283,9 +221,10 @@ class Comparison:
         end = [Phase(args.latent_until, plain)] if self.falling_weight(name, args.updates) else []
         if row.codes == SELF:
             online = args.self_source == "online"
-            once = self.costs_of_dictionary[args.coder] if online else self.cost_of_coder(args.coder)
+            parts = read_json(self.output / "speed" / SELF / "seconds.json") if online else {}
+            once = parts["stage 1: codes"] if online else self.cost_of_coder(args.coder)
             return 0.0, [Phase(0, plain), Phase(args.share, each, once), *end]
-        before = 0.0 if args.auxiliary else self.auxiliary_updates * plain
+        before = 0.0 if args.auxiliary else self.auxiliary_updates * self.seconds[AUXILIARY]
         before += self.cost_of_coder(row.codes if row.codes in CODERS else args.coder)
         return before, [Phase(0, each), *end]
 
@@ -317,13 +256,18 @@ class Comparison:
             more += self.falling_weight(name, updates)
             self.train(f"runs/{name}-{seed}", self.flags_of(name), updates, self.rates[name], seed, *more)
             return
-        words = ["mlsm", "pretrain", self.data_bin, "--save-dir", self.output / f"runs/{name}-{seed}", "--seed", seed]
-        words += ["--max-update", updates, "--stages", args.share, "--atoms", args.atoms, "--coder", args.coder]
+        more = self.falling_weight(name, updates)
+        self.train_in_stages(f"runs/{name}-{seed}", updates, self.rates[name], seed, *more, begin=args.share)
+
+    def train_in_stages(self, name: str, updates: int, rate: float, seed: int, *more: object, begin: int) -> None:
+        """Train once with codes of the model itself from ``begin`` percent on."""
+        args = self.args
+        words = ["mlsm", "pretrain", self.data_bin, "--save-dir", self.output / name, "--seed", seed]
+        words += ["--max-update", updates, "--stages", begin, "--atoms", args.atoms, "--coder", args.coder]
         words += ["--tokens", args.dictionary_tokens, *(["--k", args.k] if args.coder != "lasso" else [])]
         words += ["--latent-weight", args.latent_weight, "--threads", args.threads, "--latent-source", args.self_source]
         words += ["--layer", args.layer or args.layers, "--batch-size", args.batch_size]
-        words += [*self.falling_weight(name, updates), *self.training_flags(updates, self.rates[name])]
-        self.commands.run(f"runs-{name}-{seed}", words)
+        self.commands.run(name.replace("/", "-"), [*words, *more, *self.training_flags(updates, rate)])
 
     def checkpoint(self, name: str, seed: int) -> Path:
         """The last checkpoint of a run."""
@@ -336,15 +280,13 @@ class Comparison:
         args = self.args
         self.prepare()
         self.search_rate("mlm")
+        for name in tqdm(("mlm", AUXILIARY), desc="speeds", unit="run"):
+            self.time(name)
         self.make_codes()
         for name in args.objectives:
             self.search_rate(name)
-        speeds = self.output / "seconds.json"
-        if not speeds.exists() or not set(args.objectives) <= set(read_json(speeds)):
-            for name in tqdm(args.objectives, desc="speeds", unit="row"):
-                self.measure_speed(name)
-            write_json(speeds, self.seconds)
-        self.seconds = read_json(speeds)
+        for name in tqdm(args.objectives, desc="speeds", unit="row"):
+            self.time(name)
         runs = [  # a seed at a time, so that the tables soon have all rows
             (name, seed)
             for seed in args.seeds
@@ -394,27 +336,30 @@ class Comparison:
         args, row = self.args, ROWS[name]
         with open(self.data_bin / "dict.txt", encoding="utf-8") as file:
             vocabulary = sum(1 for _ in file) + 5
-        size = ModelSize(args.layers, args.width, geglu_dim(args.width), vocabulary, args.tokens_per_sample)
         tokens = args.batch_size * args.tokens_per_sample
         of_masked = args.arch.startswith("mlsm_modern")
+
+        def model(layers: int, width: int) -> ModelSize:
+            return ModelSize(layers, width, geglu_dim(width), vocabulary, args.tokens_per_sample)
+
+        size, teacher = model(args.layers, args.width), model(*args.auxiliary_size[:2])
         plain = size.update(tokens, last_layer_of_masked=of_masked)
         if name in ("taco", "npm"):  # they compare the hidden states of all tokens
             return updates * size.update(tokens, last_layer_of_masked=False)
         if row.codes is None:
             return updates * plain
         both = size.update(tokens, atoms=args.atoms, vocabulary=row.with_mlm, last_layer_of_masked=of_masked)
-        layer = args.layer or args.layers
         corpus = read_json(self.codes_of(args.coder) / "train.codes" / "meta.json")["token_count"]
         end = updates * args.latent_until // 100 if self.falling_weight(name, updates) else updates
+        coding = {"atoms": args.atoms, "learned_from": args.dictionary_tokens, "layer": args.layer or args.layers}
         if row.codes != SELF:
-            before = (0 if args.auxiliary else self.auxiliary_updates) * plain
-            before += size.coding(corpus, args.atoms, args.dictionary_tokens, layer)
+            training = self.auxiliary_updates * teacher.update(tokens, last_layer_of_masked=of_masked)
+            before = (0 if args.auxiliary else training) + teacher.coding(corpus, **coding)
             return before + end * both + (updates - end) * plain
         begin = updates * args.share // 100
         seen = corpus if args.self_source == "store" else (end - begin) * tokens
         coded = corpus if args.self_source == "store" else MASKED_SHARE * seen
-        coding = size.coding(seen, args.atoms, args.dictionary_tokens, layer, coded=coded)
-        return coding + (end - begin) * both + (begin + updates - end) * plain
+        return size.coding(seen, coded=coded, **coding) + (end - begin) * both + (begin + updates - end) * plain
 
     def figures_of(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a run."""
@@ -432,7 +377,7 @@ class Comparison:
 
 def main() -> int:
     """Run what is missing and write the comparison."""
-    args = parse_arguments()
+    args = parse_arguments(__doc__)
     for file in (*args.train, *args.valid, *args.held_out, *args.pairs):
         if not os.path.isfile(file):
             raise SystemExit(f"{file} does not exist")
