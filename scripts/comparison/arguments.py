@@ -96,9 +96,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         if width % heads:
             parser.error(f"a width of {width} is not a multiple of {heads} heads")
     if args.auxiliary_size[:2] != [args.layers, args.width] and SELF in args.objectives and args.self_source == "store":
-        parser.error(
-            f"with an --auxiliary-size of its own, {SELF} needs --self-source online: what its codes cost differs"
-        )
+        parser.error(f"--auxiliary-size differs from that of the models, so {SELF} needs --self-source online")
     if args.latent_until <= args.share and SELF in args.objectives:
         parser.error(f"--latent-until {args.latent_until} is not after --share {args.share}, where {SELF} has codes")
     args.objectives = ordered(["mlm", *args.objectives])
