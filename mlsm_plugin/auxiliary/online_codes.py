@@ -127,7 +127,7 @@ class OnlineCodes:
         coded = masked & is_content(original, vocabulary)
         atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
         if bool(coded.any()):
-            codes = self._encode(encoder.hidden_states(original)[coded])
+            codes = self._encode(encoder.hidden_states_of(original, coded))
             atoms, weights = padded_distributions(self._selected(codes, original, coded))
         rows = coded[masked]  # (n_masked,)
         result = {

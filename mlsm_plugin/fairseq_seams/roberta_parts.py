@@ -73,18 +73,24 @@ def hidden_states_in(output: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
     return output["encoder_out"][0].transpose(0, 1), output["encoder_states"]
 
 
-def last_hidden_states(encoder: Any, tokens: Tensor) -> Tensor:
+def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = None) -> Tensor:
     """What the last layer of a sentence encoder gives, of one without layers the embeddings.
 
     Args:
         tokens: ``(B, T)`` ids, right-padded, on the encoder's device.
+        chosen: ``(B, T)`` bool, the hidden states of these n tokens only; an encoder that can computes no others in its
+            last layer.
 
     Returns:
-        ``(B, T, dim)``
+        ``(B, T, dim)``, or ``(n, dim)`` with ``chosen``.
     """
     if num_layers(encoder) == 0:  # fairseq 0.12.2 cannot run an encoder without layers
-        return encoder.forward_embedding(tokens)[0]
-    return hidden_states_in(encoder(tokens))[0]
+        hidden = encoder.forward_embedding(tokens)[0]
+    elif chosen is not None and getattr(encoder, "can_choose_tokens", False):
+        return hidden_states_in(encoder(tokens, chosen_tokens=chosen))[0].squeeze(0)
+    else:
+        hidden = hidden_states_in(encoder(tokens))[0]
+    return hidden if chosen is None else hidden[chosen]
 
 
 @contextmanager

@@ -89,6 +89,18 @@ class HiddenStateEncoder(ABC):
             ``(B, T, dim)`` float32, on the encoder's device.
         """
 
+    def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Hidden states of some tokens of a batch; a source may save what the others cost.
+
+        Args:
+            tokens: ``(B, T)`` fairseq's ids, right-padded.
+            chosen: ``(B, T)`` bool, n of them true.
+
+        Returns:
+            ``(n, dim)`` float32, on the encoder's device, in the order of ``tokens[chosen]``.
+        """
+        return self.hidden_states(tokens)[chosen]
+
     @classmethod
     @abstractmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:

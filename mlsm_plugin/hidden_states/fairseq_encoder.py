@@ -81,6 +81,13 @@ class FairseqEncoder(HiddenStateEncoder):
         with half_products(self.device, half=self._half):
             return roberta_parts.last_hidden_states(self._encoder, tokens.to(self.device)).float()
 
+    @torch.no_grad()
+    def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """See :meth:`HiddenStateEncoder.hidden_states_of`; the last layer of ``mlsm_modern`` computes these only."""
+        tokens, chosen = tokens.to(self.device), chosen.to(self.device)
+        with half_products(self.device, half=self._half):
+            return roberta_parts.last_hidden_states(self._encoder, tokens, chosen).float()
+
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
         """The checkpoint.

@@ -254,9 +254,11 @@ class ModernTransformer(nn.Module):
 
     Attributes:
         batch_first: its layers get hidden states as ``(B, T, dim)``; those of fairseq's as ``(T, B, dim)``.
+        can_choose_tokens: its last layer can compute some tokens only.
     """
 
     batch_first = True
+    can_choose_tokens = True
 
     def __init__(self, size: ModernSize, embed_tokens: nn.Embedding) -> None:
         super().__init__()

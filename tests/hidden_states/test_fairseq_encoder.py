@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from torch.utils.flop_counter import FlopCounterMode
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
@@ -48,6 +49,28 @@ def test_half_precision_comes_out_as_float32(tiny: TinyData) -> None:
     assert half.dtype == torch.float32
     distance = (exact - half)[TOKENS != 1].abs().max()
     assert 0 < float(distance) < 0.05
+
+
+@pytest.mark.parametrize("arch", ["roberta", "mlsm_modern"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_hidden_states_of_chosen_tokens_are_those_of_the_batch(
+    tiny: TinyData, tmp_path: Path, arch: str, layer: int
+) -> None:
+    size = ("--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-attention-heads", 2, "--max-positions", 32)
+    model = tiny.model if arch == "roberta" else save_untrained(tiny.data_bin, tmp_path, *size, arch=arch, **MASKED_LM)
+    encoder = FairseqEncoder(model, tiny.data_bin, layer=layer, device="cpu")
+    tokens = TOKENS.repeat(8, 1)
+    chosen = torch.zeros_like(tokens, dtype=torch.bool)
+    chosen[[0, 0, 3, 14], [1, 4, 2, 0]] = True
+    with FlopCounterMode(display=False) as whole:
+        expected = encoder.hidden_states(tokens)[chosen]
+    with FlopCounterMode(display=False) as counter:
+        found = encoder.hidden_states_of(tokens, chosen)
+    assert (found.shape, found.dtype, found.requires_grad) == ((4, 32), torch.float32, False)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    saved = 1 - counter.get_total_flops() / max(1, whole.get_total_flops())
+    assert layer == 0 or (saved > 0.1) == (arch == "mlsm_modern")
+    assert encoder.hidden_states_of(tokens, torch.zeros_like(chosen)).shape == (0, 32)
 
 
 def test_what_the_checkpoint_says_before_it_is_a_model(tiny: TinyData, tmp_path: Path) -> None:
