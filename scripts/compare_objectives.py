@@ -18,7 +18,7 @@ from typing import Any
 
 from comparison.arguments import FILES, parse_arguments
 from comparison.commands import PLUGIN, REPOSITORY, Commands
-from comparison.costs import MASKED_SHARE, ModelSize, Phase, Schedule, schedule_of_phases, updates_within
+from comparison.costs import ModelSize, Phase, Schedule, schedule_of_phases, updates_within
 from comparison.measures import Measures
 from comparison.report import draw, page
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, RANDOM, ROWS, SELF
@@ -41,6 +41,7 @@ class Comparison:
         self.data_bin = args.output / "data-bin"
         self.extra = shlex.split(args.fairseq_flags)
         self.kinds = {ROWS[name].codes for name in args.objectives} - {None}
+        self.online = args.latent_source == "online"
         self.blocks = ["--tokens-per-sample", args.tokens_per_sample, "--sample-break-mode", "none"]
         self.model = ["--arch", args.arch, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
@@ -82,7 +83,8 @@ class Comparison:
             words += ["--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.coded_with()]
             words += ["--k", args.k] if coder != "lasso" else []
             self.costs_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words).seconds
-            self.costs_of_codes[coder] = self.encode(coder, auxiliary, dictionary)
+            if not self.online or self.kinds & {"lasso", *CONTROLS}:
+                self.costs_of_codes[coder] = self.encode(coder, auxiliary, dictionary)
         own = self.output / f"dictionary-{args.coder}"
         if RANDOM in self.kinds:
             random = self.output / "dictionary-random"
@@ -169,8 +171,12 @@ class Comparison:
         if row.codes is None:
             return row.flags
         args = self.args
+        flags = (*row.flags, "--latent-weight", str(args.latent_weight))
+        if row.codes == AUXILIARY and self.online:
+            flags += ("--latent-source", "online", "--auxiliary-checkpoint", str(self.auxiliary), "--auxiliary-fp16")
+            return (*flags, "--latent-dictionary", str(self.output / f"dictionary-{args.coder}"))
         codes = {AUXILIARY: args.coder, SELF: args.coder}.get(row.codes, row.codes)
-        return (*row.flags, "--latent-weight", str(args.latent_weight), "--latent-codes", str(self.codes_of(codes)))
+        return (*flags, "--latent-codes", str(self.codes_of(codes)))
 
     def falling_weight(self, name: str, updates: int) -> list[object]:
         """The flags that end the latent loss before the run ends."""
@@ -179,13 +185,20 @@ class Comparison:
         return ["--latent-updates", max(1, updates * self.args.latent_until // 100)]
 
     def time(self, name: str) -> None:
-        """Find the seconds of an update of a row, or of the auxiliary model, from a short run; they are kept."""
+        """Find the seconds of an update of a row, or of the auxiliary model, from a short run; they are kept.
+
+        A control has those of ``mlsm+mlm``, and so as many updates, also where only that row codes online.
+        """
         args, file = self.args, self.output / "seconds.json"
-        self.seconds = read_json(file) if file.exists() else {}
+        if not self.seconds and file.exists():
+            self.seconds = read_json(file)
+        if name in CONTROLS:
+            self.time("mlsm+mlm")
+            self.seconds[name] = self.seconds["mlsm+mlm"]
         if name in self.seconds:
             return
         run, begin, rate = f"speed/{name}", SPEED_UPDATES // 5, args.rates[0]
-        if name == SELF and args.self_source == "online":  # the second half of a run in two stages
+        if name == SELF and self.online:  # the second half of a run in two stages
             self.train_in_stages(run, 2 * SPEED_UPDATES, rate, 1, begin=50)
             begin += SPEED_UPDATES
         else:
@@ -220,12 +233,14 @@ class Comparison:
             return 0.0, [Phase(0, each)]
         end = [Phase(args.latent_until, plain)] if self.falling_weight(name, args.updates) else []
         if row.codes == SELF:
-            online = args.self_source == "online"
-            parts = read_json(self.output / "speed" / SELF / "seconds.json") if online else {}
-            once = parts["stage 1: codes"] if online else self.cost_of_coder(args.coder)
+            parts = read_json(self.output / "speed" / SELF / "seconds.json") if self.online else {}
+            once = parts["stage 1: codes"] if self.online else self.cost_of_coder(args.coder)
             return 0.0, [Phase(0, plain), Phase(args.share, each, once), *end]
         before = 0.0 if args.auxiliary else self.auxiliary_updates * self.seconds[AUXILIARY]
-        before += self.cost_of_coder(row.codes if row.codes in CODERS else args.coder)
+        if self.online and row.codes != "lasso":
+            before += self.costs_of_dictionary[args.coder]
+        else:
+            before += self.cost_of_coder(row.codes if row.codes in CODERS else args.coder)
         return before, [Phase(0, each), *end]
 
     def schedule_of(self, name: str) -> Schedule:
@@ -265,8 +280,8 @@ class Comparison:
         words = ["mlsm", "pretrain", self.data_bin, "--save-dir", self.output / name, "--seed", seed]
         words += ["--max-update", updates, "--stages", begin, "--atoms", args.atoms, "--coder", args.coder]
         words += ["--tokens", args.dictionary_tokens, *(["--k", args.k] if args.coder != "lasso" else [])]
-        words += ["--latent-weight", args.latent_weight, "--threads", args.threads, "--latent-source", args.self_source]
-        words += ["--layer", args.layer or args.layers, "--batch-size", args.batch_size]
+        words += ["--latent-weight", args.latent_weight, "--latent-source", args.latent_source]
+        words += ["--layer", args.layer or args.layers, "--batch-size", args.batch_size, "--threads", args.threads]
         self.commands.run(name.replace("/", "-"), [*words, *more, *self.training_flags(updates, rate)])
 
     def checkpoint(self, name: str, seed: int) -> Path:
@@ -342,24 +357,29 @@ class Comparison:
         def model(layers: int, width: int) -> ModelSize:
             return ModelSize(layers, width, geglu_dim(width), vocabulary, args.tokens_per_sample)
 
-        size, teacher = model(args.layers, args.width), model(*args.auxiliary_size[:2])
+        size = model(args.layers, args.width)
         plain = size.update(tokens, last_layer_of_masked=of_masked)
         if name in ("taco", "npm"):  # they compare the hidden states of all tokens
             return updates * size.update(tokens, last_layer_of_masked=False)
         if row.codes is None:
             return updates * plain
         both = size.update(tokens, atoms=args.atoms, vocabulary=row.with_mlm, last_layer_of_masked=of_masked)
-        corpus = read_json(self.codes_of(args.coder) / "train.codes" / "meta.json")["token_count"]
+        begin = updates * args.share // 100 if row.codes == SELF else 0
         end = updates * args.latent_until // 100 if self.falling_weight(name, updates) else updates
-        coding = {"atoms": args.atoms, "learned_from": args.dictionary_tokens, "layer": args.layer or args.layers}
-        if row.codes != SELF:
-            training = self.auxiliary_updates * teacher.update(tokens, last_layer_of_masked=of_masked)
-            before = (0 if args.auxiliary else training) + teacher.coding(corpus, **coding)
-            return before + end * both + (updates - end) * plain
-        begin = updates * args.share // 100
-        seen = corpus if args.self_source == "store" else (end - begin) * tokens
-        coded = corpus if args.self_source == "store" else MASKED_SHARE * seen
-        return size.coding(seen, coded=coded, **coding) + (end - begin) * both + (begin + updates - end) * plain
+        training = (begin + updates - end) * plain + (end - begin) * both
+        coder = size if row.codes == SELF else model(*args.auxiliary_size[:2])
+        if row.codes != SELF and not args.auxiliary:
+            training += self.auxiliary_updates * coder.update(tokens, last_layer_of_masked=of_masked)
+        online = self.online and row.codes != "lasso"
+        seen = (end - begin) * tokens if online else self.tokens_of_training()
+        layer = args.layer or args.layers
+        return training + coder.coding(
+            seen, args.atoms, args.dictionary_tokens, layer, of_masked=online, last_layer_of_masked=online and of_masked
+        )
+
+    def tokens_of_training(self) -> int:
+        """Tokens of the training text."""
+        return int(read_json(self.codes_of(self.args.coder) / "train.codes" / "meta.json")["token_count"])
 
     def figures_of(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a run."""

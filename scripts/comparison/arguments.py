@@ -78,8 +78,8 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         help="of the updates: there the weight of the KL is 0, and masked LM follows; 100: the weight stays (100)",
     )  # fmt: skip
     parser.add_argument(
-        "--self-source", default="store", choices=["store", "online"],
-        help="self: code the dataset once, or the masked tokens in every update (store)",
+        "--latent-source", default="store", choices=["store", "online"],
+        help="mlsm+mlm, self, mlsm: code the dataset once, or the masked tokens in every update (store)",
     )  # fmt: skip
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 3e-3], metavar="LR",
                         help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
@@ -95,8 +95,12 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     for width, heads in ((args.width, args.heads), args.auxiliary_size[1:]):
         if width % heads:
             parser.error(f"a width of {width} is not a multiple of {heads} heads")
-    if args.auxiliary_size[:2] != [args.layers, args.width] and SELF in args.objectives and args.self_source == "store":
-        parser.error(f"--auxiliary-size differs from that of the models, so {SELF} needs --self-source online")
+    if (
+        args.auxiliary_size[:2] != [args.layers, args.width]
+        and SELF in args.objectives
+        and args.latent_source == "store"
+    ):
+        parser.error(f"--auxiliary-size differs from that of the models, so {SELF} needs --latent-source online")
     if args.latent_until <= args.share and SELF in args.objectives:
         parser.error(f"--latent-until {args.latent_until} is not after --share {args.share}, where {SELF} has codes")
     args.objectives = ordered(["mlm", *args.objectives])

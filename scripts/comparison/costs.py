@@ -56,19 +56,24 @@ class ModelSize:
         encoder = self.encoder() - (self.unneeded() if last_layer_of_masked else 0)
         return (1 + BACKWARD) * tokens * (encoder + MASKED_SHARE * self.head(outputs))
 
-    def coding(self, tokens: float, atoms: int, learned_from: int, layer: int, *, coded: float | None = None) -> float:
+    def coding(
+        self, tokens: int, atoms: int, learned_from: int, layer: int, *,
+        of_masked: bool = False, last_layer_of_masked: bool = False,
+    ) -> float:  # fmt: skip
         """Operations of learning an autoencoder and coding with it; of a lasso, the first products only.
 
         Args:
-            tokens: whose hidden states are computed.
+            tokens: of the text.
             atoms: of the dictionary.
             learned_from: hidden states that it was learned from.
             layer: whose hidden states are coded; the layers above it do not run.
-            coded: tokens that are coded (default: all).
+            of_masked: masked tokens only are coded.
+            last_layer_of_masked: the last of these layers computes masked tokens only.
         """
         product = 2 * self.width * atoms
-        hidden = (tokens + learned_from) * self.encoder() * layer / self.layers
-        return hidden + ((tokens if coded is None else coded) + learned_from * 6) * product
+        hidden = self.encoder() * layer / self.layers
+        each = hidden - (self.unneeded() if last_layer_of_masked else 0) + (MASKED_SHARE if of_masked else 1) * product
+        return tokens * each + learned_from * (hidden + 6 * product)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_documented_commands_are_understood(script: ModuleType, texts: Path, mon
         (("--batch-size", "24"), "--batch-size 24 is not a multiple of --group-size 16"),
         (("--width", "33"), "a width of 33 is not a multiple of 4 heads"),
         (("--auxiliary-size", "2", "33", "4"), "a width of 33 is not a multiple of 4 heads"),
-        (("--auxiliary-size", "2", "64", "2"), "so self needs --self-source online"),
+        (("--auxiliary-size", "2", "64", "2"), "so self needs --latent-source online"),
         (("--share", "95"), "95 is not from 1 to 90"),
         (("--latent-until", "101"), "101 is not from 1 to 100"),
         (("--latent-until", "20"), "--latent-until 20 is not after --share 20, where self has codes"),
@@ -216,7 +216,7 @@ def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Pat
     command += ["--vocab-size", "400", "--layers", "1", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
     command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1", "--rates", "1e-3"]
     command += ["--batch-size", "4", "--group-size", "4", "--tokens-per-sample", "64"]
-    command += ["--self-source", "online", "--latent-until", "75", "--auxiliary-size", "1", "16", "2"]
+    command += ["--latent-source", "online", "--latent-until", "75", "--auxiliary-size", "1", "16", "2"]
     command[:2] = [sys.executable, str(SCRIPT)]
 
     def run() -> str:
