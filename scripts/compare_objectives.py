@@ -295,7 +295,7 @@ class Comparison:
         args = self.args
         self.prepare()
         self.search_rate("mlm")
-        for name in tqdm(("mlm", AUXILIARY), desc="speeds", unit="run"):
+        for name in ("mlm", AUXILIARY) if self.kinds else ("mlm",):
             self.time(name)
         self.make_codes()
         for name in args.objectives:
