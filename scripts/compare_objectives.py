@@ -68,7 +68,7 @@ class Comparison:
     def make_codes(self) -> None:
         """Train the auxiliary model, and make its dictionaries and codes, and those of the controls."""
         args = self.args
-        if not self.kinds:
+        if not self.needs_auxiliary:
             return
         auxiliary = self.auxiliary
         if args.auxiliary is None:
@@ -79,7 +79,7 @@ class Comparison:
         for coder in sorted(used):
             dictionary = self.output / f"dictionary-{coder}"
             words = ["mlsm", "dictionary", self.data_bin, "--auxiliary", auxiliary]
-            words += ["--layer", args.layer or args.layers, "--output", dictionary, "--coder", coder]
+            words += ["--layer", args.layer or args.auxiliary_size[0], "--output", dictionary, "--coder", coder]
             words += ["--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.coded_with()]
             words += ["--k", args.k] if coder != "lasso" else []
             self.costs_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words).seconds
@@ -111,6 +111,11 @@ class Comparison:
     def codes_of(self, name: str) -> Path:
         """The folder of some codes."""
         return self.output / f"codes-{name}"
+
+    @property
+    def needs_auxiliary(self) -> bool:
+        """Whether a row has the codes of an auxiliary model, or their cost: ``self`` has that of the store."""
+        return bool(self.kinds - ({SELF} if self.online else set()))
 
     @property
     def auxiliary(self) -> str | Path:
@@ -184,7 +189,7 @@ class Comparison:
             return []
         return ["--latent-updates", max(1, updates * self.args.latent_until // 100)]
 
-    def time(self, name: str) -> None:
+    def measure_speed(self, name: str) -> None:
         """Find the seconds of an update of a row, or of the auxiliary model, from a short run; they are kept.
 
         A control has those of ``mlsm+mlm``, and so as many updates, also where only that row codes online.
@@ -193,7 +198,7 @@ class Comparison:
         if not self.seconds and file.exists():
             self.seconds = read_json(file)
         if name in CONTROLS:
-            self.time("mlsm+mlm")
+            self.measure_speed("mlsm+mlm")
             self.seconds[name] = self.seconds["mlsm+mlm"]
         if name in self.seconds:
             return
@@ -212,11 +217,11 @@ class Comparison:
     def search_rate(self, name: str) -> None:
         """The learning rate of a row, by the last validation of short runs."""
         args, row = self.args, ROWS[name]
-        if row.rate_of is not None:
-            self.rates[name] = self.rates[row.rate_of]
-            return
         if len(args.rates) == 1:
             self.rates[name] = args.rates[0]
+            return
+        if row.rate_of is not None:
+            self.rates[name] = self.rates[row.rate_of]
             return
         found = {}
         for rate in args.rates:
@@ -295,13 +300,14 @@ class Comparison:
         args = self.args
         self.prepare()
         self.search_rate("mlm")
-        for name in ("mlm", AUXILIARY) if self.kinds else ("mlm",):
-            self.time(name)
+        self.measure_speed("mlm")
+        if self.needs_auxiliary and not args.auxiliary:
+            self.measure_speed(AUXILIARY)
         self.make_codes()
         for name in args.objectives:
             self.search_rate(name)
         for name in tqdm(args.objectives, desc="speeds", unit="row"):
-            self.time(name)
+            self.measure_speed(name)
         runs = [  # a seed at a time, so that the tables soon have all rows
             (name, seed)
             for seed in args.seeds
@@ -372,7 +378,7 @@ class Comparison:
             training += self.auxiliary_updates * coder.update(tokens, last_layer_of_masked=of_masked)
         online = self.online and row.codes != "lasso"
         seen = (end - begin) * tokens if online else self.tokens_of_training()
-        layer = args.layer or args.layers
+        layer = args.layer or coder.layers
         return training + coder.coding(
             seen, args.atoms, args.dictionary_tokens, layer, of_masked=online, last_layer_of_masked=online and of_masked
         )

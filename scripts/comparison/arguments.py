@@ -33,10 +33,24 @@ def percentage(most: int) -> Callable[[str], int]:
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line and check what can be checked before anything runs."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    _add_files(parser)
+    _add_numbers(parser)
+    _add_codes(parser)
+    _add_training(parser)
+    args = parser.parse_args()
+    args.objectives = ordered(["mlm", *args.objectives])
+    problem = _problem_with(args)
+    if problem:
+        parser.error(problem)
+    args.auxiliary_size = args.auxiliary_size or [args.layers, args.width, args.heads]
+    return args
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="training text")
     parser.add_argument("--valid", nargs="+", required=True, metavar="FILE", help="validation text, of another source")
     parser.add_argument("--held-out", nargs="+", required=True, metavar="FILE", help="text of the training sources")
@@ -48,12 +62,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         help="texts (label TAB text) to fine-tune on and to probe; may be given several times",
     )  # fmt: skip
     parser.add_argument("--pairs", nargs="+", default=[], metavar="JSONL", help="minimal pairs in BLiMP's format")
-    parser.add_argument("--arch", default="mlsm_modern", help="architecture (default: mlsm_modern)")
-    parser.add_argument("--coder", default="topk", choices=CODERS, help="coder of MLSM's codes (default: topk)")
-    parser.add_argument("--auxiliary", metavar="PT", help="a ready auxiliary model, whose cost does not count")
-    parser.add_argument("--auxiliary-size", nargs=3, type=positive, metavar=("LAYERS", "WIDTH", "HEADS"),
-                        help="of the auxiliary model (default: that of every model)")  # fmt: skip
-    parser.add_argument("--layer", type=positive, metavar="L", help="hidden state to code (default: the last)")
+
+
+def _add_numbers(parser: argparse.ArgumentParser) -> None:
     numbers = {
         "vocab-size": (8000, "pieces of the tokenizer"), "layers": (4, "layers of every model"),
         "width": (256, "width of every model"), "heads": (4, "attention heads of every model"),
@@ -68,6 +79,14 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     }  # fmt: skip
     for name, (default, text) in numbers.items():
         parser.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=f"{text} ({default})")
+
+
+def _add_codes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--coder", default="topk", choices=CODERS, help="coder of MLSM's codes (default: topk)")
+    parser.add_argument("--auxiliary", metavar="PT", help="a ready auxiliary model, whose cost does not count")
+    parser.add_argument("--auxiliary-size", nargs=3, type=positive, metavar=("LAYERS", "WIDTH", "HEADS"),
+                        help="of the auxiliary model (default: that of every model)")  # fmt: skip
+    parser.add_argument("--layer", type=positive, metavar="L", help="hidden state to code (default: the last)")
     parser.add_argument(
         "--share", type=percentage(90), default=20, metavar="PERCENT",
         help="of the budget for the auxiliary model, of the updates for the first stage of self (20)",
@@ -81,6 +100,10 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         "--latent-source", default="store", choices=["store", "online"],
         help="mlsm+mlm, self, mlsm: code the dataset once, or the masked tokens in every update (store)",
     )  # fmt: skip
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", default="mlsm_modern", help="architecture (default: mlsm_modern)")
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 3e-3], metavar="LR",
                         help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
     parser.add_argument("--finetune-lr", type=float, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")
@@ -88,20 +111,30 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--finetune-seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N",
                         help="of fine-tuning (1 2 3)")  # fmt: skip
     parser.add_argument("--fairseq-flags", default="", metavar="TEXT", help="more flags for every fairseq-train")
-    args = parser.parse_args()
+
+
+def _problem_with(args: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments, or None."""
     if args.batch_size % args.group_size:
-        parser.error(f"--batch-size {args.batch_size} is not a multiple of --group-size {args.group_size}")
-    args.auxiliary_size = args.auxiliary_size or [args.layers, args.width, args.heads]
-    for width, heads in ((args.width, args.heads), args.auxiliary_size[1:]):
+        return f"--batch-size {args.batch_size} is not a multiple of --group-size {args.group_size}"
+    size = [args.layers, args.width, args.heads]
+    of_auxiliary = args.auxiliary_size or size
+    for _, width, heads in (size, of_auxiliary):
         if width % heads:
-            parser.error(f"a width of {width} is not a multiple of {heads} heads")
-    if (
-        args.auxiliary_size[:2] != [args.layers, args.width]
-        and SELF in args.objectives
-        and args.latent_source == "store"
-    ):
-        parser.error(f"--auxiliary-size differs from that of the models, so {SELF} needs --latent-source online")
-    if args.latent_until <= args.share and SELF in args.objectives:
-        parser.error(f"--latent-until {args.latent_until} is not after --share {args.share}, where {SELF} has codes")
-    args.objectives = ordered(["mlm", *args.objectives])
-    return args
+            return f"a width of {width} is not a multiple of {heads} heads"
+    if args.auxiliary and args.auxiliary_size:
+        return "--auxiliary is a model that is ready; leave out --auxiliary-size"
+    fewest = min(args.layers, of_auxiliary[0])
+    if args.layer and not args.auxiliary and args.layer > fewest:
+        return f"--layer {args.layer} is above {fewest}, the layers of the model to code"
+    if len(args.rates) > 1:
+        for name in args.objectives:
+            if ROWS[name].rate_of not in (None, *args.objectives):
+                return f"{name} has the rate of {ROWS[name].rate_of}: name both in --objectives, or give one of --rates"
+    if SELF not in args.objectives:
+        return None
+    if of_auxiliary[:2] != size[:2] and args.latent_source == "store":
+        return f"--auxiliary-size differs from that of the models, so {SELF} needs --latent-source online"
+    if args.latent_until <= args.share:
+        return f"--latent-until {args.latent_until} is not after --share {args.share}, where {SELF} has codes"
+    return None

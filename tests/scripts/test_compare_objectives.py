@@ -82,6 +82,12 @@ def test_documented_commands_are_understood(script: ModuleType, texts: Path, mon
         (("--width", "33"), "a width of 33 is not a multiple of 4 heads"),
         (("--auxiliary-size", "2", "33", "4"), "a width of 33 is not a multiple of 4 heads"),
         (("--auxiliary-size", "2", "64", "2"), "so self needs --latent-source online"),
+        (("--auxiliary-size", "2", "64", "2", "--auxiliary", "a.pt"), "leave out --auxiliary-size"),
+        (("--auxiliary-size", "2", "64", "2", "--layer", "3"), "--layer 3 is above 2, the layers of the model to code"),
+        (
+            ("--objectives", "self"),
+            "self has the rate of mlsm+mlm: name both in --objectives",
+        ),
         (("--share", "95"), "95 is not from 1 to 90"),
         (("--latent-until", "101"), "101 is not from 1 to 100"),
         (("--latent-until", "20"), "--latent-until 20 is not after --share 20, where self has codes"),
@@ -100,6 +106,24 @@ def test_wrong_options_end_it_before_anything_runs(
         script.main()
     assert message in f"{stopped.value} {capsys.readouterr().err}"
     assert not (texts / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("taco",), False),
+        (("self", "--latent-source", "online"), False),
+        (("self",), True),
+        (("self", "exchanged", "--latent-source", "online"), True),
+        (("mlsm+mlm", "--latent-source", "online"), True),
+    ],
+)
+def test_an_auxiliary_model_is_trained_where_a_row_needs_it(
+    script: ModuleType, texts: Path, words: tuple[str, ...], needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
+    monkeypatch.setattr(sys, "argv", ["compare_objectives.py", *common, "--rates", "1e-3", "--objectives", *words])
+    assert script.Comparison(script.parse_arguments(None)).needs_auxiliary == needed
 
 
 def test_rows_come_in_the_order_in_which_they_are_run_with_what_they_begin_from() -> None:
@@ -213,7 +237,7 @@ def test_tables() -> None:
 def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Path) -> None:
     rows = ("mlm", "mlsm+mlm", "self", "npm", "type-mean", "random-dictionary")
     command = [*documented_commands()[0], "--objectives", *rows, "--updates", "20", "--share", "50", "--seeds", "1"]
-    command += ["--vocab-size", "400", "--layers", "1", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
+    command += ["--vocab-size", "400", "--layers", "2", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
     command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1", "--rates", "1e-3"]
     command += ["--batch-size", "4", "--group-size", "4", "--tokens-per-sample", "64"]
     command += ["--latent-source", "online", "--latent-until", "75", "--auxiliary-size", "1", "16", "2"]
