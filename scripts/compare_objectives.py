@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from comparison.arguments import FILES, parse_arguments
-from comparison.commands import PLUGIN, REPOSITORY, Commands
+from comparison.codes import Codes, blocks_of
+from comparison.commands import PLUGIN, Commands
 from comparison.costs import ModelSize, Phase, Schedule, schedule_of_phases, updates_within
 from comparison.measures import Measures
 from comparison.report import draw, page
-from comparison.rows import AUXILIARY, CODERS, CONTROLS, RANDOM, ROWS, SELF
+from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF
 from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
@@ -42,12 +43,10 @@ class Comparison:
         self.extra = shlex.split(args.fairseq_flags)
         self.kinds = {ROWS[name].codes for name in args.objectives} - {None}
         self.online = args.latent_source == "online"
-        self.blocks = ["--tokens-per-sample", args.tokens_per_sample, "--sample-break-mode", "none"]
         self.model = ["--arch", args.arch, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
         self.rates: dict[str, float] = {}
-        self.costs_of_dictionary: dict[str, float] = {}  # seconds, by coder
-        self.costs_of_codes: dict[str, float] = {}
+        self.codes = Codes(args, self.commands, self.data_bin)
 
     # what all rows share
 
@@ -75,42 +74,15 @@ class Comparison:
             self.train(
                 "auxiliary", ROWS["mlm"].flags, self.auxiliary_updates, self.rates["mlm"], 1, size=args.auxiliary_size
             )  # fmt: skip
-        used = {args.coder} | ({"lasso"} & self.kinds)
-        for coder in sorted(used):
-            dictionary = self.output / f"dictionary-{coder}"
-            words = ["mlsm", "dictionary", self.data_bin, "--auxiliary", auxiliary]
-            words += ["--layer", args.layer or args.auxiliary_size[0], "--output", dictionary, "--coder", coder]
-            words += ["--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.coded_with()]
-            words += ["--k", args.k] if coder != "lasso" else []
-            self.costs_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words).seconds
+        for coder in sorted({args.coder} | ({"lasso"} & self.kinds)):
+            self.codes.learn(coder, auxiliary)
             if not self.online or self.kinds & {"lasso", *CONTROLS}:
-                self.costs_of_codes[coder] = self.encode(coder, auxiliary, dictionary)
-        own = self.output / f"dictionary-{args.coder}"
-        if RANDOM in self.kinds:
-            random = self.output / "dictionary-random"
-            script = REPOSITORY / "scripts" / "control_codes.py"
-            words = [script, "--kind", RANDOM, "--dictionary", own, "--output", random]
-            self.commands.run("dictionary-random", words)
-            self.encode(RANDOM, auxiliary, random)
-        for kind in sorted((self.kinds & set(CONTROLS)) - {RANDOM}):
-            words = [REPOSITORY / "scripts" / "control_codes.py", self.data_bin, "--kind", kind]
-            words += ["--codes", self.codes_of(args.coder), "--output", self.codes_of(kind)]
-            self.commands.run(f"codes-{kind}", words)
-
-    def coded_with(self) -> list[object]:
-        """The options of the commands that code."""
-        cpu = ["--device", "cpu"] if "--cpu" in self.extra else []
-        return [*self.blocks, "--threads", self.args.threads, "--fp16", *cpu]
-
-    def encode(self, name: str, auxiliary: object, dictionary: Path) -> float:
-        """Code the dataset; returns the seconds."""
-        words = ["mlsm", "encode", self.data_bin, "--auxiliary", auxiliary, "--dictionary", dictionary]
-        words += ["--output", self.codes_of(name), *self.coded_with()]
-        return self.commands.run(f"codes-{name}", words).seconds
-
-    def codes_of(self, name: str) -> Path:
-        """The folder of some codes."""
-        return self.output / f"codes-{name}"
+                self.codes.encode(coder, auxiliary, self.codes.dictionary(coder))
+        for kind in sorted(self.kinds & set(CONTROLS)):
+            if kind == RANDOM:
+                self.codes.make_random(kind, auxiliary, self.codes.dictionary(args.coder))
+            else:
+                self.codes.make_control(kind, kind, self.codes.folder(args.coder))
 
     @property
     def needs_auxiliary(self) -> bool:
@@ -121,10 +93,6 @@ class Comparison:
     def auxiliary(self) -> str | Path:
         """The auxiliary model."""
         return self.args.auxiliary or self.output / "auxiliary" / "checkpoint_last.pt"
-
-    def cost_of_coder(self, coder: str) -> float:
-        """Seconds of a dictionary and the codes over it."""
-        return self.costs_of_dictionary[coder] + self.costs_of_codes[coder]
 
     @property
     def auxiliary_updates(self) -> int:
@@ -156,7 +124,7 @@ class Comparison:
             *(
                 "--encoder-attention-heads",
                 heads,
-                *self.blocks,
+                *blocks_of(self.args),
                 "--autocast",
                 "auto",
                 "--required-batch-size-multiple",
@@ -177,11 +145,13 @@ class Comparison:
             return row.flags
         args = self.args
         flags = (*row.flags, "--latent-weight", str(args.latent_weight))
+        if row.branches_from:
+            return flags  # its codes are made once that row has been trained
         if row.codes == AUXILIARY and self.online:
             flags += ("--latent-source", "online", "--auxiliary-checkpoint", str(self.auxiliary), "--auxiliary-fp16")
             return (*flags, "--latent-dictionary", str(self.output / f"dictionary-{args.coder}"))
         codes = {AUXILIARY: args.coder, SELF: args.coder}.get(row.codes, row.codes)
-        return (*flags, "--latent-codes", str(self.codes_of(codes)))
+        return (*flags, "--latent-codes", str(self.codes.folder(codes)))
 
     def falling_weight(self, name: str, updates: int) -> list[object]:
         """The flags that end the latent loss before the run ends."""
@@ -192,14 +162,17 @@ class Comparison:
     def measure_speed(self, name: str) -> None:
         """Find the seconds of an update of a row, or of the auxiliary model, from a short run; they are kept.
 
-        A control has those of ``mlsm+mlm``, and so as many updates, also where only that row codes online.
+        A control has those of its row, and so as many updates, also where only that row codes online.
         """
         args, file = self.args, self.output / "seconds.json"
         if not self.seconds and file.exists():
             self.seconds = read_json(file)
+        controlled = ROWS[name].branches_from if name in ROWS else None
         if name in CONTROLS:
-            self.measure_speed("mlsm+mlm")
-            self.seconds[name] = self.seconds["mlsm+mlm"]
+            controlled = "mlsm+mlm"
+        if controlled:
+            self.measure_speed(controlled)
+            self.seconds[name] = self.seconds[controlled]
         if name in self.seconds:
             return
         run, begin, rate = f"speed/{name}", SPEED_UPDATES // 5, args.rates[0]
@@ -239,13 +212,13 @@ class Comparison:
         end = [Phase(args.latent_until, plain)] if self.falling_weight(name, args.updates) else []
         if row.codes == SELF:
             parts = read_json(self.output / "speed" / SELF / "seconds.json") if self.online else {}
-            once = parts["stage 1: codes"] if self.online else self.cost_of_coder(args.coder)
+            once = parts["stage 1: codes"] if self.online else self.codes.seconds_of(args.coder)
             return 0.0, [Phase(0, plain), Phase(args.share, each, once), *end]
         before = 0.0 if args.auxiliary else self.auxiliary_updates * self.seconds[AUXILIARY]
         if self.online and row.codes != "lasso":
-            before += self.costs_of_dictionary[args.coder]
+            before += self.codes.seconds_of_dictionary[args.coder]
         else:
-            before += self.cost_of_coder(row.codes if row.codes in CODERS else args.coder)
+            before += self.codes.seconds_of(row.codes if row.codes in CODERS else args.coder)
         return before, [Phase(0, each), *end]
 
     def schedule_of(self, name: str) -> Schedule:
@@ -270,14 +243,29 @@ class Comparison:
         args, row, updates = self.args, ROWS[name], self.updates_of(name)
         if updates < args.updates / 2:
             tqdm.write(f"warning: the budget pays for {updates:,} updates of {name} and {args.updates:,} of mlm")
-        if row.codes != SELF:
-            begin = self.checkpoint(row.begins_from, seed) if row.begins_from else None
-            more = ["--finetune-from-model", begin] if begin else []
-            more += self.falling_weight(name, updates)
-            self.train(f"runs/{name}-{seed}", self.flags_of(name), updates, self.rates[name], seed, *more)
+        run, more = f"runs/{name}-{seed}", self.falling_weight(name, updates)
+        if name == SELF:
+            self.train_in_stages(run, updates, self.rates[name], seed, *more, begin=args.share)
             return
-        more = self.falling_weight(name, updates)
-        self.train_in_stages(f"runs/{name}-{seed}", updates, self.rates[name], seed, *more, begin=args.share)
+        if row.begins_from:
+            more += ["--finetune-from-model", self.checkpoint(row.begins_from, seed)]
+        if row.branches_from:
+            more += self.branch(name, seed)
+        self.train(run, self.flags_of(name), updates, self.rates[name], seed, *more)
+
+    def branch(self, name: str, seed: int) -> list[object]:
+        """Make the codes of a control of ``self``; returns the flags that continue the first stage with them."""
+        kind, stage = CONTROLS_OF_SELF[name], self.output / f"runs/{SELF}-{seed}" / "stage-1"
+        model, dictionary, codes = stage / "model.pt", stage / "dictionary", f"{name}-{seed}"
+        if kind == RANDOM:
+            self.codes.make_random(codes, model, dictionary)
+        else:
+            own = stage
+            if self.online:
+                self.codes.encode(f"{SELF}-{seed}", model, dictionary)
+                own = self.codes.folder(f"{SELF}-{seed}")
+            self.codes.make_control(kind, codes, own)
+        return ["--continue-once", model, "--latent-codes", self.codes.folder(codes)]
 
     def train_in_stages(self, name: str, updates: int, rate: float, seed: int, *more: object, begin: int) -> None:
         """Train once with codes of the model itself from ``begin`` percent on."""
@@ -385,7 +373,7 @@ class Comparison:
 
     def tokens_of_training(self) -> int:
         """Tokens of the training text."""
-        return int(read_json(self.codes_of(self.args.coder) / "train.codes" / "meta.json")["token_count"])
+        return int(read_json(self.codes.folder(self.args.coder) / "train.codes" / "meta.json")["token_count"])
 
     def figures_of(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a run."""

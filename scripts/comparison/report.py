@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from comparison.costs import cost_to_reach
-from comparison.rows import CONTROLS
+from comparison.rows import CONTROLS, CONTROLS_OF_SELF
 
 BASE = "mlm"
 CONFIDENCE = 0.95
@@ -155,7 +155,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
 
     panels, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for name in figures["rows"]:
-        style = "--" if name in CONTROLS else "-"
+        style = "--" if name in (*CONTROLS, *CONTROLS_OF_SELF) else "-"
         color = COLORS.get(name)
         for number, run in enumerate(run for run in runs_of(figures, name) if run["curve"]):
             bits = [point["bits"] for point in run["curve"]]

@@ -23,6 +23,7 @@ class Row:
         all_seeds: run with every seed, not with the first one only.
         metric: of the validation log; what decides the learning rate.
         begins_from: the row whose checkpoint it begins from.
+        branches_from: the row whose first stage it continues, with the same seed.
     """
 
     flags: tuple[str, ...]
@@ -31,6 +32,7 @@ class Row:
     all_seeds: bool = False
     metric: str = "mlm_loss"
     begins_from: str | None = None
+    branches_from: str | None = None
 
     @property
     def with_mlm(self) -> bool:
@@ -44,6 +46,7 @@ class Row:
 
 
 CONTROLS = ("exchanged", "exchanged-within-types", "type-mean", RANDOM)
+CONTROLS_OF_SELF = {f"{SELF}-{kind}": kind for kind in ("exchanged-within-types", RANDOM)}
 ROWS: dict[str, Row] = {
     "mlm": Row(("--task", "plain_masked_lm", "--criterion", "masked_lm"), all_seeds=True, metric="loss"),
     "mlsm+mlm": Row(BOTH, codes=AUXILIARY, all_seeds=True),
@@ -55,10 +58,11 @@ ROWS: dict[str, Row] = {
         ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive"), metric="loss", begins_from="mlm"
     ),
     **{name: Row(BOTH, codes=name, rate_of="mlsm+mlm") for name in CONTROLS},
+    **{name: Row(BOTH, codes=SELF, rate_of="mlsm+mlm", branches_from=SELF) for name in CONTROLS_OF_SELF},
 }
 
 
 def ordered(names: list[str]) -> list[str]:
     """Names of rows in the order in which they are run, with the rows that they begin from."""
-    needed = {*names, *(row.begins_from for name in names if (row := ROWS[name]).begins_from)}
+    needed = {*names, *(ROWS[name].begins_from or ROWS[name].branches_from for name in names)}
     return [name for name in ROWS if name in needed]

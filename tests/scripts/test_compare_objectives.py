@@ -115,6 +115,7 @@ def test_wrong_options_end_it_before_anything_runs(
         (("self", "--latent-source", "online"), False),
         (("self",), True),
         (("self", "exchanged", "--latent-source", "online"), True),
+        (("self-random-dictionary", "--latent-source", "online"), False),
         (("mlsm+mlm", "--latent-source", "online"), True),
     ],
 )
@@ -128,6 +129,7 @@ def test_an_auxiliary_model_is_trained_where_a_row_needs_it(
 
 def test_rows_come_in_the_order_in_which_they_are_run_with_what_they_begin_from() -> None:
     assert ordered(["npm", "self"]) == ["mlm", "self", "npm"]
+    assert ordered(["self-exchanged-within-types"]) == ["self", "self-exchanged-within-types"]
     for name, row in ROWS.items():
         assert row.rate_of is None or list(ROWS).index(row.rate_of) < list(ROWS).index(name)
 
@@ -235,7 +237,8 @@ def test_tables() -> None:
 
 @pytest.mark.slow
 def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Path) -> None:
-    rows = ("mlm", "mlsm+mlm", "self", "npm", "type-mean", "random-dictionary")
+    own_controls = ("self-exchanged-within-types", "self-random-dictionary")
+    rows = ("mlm", "mlsm+mlm", "self", "npm", "type-mean", "random-dictionary", *own_controls)
     command = [*documented_commands()[0], "--objectives", *rows, "--updates", "20", "--share", "50", "--seeds", "1"]
     command += ["--vocab-size", "400", "--layers", "2", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
     command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1", "--rates", "1e-3"]
@@ -262,6 +265,11 @@ def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Pat
         assert own["curve"][-1]["update"] == cost["updates"]
         assert own["curve"][-1]["bits"] == pytest.approx(own["valid_bits"], abs=1)
         assert 0 <= own["pairs"]["pairs"] <= 1
+    for name in own_controls:
+        assert figures["costs"][name] == figures["costs"]["self"]
+        (own,) = (run for run in figures["runs"] if run["row"] == name)
+        begin = figures["costs"]["self"]["updates"] // 2
+        assert begin < own["curve"][0]["update"] <= begin + 2  # it continues the first stage
     assert figures["costs"]["mlsm+mlm"]["extra_seconds"] > figures["costs"]["self"]["extra_seconds"] > 0
     assert (texts / "comparison" / "comparison.png").stat().st_size > 10_000
     steps = {path: path.stat().st_mtime_ns for path in (texts / "comparison" / "steps").iterdir()}
