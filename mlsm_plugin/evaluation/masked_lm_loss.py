@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 from tqdm import tqdm
 
@@ -83,13 +84,29 @@ def chunks_of(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, wh
 class MaskedLmLoss:
     """The loss of a masked LM.
 
+    Rarer tokens are those beyond the most frequent types that make up half of the text. Where one is also visible
+    elsewhere in its block, a model can copy it; a model that has not learned to is as bad there as with new ones.
+
     Attributes:
         bits: mean cross entropy of the masked tokens, in bits.
         masked_tokens: how many.
+        repeated_bits: mean over the rarer ones that are visible elsewhere in their block; None without any.
+        new_bits: mean over the rarer ones that are not; None without any.
     """
 
     bits: float
     masked_tokens: int
+    repeated_bits: float | None
+    new_bits: float | None
+
+
+def frequent_types(dictionary: Dictionary) -> Tensor:
+    """Which types are the most frequent ones that make up at most half of the counts, ``(len(dictionary),)`` bool."""
+    counts = np.asarray(dictionary.count, dtype=np.int64)
+    order = np.argsort(-counts, kind="stable")
+    frequent = np.zeros(len(counts), bool)
+    frequent[order[counts[order].cumsum() <= counts.sum() / 2]] = True
+    return torch.from_numpy(frequent)
 
 
 def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch_tokens: int = 8192) -> MaskedLmLoss:
@@ -100,16 +117,24 @@ def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch
     Raises:
         ValueError: no token is masked, or the loss is NaN or infinite.
     """
-    total, count = 0.0, 0
+    frequent = frequent_types(reader.dictionary)
+    sums, counts = np.zeros(3), np.zeros(3, np.int64)  # of frequent, repeated and new tokens
     chunks = chunks_of(reader, np.arange(len(reader)), batch_tokens=batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=seed, batch_tokens=batch_tokens):
         losses = model.losses(batch.inputs, batch.masked, batch.targets)
-        total, count = total + float(losses.sum()), count + len(losses)
-    if count == 0:
+        samples, places = batch.masked.nonzero(as_tuple=True)
+        types = batch.targets[samples, places]
+        visible = (batch.inputs[samples] == types[:, None]).any(dim=1)
+        kinds = torch.where(frequent[types], 0, torch.where(visible, 1, 2)).numpy()
+        sums += np.bincount(kinds, losses.double().cpu().numpy(), minlength=3)
+        counts += np.bincount(kinds, minlength=3)
+    if counts.sum() == 0:
         raise ValueError("no token of the split is masked; it is too short")
-    if not np.isfinite(total):
+    if not np.isfinite(sums).all():
         raise ValueError("the masked-LM loss is not finite")
-    return MaskedLmLoss(total / count / log(2), count)
+    means = sums / counts.clip(min=1) / log(2)
+    _, repeated, new = (float(mean) if count else None for mean, count in zip(means, counts, strict=True))
+    return MaskedLmLoss(float(sums.sum() / counts.sum() / log(2)), int(counts.sum()), repeated, new)
 
 
 def evaluate_masked_lm(

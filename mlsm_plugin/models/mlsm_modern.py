@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import torch
 from fairseq.models import register_model
 from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, num_layers, sentence_encoder
+from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, lm_head, num_layers, sentence_encoder
 from mlsm_plugin.models.latent_semantic_model import (
     SIZES,
     LatentSemanticEncoder,
@@ -27,6 +28,7 @@ from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer, gegl
 # from this number of positions on, most layers see only a window unless --attention-window says otherwise
 POSITIONS_WITH_WINDOW = 512
 DEFAULT_WINDOW = 128
+BY_BERT, BY_WIDTH = "bert", "width"  # how the weights are drawn
 
 
 class ModernHead(LatentSemanticHead):
@@ -79,7 +81,12 @@ class MlsmModernModel(LatentSemanticModel):
 
     def finish_parameters(self) -> None:
         """See :meth:`LatentSemanticModel.finish_parameters`."""
-        sentence_encoder(self).scale_down_residual_projections()
+        if safe_getattr(self.args, "initialization", BY_BERT) == BY_WIDTH:  # older checkpoints do not have it
+            sentence_encoder(self).draw_weights_by_width()
+            with torch.no_grad():  # a hidden state that holds a token's embedding predicts this token from the start
+                lm_head(self).dense.weight.add_(torch.eye(self.args.encoder_embed_dim))
+        else:
+            sentence_encoder(self).scale_down_residual_projections()
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +113,12 @@ class MlsmModernModel(LatentSemanticModel):
         }
         for name, text in shares.items():
             parser.add_argument(f"--{name}", type=float, metavar="X", help=text)
+        parser.add_argument(
+            "--initialization",
+            choices=[BY_BERT, BY_WIDTH],
+            help="how the weights of the layers are drawn. bert (default): with a standard deviation of 0.02. "
+            "width: of 1 / sqrt(width), and the dense layer of the LM head begins near the identity; learns faster",
+        )
         parser.add_argument(
             "--pooler-activation-fn",
             choices=get_available_activation_fns(),
@@ -163,6 +176,7 @@ def architecture(args: Any, layers: int, dim: int) -> None:
         "global_attention_every": 3,
         "rope_theta": 10_000.0,
         "local_rope_theta": 10_000.0,
+        "initialization": BY_BERT,
         "num_atoms": None,
     }
     for name, value in defaults.items():

@@ -274,6 +274,14 @@ class ModernTransformer(nn.Module):
             for projection in (layer.out_proj, layer.fc2):
                 nn.init.normal_(projection.weight, std=std / math.sqrt(2 * self.size.layers))
 
+    def draw_weights_by_width(self) -> None:
+        """Draw the weights of all layers so that they keep the variance of what they read: ``std = 1 / sqrt(dim)``."""
+        std = 1 / math.sqrt(self.size.dim)
+        for layer in self.layers:
+            for projection in (layer.qkv_proj, layer.fc1):
+                nn.init.normal_(projection.weight, std=std)
+        self.scale_down_residual_projections(std)
+
     def forward_embedding(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden state 0, ``(B, T, dim)``, and the embeddings before their norm."""
         embedded = self.embed_tokens(src_tokens)

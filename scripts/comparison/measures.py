@@ -70,7 +70,8 @@ class Measures:
                 found["probe"][task.name] = self._once(f"{name}-probe-{task.name}", self._probe, task, checkpoint)
         if has_mlm_head and not from_scratch:
             for split in ("valid", "test"):
-                found[f"{split}_bits"] = self._once(f"{name}-bits-{split}", self._bits, checkpoint, split)
+                loss = self._once(f"{name}-loss-{split}", self._loss, checkpoint, split)
+                found |= {f"{split}_{part}": loss[part] for part in ("bits", "repeated_bits", "new_bits")}
             found["pairs"] = {Path(file).stem: self.pairs(file, checkpoint, name) for file in self.args.pairs}
         return found
 
@@ -81,9 +82,9 @@ class Measures:
             write_json(path, compute(*arguments))
         return read_json(path)
 
-    def _bits(self, checkpoint: Path, split: str) -> float:
+    def _loss(self, checkpoint: Path, split: str) -> dict[str, Any]:
         blocks = BlockSettings(self.args.tokens_per_sample, "none")
-        return evaluate_masked_lm(checkpoint, self.output / "data-bin", split, blocks).bits
+        return vars(evaluate_masked_lm(checkpoint, self.output / "data-bin", split, blocks))
 
     def _probe(self, task: Task, checkpoint: Path) -> float:
         """Accuracy of logistic regression on frozen means, on the lines that fine-tuning has."""

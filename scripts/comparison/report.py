@@ -92,12 +92,19 @@ def loss_table(figures: dict[str, Any]) -> str:
             [
                 *(name, str(len(runs)), mean_and_deviation([run["valid_bits"] for run in runs], 3)),
                 mean_and_deviation([run["test_bits"] for run in runs], 3),
+                *(mean_and_deviation(_known(runs, f"valid_{kind}_bits"), 2) for kind in ("repeated", "new")),
                 "" if difference is None else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*difference),
                 f"{mean_and_deviation(reached, 0, 100) or 'not'}{missed if reached else ''}",
             ]
         )
-    head = ("row", "seeds", "validation, bits", "held out, bits", "to mlm, bits [95 %]", "cost to mlm's loss, %")
+    head = ("row", "seeds", "validation, bits", "held out, bits", "repeated", "new", "to mlm, bits [95 %]",
+            "cost to mlm's loss, %")  # fmt: skip
     return table(head, rows)
+
+
+def _known(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """A figure of each run that has it."""
+    return [run[name] for run in runs if run.get(name) is not None]
 
 
 def use_table(figures: dict[str, Any]) -> str:

@@ -59,6 +59,23 @@ def test_residual_projections_start_smaller_with_depth(tiny: TinyData) -> None:
     assert encoder.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
+def test_weights_drawn_by_width_keep_the_variance_and_an_embedding_predicts_its_token(tiny: TinyData) -> None:
+    flags = ("--encoder-layers", 8, "--encoder-embed-dim", 256, "--initialization", "width")
+    model = model_of(tiny, *flags)
+    encoder = model.encoder.sentence_encoder
+    for layer in encoder.layers:
+        for name in ("qkv_proj", "fc1"):
+            assert getattr(layer, name).weight.std().item() == pytest.approx(1 / 16, rel=0.1)
+        for name in ("out_proj", "fc2"):
+            assert getattr(layer, name).weight.std().item() == pytest.approx(1 / 16 / math.sqrt(16), rel=0.1)
+    by_bert = model_of(tiny, *flags[:-1], "bert").encoder
+    for own, least, most in ((model.encoder, 0.99, 1.0), (by_bert, 0.0, 0.2)):
+        embeddings = own.sentence_encoder.embed_tokens.weight
+        logits = own.lm_head.token_logits(own.lm_head.transform(own.sentence_encoder.embedding_norm(embeddings)))
+        types = torch.arange(4, len(embeddings))
+        assert least <= (logits.argmax(dim=1)[types] == types).float().mean() <= most
+
+
 @pytest.mark.parametrize(
     ("flags", "window", "local"),
     [

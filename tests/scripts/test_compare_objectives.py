@@ -208,6 +208,7 @@ def test_tables() -> None:
     def run(row: str, seed: int, last: float) -> dict[str, object]:
         curve = [{"update": 1, "seconds": 50.0, "bits": last + 1}, {"update": 2, "seconds": 100.0, "bits": last}]
         measures = {"valid_bits": last, "test_bits": last + 0.5, "pairs": {"agreement": 0.75}, "probe": {"sst2": 0.6}}
+        measures |= {"valid_repeated_bits": last + 2, "valid_new_bits": None if row == "taco" else last + 3}
         return {
             "row": row,
             "seed": seed,
@@ -227,9 +228,12 @@ def test_tables() -> None:
     }
     assert "| mlm | 1,000 | 0.100 | 0 | 100 | 2.0 | 0.002 |" in cost_table(figures)
     losses = loss_table(figures)
-    assert "| mlm | 2 | 6.100 ± 0.141 | 6.600 ± 0.141 |  | 100 ± 0 |" in losses
-    assert "| self | 2 | 5.600 ± 0.141 | 6.100 ± 0.141 | -0.500 [-0.500, -0.500] | 75 ± 0 |" in losses
-    assert "| taco | 1 | 7.000 | 7.500 |  | not |" in losses
+    assert "| mlm | 2 | 6.100 ± 0.141 | 6.600 ± 0.141 | 8.10 ± 0.14 | 9.10 ± 0.14 |  | 100 ± 0 |" in losses
+    assert (
+        "| self | 2 | 5.600 ± 0.141 | 6.100 ± 0.141 | 7.60 ± 0.14 | 8.60 ± 0.14 | -0.500 [-0.500, -0.500] | 75 ± 0 |"
+        in losses
+    )
+    assert "| taco | 1 | 7.000 | 7.500 | 9.00 |  |  | not |" in losses
     uses = use_table(figures)
     assert "| random weights |  | 50.0 ± 0.0 |  |  |" in uses
     assert "| self | 2 | 80.0 ± 0.0 | 60.0 ± 0.0 | 75.0 ± 0.0 |" in uses
