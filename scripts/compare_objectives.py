@@ -25,6 +25,7 @@ from comparison.report import draw, page
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF
 from tqdm import tqdm
 
+from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
@@ -145,11 +146,11 @@ class Comparison:
             return row.flags
         args = self.args
         flags = (*row.flags, "--latent-weight", str(args.latent_weight))
-        if row.branches_from:
+        if row.control_of == SELF:
             return flags  # its codes are made once that row has been trained
         if row.codes == AUXILIARY and self.online:
             flags += ("--latent-source", "online", "--auxiliary-checkpoint", str(self.auxiliary), "--auxiliary-fp16")
-            return (*flags, "--latent-dictionary", str(self.output / f"dictionary-{args.coder}"))
+            return (*flags, "--latent-dictionary", str(self.codes.dictionary(args.coder)))
         codes = {AUXILIARY: args.coder, SELF: args.coder}.get(row.codes, row.codes)
         return (*flags, "--latent-codes", str(self.codes.folder(codes)))
 
@@ -167,9 +168,7 @@ class Comparison:
         args, file = self.args, self.output / "seconds.json"
         if not self.seconds and file.exists():
             self.seconds = read_json(file)
-        controlled = ROWS[name].branches_from if name in ROWS else None
-        if name in CONTROLS:
-            controlled = "mlsm+mlm"
+        controlled = ROWS[name].control_of if name in ROWS else None
         if controlled:
             self.measure_speed(controlled)
             self.seconds[name] = self.seconds[controlled]
@@ -249,14 +248,14 @@ class Comparison:
             return
         if row.begins_from:
             more += ["--finetune-from-model", self.checkpoint(row.begins_from, seed)]
-        if row.branches_from:
+        if row.control_of == SELF:
             more += self.branch(name, seed)
         self.train(run, self.flags_of(name), updates, self.rates[name], seed, *more)
 
     def branch(self, name: str, seed: int) -> list[object]:
         """Make the codes of a control of ``self``; returns the flags that continue the first stage with them."""
         kind, stage = CONTROLS_OF_SELF[name], self.output / f"runs/{SELF}-{seed}" / "stage-1"
-        model, dictionary, codes = stage / "model.pt", stage / "dictionary", f"{name}-{seed}"
+        model, dictionary, codes = stage / TEACHER, stage / "dictionary", f"{name}-{seed}"
         if kind == RANDOM:
             self.codes.make_random(codes, model, dictionary)
         else:

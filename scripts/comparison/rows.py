@@ -23,7 +23,8 @@ class Row:
         all_seeds: run with every seed, not with the first one only.
         metric: of the validation log; what decides the learning rate.
         begins_from: the row whose checkpoint it begins from.
-        branches_from: the row whose first stage it continues, with the same seed.
+        control_of: of a control, the row that it is a control of, and has the cost of. One of ``self`` continues its
+            first stage, with the same seed.
     """
 
     flags: tuple[str, ...]
@@ -32,7 +33,7 @@ class Row:
     all_seeds: bool = False
     metric: str = "mlm_loss"
     begins_from: str | None = None
-    branches_from: str | None = None
+    control_of: str | None = None
 
     @property
     def with_mlm(self) -> bool:
@@ -57,12 +58,14 @@ ROWS: dict[str, Row] = {
     "npm": Row(
         ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive"), metric="loss", begins_from="mlm"
     ),
-    **{name: Row(BOTH, codes=name, rate_of="mlsm+mlm") for name in CONTROLS},
-    **{name: Row(BOTH, codes=SELF, rate_of="mlsm+mlm", branches_from=SELF) for name in CONTROLS_OF_SELF},
+    **{name: Row(BOTH, codes=name, rate_of="mlsm+mlm", control_of="mlsm+mlm") for name in CONTROLS},
+    **{name: Row(BOTH, codes=SELF, rate_of="mlsm+mlm", control_of=SELF) for name in CONTROLS_OF_SELF},
 }
 
 
 def ordered(names: list[str]) -> list[str]:
     """Names of rows in the order in which they are run, with the rows that they begin from."""
-    needed = {*names, *(ROWS[name].begins_from or ROWS[name].branches_from for name in names)}
+    needed = {*names, *(ROWS[name].begins_from for name in names)}
+    if any(ROWS[name].control_of == SELF for name in names):
+        needed.add(SELF)
     return [name for name in ROWS if name in needed]
