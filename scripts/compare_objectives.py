@@ -77,13 +77,19 @@ class Comparison:
             )  # fmt: skip
         for coder in sorted({args.coder} | ({"lasso"} & self.kinds)):
             self.codes.learn(coder, auxiliary)
-            if not self.online or self.kinds & {"lasso", *CONTROLS}:
+            if coder in self.stored:
                 self.codes.encode(coder, auxiliary, self.codes.dictionary(coder))
         for kind in sorted(self.kinds & set(CONTROLS)):
             if kind == RANDOM:
                 self.codes.make_random(kind, auxiliary, self.codes.dictionary(args.coder))
             else:
                 self.codes.make_control(kind, kind, self.codes.folder(args.coder))
+
+    @property
+    def stored(self) -> set[str]:
+        """The coders whose codes of all tokens a row reads, or a control changes."""
+        changed = self.kinds & set(CONTROLS) - {RANDOM}
+        return (self.kinds & {"lasso"}) | ({self.args.coder} if changed or not self.online else set())
 
     @property
     def needs_auxiliary(self) -> bool:

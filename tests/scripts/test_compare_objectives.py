@@ -109,22 +109,29 @@ def test_wrong_options_end_it_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
+    ("words", "needed", "stored"),
     [
-        (("taco",), False),
-        (("self", "--latent-source", "online"), False),
-        (("self",), True),
-        (("self", "exchanged", "--latent-source", "online"), True),
-        (("self-random-dictionary", "--latent-source", "online"), False),
-        (("mlsm+mlm", "--latent-source", "online"), True),
+        (("taco",), False, None),
+        (("self", "--latent-source", "online"), False, None),
+        (("self",), True, {"topk"}),
+        (("mlsm+mlm", "lasso"), True, {"topk", "lasso"}),
+        (("self-random-dictionary", "--latent-source", "online"), False, None),
+        (("mlsm+mlm", "--latent-source", "online"), True, set()),
+        (("mlsm+mlm", "lasso", "--latent-source", "online"), True, {"lasso"}),
+        (("mlsm+mlm", "random-dictionary", "--latent-source", "online"), True, set()),
+        (("self", "exchanged", "--latent-source", "online"), True, {"topk"}),
     ],
 )
-def test_an_auxiliary_model_is_trained_where_a_row_needs_it(
-    script: ModuleType, texts: Path, words: tuple[str, ...], needed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_auxiliary_model_and_codes_of_all_tokens_are_made_where_a_row_needs_them(
+    script: ModuleType, texts: Path, words: tuple[str, ...], needed: bool, stored: set[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     common = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
     monkeypatch.setattr(sys, "argv", ["compare_objectives.py", *common, "--rates", "1e-3", "--objectives", *words])
-    assert script.Comparison(script.parse_arguments(None)).needs_auxiliary == needed
+    comparison = script.Comparison(script.parse_arguments(None))
+    assert comparison.needs_auxiliary == needed
+    if stored is not None:
+        assert comparison.stored == stored
 
 
 def test_rows_come_in_the_order_in_which_they_are_run_with_what_they_begin_from() -> None:
