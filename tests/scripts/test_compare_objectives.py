@@ -57,12 +57,13 @@ def texts(tmp_path: Path, english_text: tuple[Path, Path], monkeypatch: pytest.M
 
 
 def documented_commands() -> list[list[str]]:
-    return [shlex.split(block.replace("\\\n", " ")) for block in bash_blocks(PAGE)]
+    commands = [shlex.split(block.replace("\\\n", " ")) for block in bash_blocks(PAGE)]
+    return [words for words in commands if words[1] == "scripts/compare_objectives.py"]
 
 
 def test_documented_commands_are_understood(script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in documented_commands():
-        assert words[:2] == ["python", "scripts/compare_objectives.py"]
+        assert words[0] == "python"
         monkeypatch.setattr(sys, "argv", words[1:])
         args = script.parse_arguments(None)
         named = set(ROWS)
