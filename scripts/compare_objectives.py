@@ -21,12 +21,12 @@ from comparison.codes import Codes, blocks_of
 from comparison.commands import PLUGIN, Commands
 from comparison.costs import ModelSize, Phase, Schedule, schedule_of_phases, updates_within
 from comparison.measures import Measures
-from comparison.report import draw, page
+from comparison.report import write_report
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF
 from tqdm import tqdm
 
 from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
-from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
 
@@ -320,6 +320,7 @@ class Comparison:
         first = self.checkpoint("mlm", args.seeds[0])
         figures = {
             "settings": {name: value for name, value in vars(args).items() if name not in FILES},
+            "texts": sha256_of_files(*args.train, *args.valid, *args.held_out),
             "rows": rows,
             "tasks": [task.name for task in args.tasks],
             "pair_sets": [Path(file).stem for file in args.pairs],
@@ -327,10 +328,7 @@ class Comparison:
             "baseline": self.measures.of("random", first, has_mlm_head=False, from_scratch=True),
             "runs": runs,
         }
-        write_json(self.output / "comparison.json", figures)
-        with atomic_open(self.output / "comparison.md", "w") as file:
-            file.write(page(figures))
-        draw(figures, self.output / "comparison.png")
+        write_report(figures, self.output)
 
     def cost_of(self, name: str) -> dict[str, float]:
         """Seconds and operations of a row."""

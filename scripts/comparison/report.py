@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import statistics
 from collections.abc import Sequence
@@ -13,10 +14,13 @@ from scipy import stats
 
 from comparison.costs import cost_to_reach
 from comparison.rows import CONTROLS, CONTROLS_OF_SELF
+from mlsm_plugin.files.atomic_files import atomic_open, write_json
 
 BASE = "mlm"
+OF_A_FOLDER = ("objectives", "seeds", "threads")  # settings that no run depends on
 CONFIDENCE = 0.95
 COLORS = {"mlm": "black", "mlsm+mlm": "tab:blue", "self": "tab:orange", "taco": "tab:green", "lasso": "tab:cyan"}
+OTHER_COLORS = ("tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:gray")
 
 
 def mean_and_deviation(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
@@ -68,10 +72,10 @@ def cost_table(figures: dict[str, Any]) -> str:
         rows.append(
             [
                 *(name, f"{cost['updates']:,}", f"{cost['seconds_per_update']:.3f}", f"{cost['extra_seconds']:.0f}"),
-                *(f"{cost['seconds']:.0f}", f"{cost['operations'] / 1e15:.1f}", f"{cost['learning_rate']:g}"),
+                *(f"{cost['seconds']:.0f}", f"{cost['operations'] / 1e12:,.0f}", f"{cost['learning_rate']:g}"),
             ]
         )
-    head = ("row", "updates", "s an update", "s besides", "s in all", "operations, 10^15", "learning rate")
+    head = ("row", "updates", "s an update", "s besides", "s in all", "operations, 10^12", "learning rate")
     return table(head, rows)
 
 
@@ -107,15 +111,49 @@ def _known(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
     return [run[name] for run in runs if run.get(name) is not None]
 
 
+def round_updates(most: int) -> list[int]:
+    """About five round numbers of updates, evenly spaced, below ``most``."""
+    exact = max(1.0, most / 6)
+    scale = 10 ** int(np.log10(exact))
+    step = max(1, round(exact / scale)) * scale
+    return list(range(step, most, step))
+
+
+def seeds_table(figures: dict[str, Any]) -> str:
+    """The loss of every run in the validations of its training, by updates; the tokens that are copied, and others."""
+    base = {run["seed"]: run["curve"][-1]["bits"] for run in runs_of(figures, BASE)}
+    columns = round_updates(figures["costs"][BASE]["updates"])
+    rows = []
+    for name in figures["rows"]:
+        runs = [run for run in runs_of(figures, name) if run["curve"]]
+        for run, share in zip(runs, shares_of_cost(figures, name), strict=True):
+            updates, bits = ([point[key] for point in run["curve"]] for key in ("update", "bits"))
+            within = [
+                f"{np.interp(at, updates, bits):.2f}" if updates[0] <= at <= updates[-1] else "" for at in columns
+            ]
+            paired = f"{bits[-1] - base[run['seed']]:+.2f}" if name != BASE and run["seed"] in base else ""
+            reached = "not" if share is None else f"{100 * share:.0f}"
+            parts = [
+                f"{run[part]:.2f}" if run.get(part) is not None else ""
+                for part in ("valid_repeated_bits", "valid_new_bits")
+            ]
+            rows.append([name, str(run["seed"]), *within, f"{bits[-1]:.2f}", paired, reached, *parts])
+    ends = ("the end", "to mlm", "cost to mlm's loss, %", "repeated", "new")
+    return table(("row", "seed", *(f"{at:,}" for at in columns), *ends), rows)
+
+
 def use_table(figures: dict[str, Any]) -> str:
     """Fine-tuning, probes and minimal pairs."""
     tasks = [task.partition("=")[0] for task in figures["tasks"]]
     files = figures["pair_sets"]
-    rows = [["random weights", "", *(_finetuned([figures["baseline"]], task) for task in tasks)]] if tasks else []
+    baseline = [figures["baseline"]] if tasks and figures["baseline"] else []
+    rows = [["random weights", "", *(_finetuned(baseline, task) for task in tasks)] for _ in baseline]
     for row in rows:
         row += [""] * (len(tasks) + len(files))
     for name in figures["rows"]:
-        runs = runs_of(figures, name)
+        runs = [run for run in runs_of(figures, name) if run.get("finetuned") or run.get("pairs")]
+        if not runs:
+            continue
         rows.append(
             [
                 *(name, str(len(runs)), *(_finetuned(runs, task) for task in tasks)),
@@ -140,16 +178,26 @@ def _finetuned(runs: Sequence[dict[str, Any]], task: str) -> str:
 
 def page(figures: dict[str, Any]) -> str:
     """All tables."""
-    settings = ", ".join(
-        f"{name} {value}" for name, value in figures["settings"].items() if isinstance(value, int | float)
-    )
+    settings = ", ".join(f"{name} {value}" for name, value in figures["settings"].items() if name not in OF_A_FOLDER)
     parts = ["# Objectives compared", "## Cost", cost_table(figures), "## Masked-LM loss", loss_table(figures)]
+    parts += ["## Masked-LM loss of each run, bits after so many updates", seeds_table(figures)]
     retrieved = [run for run in figures["runs"] if run["row"] == "npm"]
     if figures["tasks"] or figures["pair_sets"]:
         parts += ["## Use, in %", use_table(figures)]
     for run in retrieved:
         parts.append(f"npm retrieves the right phrase for {100 * run['retrieval_accuracy']:.1f} % of the masked spans.")
-    return "\n\n".join([*parts, f"Settings: {settings}."]) + "\n"
+    parts.append(f"Settings: {settings}.")
+    for name, other in figures.get("other_settings", {}).items():
+        parts.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in other.items()) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_report(figures: dict[str, Any], folder: Path) -> None:
+    """Write ``comparison.json``, ``comparison.md`` and ``comparison.png``."""
+    write_json(folder / "comparison.json", figures)
+    with atomic_open(folder / "comparison.md", "w") as file:
+        file.write(page(figures))
+    draw(figures, folder / "comparison.png")
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
@@ -161,17 +209,17 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     panels, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    others = itertools.cycle(OTHER_COLORS)
     for name in figures["rows"]:
         style = "--" if name in (*CONTROLS, *CONTROLS_OF_SELF) else "-"
-        color = COLORS.get(name)
+        color = COLORS.get(name) or next(others)
         for number, run in enumerate(run for run in runs_of(figures, name) if run["curve"]):
             bits = [point["bits"] for point in run["curve"]]
             for axis, key, scale in ((axes[0], "seconds", 60), (axes[1], "update", 1000)):
-                lines = axis.plot(
+                axis.plot(
                     [point[key] / scale for point in run["curve"]], bits, style, color=color, linewidth=1,
                     label=name if number == 0 else None,
                 )  # fmt: skip
-                color = lines[0].get_color()
     axes[0].set(xlabel="minutes, everything included", ylabel="masked-LM loss on the validation text, bits")
     axes[1].set(xlabel="1,000 updates")
     for axis in axes:

@@ -26,7 +26,14 @@ from tests.scripts.script_module import load_script
 
 load_script("compare_objectives")
 from comparison.costs import ModelSize, Phase, Schedule, cost_to_reach, schedule_of_phases, updates_within  # noqa: E402
-from comparison.report import cost_table, loss_table, paired_difference, use_table  # noqa: E402
+from comparison.report import (  # noqa: E402
+    cost_table,
+    loss_table,
+    paired_difference,
+    round_updates,
+    seeds_table,
+    use_table,
+)
 from comparison.rows import ROWS, ordered  # noqa: E402
 
 from tests.tiny_models import TinyData  # noqa: E402
@@ -234,7 +241,7 @@ def test_tables() -> None:
         "baseline": {"finetuned": {"sst2": {"mean": 0.5, "deviation": 0.0}}},
         "runs": [run("mlm", 1, 6.0), run("mlm", 2, 6.2), run("self", 1, 5.5), run("self", 2, 5.7), run("taco", 1, 7.0)],
     }
-    assert "| mlm | 1,000 | 0.100 | 0 | 100 | 2.0 | 0.002 |" in cost_table(figures)
+    assert "| mlm | 1,000 | 0.100 | 0 | 100 | 2,000 | 0.002 |" in cost_table(figures)
     losses = loss_table(figures)
     assert "| mlm | 2 | 6.100 ± 0.141 | 6.600 ± 0.141 | 8.10 ± 0.14 | 9.10 ± 0.14 |  | 100 ± 0 |" in losses
     assert (
@@ -245,6 +252,36 @@ def test_tables() -> None:
     uses = use_table(figures)
     assert "| random weights |  | 50.0 ± 0.0 |  |  |" in uses
     assert "| self | 2 | 80.0 ± 0.0 | 60.0 ± 0.0 | 75.0 ± 0.0 |" in uses
+
+
+@given(st.integers(12, 10**7))
+def test_round_numbers_of_updates(most: int) -> None:
+    found = round_updates(most)
+    assert 4 <= len(found) <= 9
+    assert found == [found[0] * number for number in range(1, len(found) + 1)]
+    assert found[-1] < most <= found[-1] + found[0]
+    assert str(found[0]).strip("0") in "123456789"
+
+
+def test_table_of_runs_reads_losses_between_validations() -> None:
+    def run(row: str, seed: int, updates: int, last: float) -> dict[str, object]:
+        curve = [{"update": at, "seconds": 2.0 * at, "bits": last + updates - at} for at in range(3, updates + 1, 3)]
+        return {"row": row, "seed": seed, "curve": curve, "valid_new_bits": 9.0}
+
+    runs = [run("mlm", 2, 12, 5.0), run("mlm", 1, 12, 4.0), run("self", 1, 9, 3.5)]
+    without_masked_lm = {"row": "npm", "seed": 1, "curve": []}
+    figures = {
+        "rows": ["mlm", "self", "npm"],
+        "costs": {"mlm": {"updates": 12}},
+        "runs": [*runs, without_masked_lm],
+    }
+    assert seeds_table(figures).splitlines() == [
+        "| row | seed | 2 | 4 | 6 | 8 | 10 | the end | to mlm | cost to mlm's loss, % | repeated | new |",
+        "|" + " --- |" * 12,
+        "| mlm | 1 |  | 12.00 | 10.00 | 8.00 | 6.00 | 4.00 |  | 100 |  | 9.00 |",
+        "| mlm | 2 |  | 13.00 | 11.00 | 9.00 | 7.00 | 5.00 |  | 100 |  | 9.00 |",
+        "| self | 1 |  | 8.50 | 6.50 | 4.50 |  | 3.50 | -0.50 | 71 |  | 9.00 |",
+    ]
 
 
 @pytest.mark.slow
