@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comparison.report import OF_A_FOLDER, page, write_report
+from comparison.report import BASE, OF_A_FOLDER, page, write_report
 
 from mlsm_plugin.files.atomic_files import read_json
 
@@ -24,6 +24,7 @@ SHARED = (
     *("arch", "layers", "width", "heads", "vocab_size", "updates", "batch_size", "tokens_per_sample"),
     *("labelled", "finetune_epochs", "finetune_lr", "finetune_seeds"),
 )  # settings that make losses and accuracies comparable
+PARTS = frozenset(("settings", "rows", "tasks", "pair_sets", "costs", "baseline", "runs"))
 TOLERANCE = 0.05  # of costs: machines differ, and seconds are measured
 Figures = dict[str, Any]
 
@@ -98,6 +99,10 @@ def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
         merged["runs"] = [*merged["runs"], *(run for run in figures["runs"] if (run["row"], run["seed"]) not in known)]
         for name in ("baseline", "tasks", "pair_sets"):
             merged[name] = merged[name] or figures[name]
+    if BASE not in merged["rows"]:
+        raise ValueError(
+            f"no result has the row {BASE}, with which the others are compared; they have {merged['rows']}"
+        )
     return merged
 
 
@@ -112,7 +117,7 @@ def read(words: Sequence[str]) -> tuple[str, Figures]:
     if not all(names.values()):
         raise ValueError(f"{' '.join(pairs)}: write OLD=NEW for each row that has another name")
     figures = read_json(file)
-    if not isinstance(figures, dict) or not {"settings", "costs", "runs"} <= set(figures):
+    if not isinstance(figures, dict) or not set(figures) >= PARTS:
         raise ValueError(f"{file} is not a comparison.json of scripts/compare_objectives.py")
     if "texts" not in figures:
         raise ValueError(f"{file} is from an older version; run compare_objectives.py again in its folder")

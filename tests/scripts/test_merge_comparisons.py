@@ -91,24 +91,31 @@ def test_seeds_and_rows_of_several_folders_are_put_together(run: Callable[..., i
         ({"rows": ["mlm"], "costs": {"mlm": {"updates": 20, "seconds": 10.0}}}, (), "mlm has 20 updates in"),
         ({}, ("taco=other",), "has no row taco; it has mlm"),
         ({}, ("mlm",), "mlm: write OLD=NEW"),
-        ({"costs": None, "settings": None}, (), None),
+        (None, (), "is not a comparison.json of scripts/compare_objectives.py"),
     ],
 )
 def test_what_cannot_be_compared_is_not_merged(
-    run: Callable[..., int], tmp_path: Path, change: dict[str, Any], names: tuple[str, ...], message: str | None,
+    run: Callable[..., int], tmp_path: Path, change: dict[str, Any] | None, names: tuple[str, ...], message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     figures = result(("mlm", 1, 5.0))
     first = write(tmp_path / "first.json", figures)
-    other = {**deepcopy(figures), **change}
-    if message is None:
-        other, message = {"runs": []}, "is not a comparison.json of scripts/compare_objectives.py"
+    other = {"runs": []} if change is None else {**deepcopy(figures), **change}
     with pytest.raises(SystemExit, match="2"):
         run("--add", first, "--add", write(tmp_path / "b.json", other), *names, "--output", tmp_path / "merged")
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "merged").exists()
+
+
+def test_plain_masked_lm_cannot_be_missing(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "one.json", result(("mlm", 1, 5.0)))
+    with pytest.raises(SystemExit, match="2"):
+        run("--add", file, "mlm=mlm, width", "--output", tmp_path / "merged")
+    assert "no result has the row mlm, with which the others are compared" in capsys.readouterr().err
 
 
 def test_published_tables_are_those_of_the_published_figures() -> None:
