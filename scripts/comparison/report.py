@@ -20,6 +20,7 @@ BASE = "mlm"
 OF_A_FOLDER = ("objectives", "seeds", "threads")  # settings that no run depends on
 CONFIDENCE = 0.95
 COLORS = {"mlm": "black", "mlsm+mlm": "tab:blue", "self": "tab:orange", "taco": "tab:green", "lasso": "tab:cyan"}
+PLOTTED_FROM = 0.08  # of a row's updates: before, the learning rate rises, and the loss would fill the plot
 OTHER_COLORS = ("tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:gray")
 
 
@@ -214,12 +215,12 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         style = "--" if name in (*CONTROLS, *CONTROLS_OF_SELF) else "-"
         color = COLORS.get(name) or next(others)
         for number, run in enumerate(run for run in runs_of(figures, name) if run["curve"]):
-            bits = [point["bits"] for point in run["curve"]]
+            begin = PLOTTED_FROM * figures["costs"][name]["updates"]
+            points = [point for point in run["curve"] if point["update"] >= begin]
+            bits = [point["bits"] for point in points]
             for axis, key, scale in ((axes[0], "seconds", 60), (axes[1], "update", 1000)):
-                axis.plot(
-                    [point[key] / scale for point in run["curve"]], bits, style, color=color, linewidth=1,
-                    label=name if number == 0 else None,
-                )  # fmt: skip
+                label = name if number == 0 else None
+                axis.plot([point[key] / scale for point in points], bits, style, color=color, linewidth=1, label=label)
     axes[0].set(xlabel="minutes, everything included", ylabel="masked-LM loss on the validation text, bits")
     axes[1].set(xlabel="1,000 updates")
     for axis in axes:
