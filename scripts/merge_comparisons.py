@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.report import BASE, OF_A_FOLDER, page, write_report
+from comparison.rows import ROWS
 
 from mlsm_plugin.files.atomic_files import read_json
 
@@ -25,6 +26,10 @@ SHARED = (
     *("labelled", "finetune_epochs", "finetune_lr", "finetune_seeds"),
 )  # settings that make losses and accuracies comparable
 PARTS = frozenset(("settings", "rows", "tasks", "pair_sets", "costs", "baseline", "runs"))
+OF_CODES = (
+    *("coder", "atoms", "k", "dictionary_tokens", "auxiliary_size", "layer", "share"),
+    *("latent_weight", "latent_until", "latent_source"),
+)  # settings that rows without codes do not depend on
 TOLERANCE = 0.05  # of costs: machines differ, and seconds are measured
 Figures = dict[str, Any]
 
@@ -46,16 +51,19 @@ def renamed(figures: Figures, names: dict[str, str], file: str) -> Figures:
     }
 
 
-def other_settings(settings: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """The settings that differ from those of the first result and that a run depends on."""
-    return {name: value for name, value in settings.items() if name not in OF_A_FOLDER and value != first.get(name)}
+def other_settings(name: str, figures: Figures, first: Figures) -> dict[str, Any]:
+    """The settings of a row that differ from those of the first result."""
+    without = (*OF_A_FOLDER, *(OF_CODES if name in ROWS and ROWS[name].codes is None else ()))
+    own = {**figures["settings"], **figures.get("other_settings", {}).get(name, {})}
+    common = first["settings"]
+    return {key: value for key, value in own.items() if key not in without and value != common.get(key)}
 
 
 def check(figures: Figures, merged: Figures, file: str) -> None:
     """Check that the runs of a result can be compared with those that are merged.
 
     Raises:
-        ValueError: they have another text, size or budget, or a row of the same name costs something else.
+        ValueError: they have another text, size or budget, or a row of the same name has other settings or costs.
     """
     if figures["texts"] != merged["texts"]:
         raise ValueError(f"{file} has other texts than the first result; the losses cannot be compared")
@@ -67,6 +75,12 @@ def check(figures: Figures, merged: Figures, file: str) -> None:
         if figures[name] and merged[name] and figures[name] != merged[name]:
             raise ValueError(f"{file} has the {name} {figures[name]}, and not {merged[name]}")
     for name in set(figures["costs"]) & set(merged["costs"]):
+        own, first = other_settings(name, figures, merged), merged["other_settings"].get(name, {})
+        if own != first:
+            raise ValueError(
+                f"{name} has other settings in {file} ({own or 'those of the first result'}) than before "
+                f'({first or "those of the first result"}); give it another name: --add {file} "{name}=NAME"'
+            )
         for what in ("updates", "seconds"):
             own, first = figures["costs"][name][what], merged["costs"][name][what]
             if abs(own - first) > TOLERANCE * first:
@@ -90,8 +104,7 @@ def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
         check(figures, merged, file)
         known = {(run["row"], run["seed"]) for run in merged["runs"]}
         for name in figures["rows"]:
-            different = other_settings(figures["settings"], merged["settings"])
-            different |= figures.get("other_settings", {}).get(name, {})
+            different = other_settings(name, figures, merged)
             if name not in merged["rows"] and different:
                 merged["other_settings"][name] = different
         merged["rows"] = [*merged["rows"], *(name for name in figures["rows"] if name not in merged["rows"])]

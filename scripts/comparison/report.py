@@ -113,7 +113,7 @@ def _known(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 
 def round_updates(most: int) -> list[int]:
-    """About five round numbers of updates, evenly spaced, below ``most``."""
+    """A few round numbers of updates, evenly spaced, below ``most``."""
     exact = max(1.0, most / 6)
     scale = 10 ** int(np.log10(exact))
     step = max(1, round(exact / scale)) * scale
@@ -147,10 +147,10 @@ def use_table(figures: dict[str, Any]) -> str:
     """Fine-tuning, probes and minimal pairs."""
     tasks = [task.partition("=")[0] for task in figures["tasks"]]
     files = figures["pair_sets"]
-    baseline = [figures["baseline"]] if tasks and figures["baseline"] else []
-    rows = [["random weights", "", *(_finetuned(baseline, task) for task in tasks)] for _ in baseline]
-    for row in rows:
-        row += [""] * (len(tasks) + len(files))
+    rows = []
+    if tasks and figures["baseline"]:
+        finetuned = (_finetuned([figures["baseline"]], task) for task in tasks)
+        rows.append(["random weights", "", *finetuned, *[""] * (len(tasks) + len(files))])
     for name in figures["rows"]:
         runs = [run for run in runs_of(figures, name) if run.get("finetuned") or run.get("pairs")]
         if not runs:

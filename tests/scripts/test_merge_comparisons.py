@@ -109,6 +109,21 @@ def test_what_cannot_be_compared_is_not_merged(
     assert not (tmp_path / "merged").exists()
 
 
+def test_a_row_is_not_merged_with_one_of_other_settings_and_the_same_name(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write(tmp_path / "first.json", result(("mlm", 1, 5.0), ("self", 1, 4.5), latent_weight=1.0))
+    other = write(tmp_path / "b.json", result(("mlm", 2, 5.0), ("self", 2, 4.5), latent_weight=0.1))
+    output = tmp_path / "merged"
+    with pytest.raises(SystemExit, match="2"):
+        run("--add", first, "--add", other, "--output", output)
+    error = capsys.readouterr().err
+    assert "self has other settings" in error
+    assert "{'latent_weight': 0.1}" in error
+    assert run("--add", first, "--add", other, "self=self, 0.1", "--output", output) == 0  # mlm has no codes
+    assert read_json(output / "comparison.json")["other_settings"] == {"self, 0.1": {"latent_weight": 0.1}}
+
+
 def test_plain_masked_lm_cannot_be_missing(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
