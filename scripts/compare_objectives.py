@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.files.output_lock import hold_lock
 from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
 
@@ -398,7 +399,13 @@ def main() -> int:
     for file in (*args.train, *args.valid, *args.held_out, *args.pairs):
         if not os.path.isfile(file):
             raise SystemExit(f"{file} does not exist")
-    Comparison(args).run()
+    try:
+        hold_lock(args.output)
+        comparison = Comparison(args)
+        comparison.measures.check_files()
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
+    comparison.run()
     print((args.output / "comparison.md").read_text(encoding="utf-8"))
     print(*sorted(str(path) for path in args.output.glob("comparison.*")), sep="\n")
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,14 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def positive_real(text: str) -> float:
+    """Read a finite number above 0."""
+    number = float(text)
+    if not (number > 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
 
 
@@ -91,7 +101,7 @@ def _add_codes(parser: argparse.ArgumentParser) -> None:
         "--share", type=percentage(90), default=20, metavar="PERCENT",
         help="of the budget for the auxiliary model, of the updates for the first stage of self (20)",
     )  # fmt: skip
-    parser.add_argument("--latent-weight", type=float, default=1.0, metavar="W", help="weight of the KL (1)")
+    parser.add_argument("--latent-weight", type=positive_real, default=1.0, metavar="W", help="weight of the KL (1)")
     parser.add_argument(
         "--latent-until", type=percentage(100), default=100, metavar="PERCENT",
         help="of the updates: there the weight of the KL is 0, and masked LM follows; 100: the weight stays (100)",
@@ -104,9 +114,9 @@ def _add_codes(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="mlsm_modern", help="architecture (default: mlsm_modern)")
-    parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 3e-3], metavar="LR",
+    parser.add_argument("--rates", nargs="+", type=positive_real, default=[1e-3, 2e-3, 3e-3], metavar="LR",
                         help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
-    parser.add_argument("--finetune-lr", type=float, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")
+    parser.add_argument("--finetune-lr", type=positive_real, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="of pre-training (1 2 3)")
     parser.add_argument("--finetune-seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N",
                         help="of fine-tuning (1 2 3)")  # fmt: skip
@@ -115,6 +125,18 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _problem_with(args: argparse.Namespace) -> str | None:
     """What is wrong with the arguments, or None."""
+    named = {
+        "--seeds": args.seeds, "--finetune-seeds": args.finetune_seeds, "--rates": args.rates,
+        "--task": [task.name for task in args.tasks], "--pairs": [Path(file).stem for file in args.pairs],
+    }  # fmt: skip
+    for option, values in named.items():
+        twice = [value for value, times in Counter(values).items() if times > 1]
+        if twice:
+            return f"{option} has {twice[0]} twice"
+    if args.coder != "lasso" and args.k > args.atoms:
+        return f"--k {args.k} is above {args.atoms}, the number of atoms"
+    if args.output.exists() and not args.output.is_dir():
+        return f"--output {args.output} is not a folder"
     if args.batch_size % args.group_size:
         return f"--batch-size {args.batch_size} is not a multiple of --group-size {args.group_size}"
     size = [args.layers, args.width, args.heads]

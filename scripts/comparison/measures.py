@@ -14,9 +14,10 @@ import torch
 
 from comparison.commands import Commands
 from mlsm_plugin import hub
-from mlsm_plugin.evaluation.labelled_texts import read_labelled_texts
+from mlsm_plugin.evaluation.labelled_texts import check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.linear_probe import probe_accuracy, sentence_means
 from mlsm_plugin.evaluation.masked_lm_loss import evaluate_masked_lm
+from mlsm_plugin.evaluation.minimal_pairs import read_pairs
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 
@@ -52,6 +53,20 @@ class Measures:
 
     def __init__(self, args: argparse.Namespace, commands: Commands) -> None:
         self.args, self.commands, self.output = args, commands, Path(args.output)
+
+    def check_files(self) -> None:
+        """Read what will be measured on, so that a wrong file is found before hours of training, not after.
+
+        Raises:
+            ValueError: a line is wrong, or other lines have a label that the training lines lack.
+        """
+        for task in self.args.tasks:
+            read_labelled_texts(task.train)  # all of it: the message names the file and its line
+            self.hold_out(task)
+            train, valid = (read_labelled_texts(self._lines(task, split)) for split in ("train", "valid"))
+            check_same_kind(train, [valid, read_labelled_texts(task.test)], regression=False)
+        for file in self.args.pairs:
+            read_pairs(file)
 
     def of(self, name: str, checkpoint: Path, *, has_mlm_head: bool, from_scratch: bool = False) -> dict[str, Any]:
         """All figures of a checkpoint; accuracies are shares, losses bits.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from scipy import stats
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mlsm_plugin.files.output_lock import only_writer
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
 from tests.scripts.script_module import load_script
@@ -100,6 +102,12 @@ def test_documented_commands_are_understood(script: ModuleType, texts: Path, mon
         (("--latent-until", "101"), "101 is not from 1 to 100"),
         (("--latent-until", "20"), "--latent-until 20 is not after --share 20, where self has codes"),
         (("--updates", "0"), "0 is not positive"),
+        (("--rates", "0"), "0 is not a positive number"),
+        (("--latent-weight", "inf"), "inf is not a positive number"),
+        (("--seeds", "1", "2", "1"), "--seeds has 1 twice"),
+        (("--task", "a=sst2-train.tsv,sst2-test.tsv", "--task", "a=sst2-test.tsv,sst2-test.tsv"), "--task has a twice"),
+        (("--k", "33", "--atoms", "32"), "--k 33 is above 32, the number of atoms"),
+        (("--output", "train.txt"), "--output train.txt is not a folder"),
         (("--objectives", "bert"), "invalid choice"),
         (("--pairs", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
     ],
@@ -114,6 +122,38 @@ def test_wrong_options_end_it_before_anything_runs(
         script.main()
     assert message in f"{stopped.value} {capsys.readouterr().err}"
     assert not (texts / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("sst2-train.tsv", "good\tA name.\nbad\n", "sst2-train.tsv, line 2 has 1 columns"),
+        ("sst2-train.tsv", "good\tA name.\ngood\tA value.\n", "train.tsv has only one label (good)"),
+        (
+            "sst2-test.tsv",
+            "fair\tA name.\n",
+            "sst2-test.tsv has labels that comparison/tasks/sst2/train.tsv lacks: fair",
+        ),
+        ("pairs.jsonl", '{"good": "A name is bound."}\n', "pairs.jsonl, line 1 needs the texts sentence_good and"),
+    ],
+)
+def test_files_to_measure_on_are_read_before_anything_is_trained(
+    script: ModuleType, texts: Path, file: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (texts / file).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", documented_commands()[0][1:])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        script.main()
+    assert not list((texts / "comparison" / "steps").iterdir())
+
+
+def test_two_comparisons_do_not_write_to_one_folder(texts: Path) -> None:
+    command = [sys.executable, str(SCRIPT), *documented_commands()[0][2:]]
+    with only_writer(texts / "comparison"):
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "another process is writing to comparison" in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize(
