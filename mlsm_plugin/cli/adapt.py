@@ -118,7 +118,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
                 masking=Masking(mask_prob=args.mask_prob, whole_words=args.whole_words, seed=args.seed),
                 max_length=args.max_length,
                 training=training,
-                epochs=None if args.updates else args.epochs or EPOCHS,
+                epochs=None if args.updates else EPOCHS if args.epochs is None else args.epochs,
             )
         )
     for name, value in figures["after"].items():

@@ -28,6 +28,8 @@ class Corruption:
         source_length: maximum number of tokens of a source.
         seed: decides the spans of a block, together with the epoch and the number of the block.
         pieces: the classes of all ids if whole words become noise; else None.
+        target_length: maximum number of tokens of a target; None: any. Where whole words are noise and one is so long
+            that a source or a target has too many tokens, any tokens become noise.
     """
 
     noise: SpanNoise
@@ -37,6 +39,7 @@ class Corruption:
     source_length: int
     seed: int
     pieces: PieceClasses | None = None
+    target_length: int | None = None
 
     def apply(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The source and the target of a block of two or more tokens."""
@@ -48,7 +51,9 @@ class Corruption:
             noise = SpanNoise(density, self.noise.mean_span_length, self.noise.rotate, self.noise.closing_sentinel)
             pair = write_sentinels(tokens, noise, sentinels=self.sentinels, eos=self.eos, rng=rng, word_begins=begins)
             if len(pair[0]) <= self.source_length:
-                return pair
+                if self.target_length is None or len(pair[1]) <= self.target_length:
+                    return pair
+                break  # with a higher density, targets are longer
             density *= DENSER  # the words that were drawn are short
         return write_sentinels(tokens, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng)
 

@@ -135,7 +135,9 @@ class MaskedLmCollator:
             length = len(original)
             ids[row, :length] = torch.from_numpy(self._replaced(original, places, rng))
             labels[row, :length] = torch.from_numpy(np.where(places, original, IGNORED))
-            attention[row, :length] = 1
+            attended = original != self.pad
+            attended[:1] = True  # attention to nothing may not be finite
+            attention[row, :length] = torch.from_numpy(attended)
         return {"input_ids": ids, "attention_mask": attention, "labels": labels}
 
     def _replaced(self, original: np.ndarray, masked: np.ndarray, rng: np.random.Generator) -> np.ndarray:

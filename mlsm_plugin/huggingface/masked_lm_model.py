@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.masked_lms import head_of
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
 
 
 class MaskedLmModel(PretrainingModel):
@@ -42,7 +43,9 @@ class MaskedLmModel(PretrainingModel):
             )
         head, masked = head_of(self), labels != IGNORED
         logits = head.project(head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked]))
-        total, num_masked = F.cross_entropy(logits.float(), labels[masked], reduction="sum"), masked.sum()
-        loss = self._mean(total, num_masked, num_items_in_batch)
-        sums = [total, num_masked]
-        return self._result(loss, sums if self.training else spread(sums, len(labels)))
+        if self.training:
+            total, num_masked = F.cross_entropy(logits.float(), labels[masked], reduction="sum"), masked.sum()
+            return self._result(self._mean(total, num_masked, num_items_in_batch), [total, num_masked])
+        losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
+        loss = self._mean(losses.sum(), masked.sum(), num_items_in_batch)
+        return self._result(loss, torch.stack([sums_of_rows(losses, masked), masked.sum(dim=1).double()], dim=1))

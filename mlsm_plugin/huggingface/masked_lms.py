@@ -101,11 +101,11 @@ def _electra(model: Any) -> Head | None:
 
 
 def open_masked_lm(path: str | os.PathLike[str], **options: Any) -> Any:
-    """An ``AutoModelForMaskedLM``; code from the hub never runs.
+    """An ``AutoModelForMaskedLM`` in float32, in which it is trained; code from the hub never runs.
 
     Args:
         path: a folder or hub name.
-        options: passed on to ``from_pretrained``.
+        options: passed on to ``from_pretrained``; with ``dtype``, the weights have that one.
 
     Raises:
         ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
@@ -124,7 +124,7 @@ def open_masked_lm(path: str | os.PathLike[str], **options: Any) -> Any:
             f"{folder} lacks {len(missing)} weights of a masked LM, such as {missing[0]}; it was saved without its head"
         )
     head_of(model)
-    return model
+    return model if {"dtype", "torch_dtype"} & options.keys() else model.float()
 
 
 def initialize(projection: nn.Linear, model: Any) -> None:

@@ -20,7 +20,8 @@ class PretrainingModel:
     """What the objectives have in common. The Trainer calls the forward pass with the batches of a collator.
 
     In training, sums over tokens are collected between two calls of :meth:`taken_parts`. In evaluation, the output
-    holds them for each sequence or group, as ``parts`` (B, number of parts).
+    holds them for each sequence or group, as ``parts`` (B, number of parts): the Trainer drops the rows of sequences
+    that it repeats so that all ranks have as many.
 
     Attributes:
         parts: names of the sums; each mean is a sum divided by a count, see :attr:`means`.
@@ -108,6 +109,12 @@ def _subclass(objective: type, model_class: type) -> type:
     return _subclasses[objective, stock]
 
 
-def spread(sums: list[Tensor], rows: int) -> Tensor:
-    """The sums of a batch, in equal parts on its rows: ``(rows, number of parts)``."""
-    return (torch.stack([part.detach().double() for part in sums]) / rows).expand(rows, -1)
+def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
+    """The sum of what belongs to each row of a batch, ``(B,)``, without gradient.
+
+    Args:
+        values: ``(n,)`` one for each chosen place, in their order.
+        chosen: ``(B, T)`` bool, n of them.
+    """
+    sums = torch.zeros(len(chosen), dtype=torch.float64, device=values.device)
+    return sums.index_add_(0, chosen.nonzero()[:, 0], values.detach().double())

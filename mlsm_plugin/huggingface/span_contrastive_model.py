@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.losses.similarity import SIMILARITIES
 from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
@@ -54,7 +55,8 @@ class SpanContrastiveModel(PretrainingModel):
             context_ids: ``(S, T)`` the sequences without masks, from which the tokens are retrieved.
             spans: as of :func:`~mlsm_plugin.losses.span_batches.span_batch_terms`, and the ``start`` of each span.
             special: ids that cannot be retrieved, ``(k,)``; the first is that of padding.
-            labels: ``(n,)`` one number for each span, by which the Trainer counts them.
+            labels: ``(G, most)`` 1 for each span of each group, in their order, then
+                :data:`~mlsm_plugin.huggingface.collators.IGNORED`; None: all spans are of one group.
             num_items_in_batch: number of spans of the update; None: those of the batch.
             options: of the stock class.
         """
@@ -67,16 +69,29 @@ class SpanContrastiveModel(PretrainingModel):
         features, key_features = self._encoded(both, (both != pad).long(), **options)[0].chunk(2)
         content = ~torch.isin(context_ids, special)
         keys = key_features[:, : context_ids.size(1)][content]
-        terms = span_batch_terms(
-            *(features, keys, context_ids.masked_fill(~content, NO_KEY), spans, span_ngrams(context_ids, spans)),
-            similarity=self.similarity,
-            temperature=self.temperature,
-        )
+        tokens = context_ids.masked_fill(~content, NO_KEY)
+
+        def terms_of(spans: dict[str, Tensor]) -> dict[str, Any]:
+            return span_batch_terms(
+                *(features, keys, tokens, spans, span_ngrams(context_ids, spans)),
+                similarity=self.similarity,
+                temperature=self.temperature,
+            )
+
+        terms = terms_of(spans)
         prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
         named = self.named_parameters()  # type: ignore[attr-defined]
         idle = [parameter for name, parameter in named if not name.startswith(prefix)]
         loss = terms["start"].loss + terms["end"].loss + zero_with_gradient(idle).to(features.device)
-        counted, found = terms["start"].counted.sum(), found_spans(terms)
-        sums = [terms["start"].loss, terms["end"].loss, *found.values(), counted]
-        loss = self._mean(loss, counted, num_items_in_batch)
-        return self._result(loss, sums if self.training else spread(sums, len(input_ids)))
+        loss = self._mean(loss, terms["start"].counted.sum(), num_items_in_batch)
+        if self.training or labels is None:
+            sums = self._sums(terms)
+            return self._result(loss, sums if self.training else torch.stack(sums)[None])
+        groups = torch.arange(len(spans["length"]), device=labels.device).split((labels != IGNORED).sum(dim=1).tolist())
+        rows = [self._sums(terms_of({name: values[group] for name, values in spans.items()})) for group in groups]
+        return self._result(loss, torch.stack([torch.stack(row) for row in rows]))
+
+    @staticmethod
+    def _sums(terms: dict[str, Any]) -> list[Tensor]:
+        sums = [terms["start"].loss, terms["end"].loss, *found_spans(terms).values(), terms["start"].counted.sum()]
+        return [part.detach().double() for part in sums]

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
-from mlsm_plugin.huggingface.collators import check_tokenizer, piece_classes, special_ids
+from mlsm_plugin.huggingface.collators import IGNORED, check_tokenizer, piece_classes, special_ids
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
 
@@ -95,16 +95,20 @@ class SpanGroupsCollator:
         Returns:
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
             of :func:`~mlsm_plugin.data.span_groups.collate_groups`, ``special``: ids that cannot be retrieved, padding
-            first, and ``labels`` (n,), by which the Trainer counts the spans.
+            first, and ``labels`` (number of groups, most spans of one): 1 for each span of a group, by which the
+            Trainer counts them, then :data:`~mlsm_plugin.huggingface.collators.IGNORED`.
         """
         drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
         batch = collate_groups(drawn, self.masking)
         masked = batch["net_input"]["src_tokens"]
+        counts = torch.tensor([len(one["spans"]) for one in drawn])
+        places = torch.arange(max(1, int(counts.max())))
         return {
+            # the first entry: the Trainer takes its length as that of the batch, which it counts in groups
+            "labels": torch.where(places < counts[:, None], 1, IGNORED),
             "input_ids": masked,
             "attention_mask": (masked != self.pad).long(),
             "context_ids": batch["context"]["src_tokens"],
             "spans": batch["spans"],
             "special": self._special,
-            "labels": torch.ones_like(batch["spans"]["length"]),
         }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.masked_lms import head_of
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
 from mlsm_plugin.losses.token_contrastive import contrastive_terms, usable_anchors
 
 
@@ -64,18 +65,27 @@ class TokenContrastiveModel(PretrainingModel):
         head, masked = head_of(self), labels != IGNORED
         encoded = self._encoded(input_ids, attention_mask, output_hidden_states=True, **options)
         logits = head.project(head.transform(encoded[0][masked]))
-        mlm = F.cross_entropy(logits.float(), labels[masked], reduction="sum")
+        losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
+        mlm = losses.sum()
         semantics = encoded[0] - encoded.hidden_states[0]
-        terms = contrastive_terms(
-            semantics if self.contrastive_weight > 0 else semantics.detach(),
-            *(pairs["anchors"], pairs["positive"], pairs["negative"]),
-            temperature=self.temperature,
-        )
-        num_masked, num_anchors = masked.sum(), usable_anchors(**pairs).sum()
+        anchors = usable_anchors(**pairs)
+
+        def terms_of(anchors: Tensor) -> Any:
+            return contrastive_terms(
+                semantics if self.contrastive_weight > 0 else semantics.detach(),
+                *(anchors, pairs["positive"], pairs["negative"]),
+                temperature=self.temperature,
+            )
+
+        terms = terms_of(anchors)
+        num_masked, num_anchors = masked.sum(), anchors.sum()
         weight = self.contrastive_weight * num_masked.clamp(min=1) / num_anchors.clamp(min=1)
         loss = mlm + weight * terms.loss if self.contrastive_weight > 0 else mlm
         loss = self._mean(loss, num_masked, num_items_in_batch)
-        sums = [mlm, num_masked, terms.loss, terms.num_correct, num_anchors]
         if self.training:
-            return self._result(loss, sums)
-        return self._result(loss, spread(sums, len(labels)))
+            return self._result(loss, [mlm, num_masked, terms.loss, terms.num_correct, num_anchors])
+        rows = torch.eye(len(labels), dtype=torch.bool, device=labels.device)[:, :, None]
+        of_rows = [terms_of(anchors & row) for row in rows]
+        sums = [sums_of_rows(losses, masked), masked.sum(dim=1)]
+        sums += [torch.stack([one.loss for one in of_rows]), torch.stack([one.num_correct for one in of_rows])]
+        return self._result(loss, torch.stack([part.detach().double() for part in (*sums, anchors.sum(dim=1))], dim=1))

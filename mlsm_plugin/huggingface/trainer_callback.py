@@ -1,4 +1,4 @@
-"""What the Trainer does not do by itself: set the epoch of the sequences, and log the parts of the loss."""
+"""What the Trainer does not do by itself: the epoch, the parts of the loss, ranks after an evaluation."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ class PretrainingCallback(TrainerCallback):
         logs.update(parts)
         if state.log_history:
             state.log_history[-1].update(parts)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """After an evaluation before the training, let the ranks train together.
+
+        accelerate marks a model that it has prepared, also if it did so for an evaluation only. A training that follows
+        then takes it as it is: each rank would train a model of its own.
+        """
+        if args.world_size > 1 and not args.fsdp and not args.deepspeed:
+            vars(model).pop("_is_accelerate_prepared", None)
 
 
 def prepare(trainer: Trainer) -> Trainer:

@@ -94,6 +94,7 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
         except ValueError as error:
             raise ValueError(f"options of the span corruption: {error}") from error
         self.target_length = self.noise.lengths(self.text_length, len(sentinels))[1]
+        self.target_positions = max(cfg.tokens_per_sample, 2 * self.target_length)  # where no option sets them
         self.dictionary, self.sentinels = dictionary, sentinels
 
     @classmethod
@@ -117,14 +118,14 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
         """
         # with whole words as noise, the lengths of targets vary
         needed = {"max_source_positions": self.cfg.tokens_per_sample, "max_target_positions": self.target_length}
-        generous = max(self.cfg.tokens_per_sample, 2 * self.target_length)
         for name, least in needed.items():
             if getattr(cfg, name, None) is None:
                 with version_shims.open_config(cfg):
-                    setattr(cfg, name, generous)
+                    setattr(cfg, name, self.target_positions)
             if getattr(cfg, name) < least:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} {getattr(cfg, name)} is too few: --tokens-per-sample needs {least}")
+        self.target_positions = cfg.max_target_positions
         model = super().build_model(cfg, from_checkpoint)
         before_loading(model, functools.partial(_check_sentinels, self))
         return model
@@ -160,6 +161,7 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
             source_length=self.cfg.tokens_per_sample,
             seed=self.cfg.seed,
             pieces=self._pieces() if self.cfg.mask_whole_words else None,
+            target_length=self.target_positions,
         )
         blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
         self.datasets[split] = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)

@@ -134,6 +134,7 @@ def test_another_command_on_the_same_folder_is_refused(start: Path, tmp_path: Pa
         (("--max-length", 200), "--max-length 200 is more than the 70 positions of the model"),
         (("--mask-prob", 0), "mask_prob must be between 0 and 1"),
         (("--epochs", 1), "pass --epochs or --updates, not both"),
+        (("--updates", 0), "--updates must be positive"),
         (("--learning-rate", 0), "--learning-rate must be positive"),
         (("--text", "no-such-file"), "no-such-file"),
         (("--lambda", 0.1), "--lambda does not go with --coder topk"),

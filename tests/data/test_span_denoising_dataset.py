@@ -67,17 +67,20 @@ def test_tokens_become_noise_where_words_are_not_asked_for(seed: int, length: in
     density=st.sampled_from([0.1, 0.5, 0.9]),
     share=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     rotate=st.booleans(),
+    room=st.sampled_from([0, 3, None]),
 )
-def test_whole_words_become_noise_and_sources_fit(
-    seed: int, length: int, density: float, share: float, rotate: bool
+def test_whole_words_become_noise_and_sources_and_targets_fit(
+    seed: int, length: int, density: float, share: float, rotate: bool, room: int | None
 ) -> None:
     rng = np.random.default_rng(seed)
     begins = rng.random(length) < share
     tokens, noise = np.arange(10, 10 + length), SpanNoise(density, 2.0, rotate)
     limit = noise.lengths(length, len(SENTINELS))[0]
-    made = corruption(noise=noise, source_length=limit, pieces=words_of(begins))
+    longest = None if room is None else noise.lengths(length, len(SENTINELS))[1] + room
+    made = corruption(noise=noise, source_length=limit, pieces=words_of(begins), target_length=longest)
     source, target = made.apply(tokens, rng)
     assert len(source) <= limit
+    assert longest is None or len(target) <= longest
     assert restore_spans(source, target, sentinels=SENTINELS, eos=EOS).tolist() == tokens.tolist()
     kept = np.isin(tokens, source)
     word = np.cumsum(begins)

@@ -52,6 +52,14 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> tuple[PretrainingSequence
     return PretrainingSequences(sequences, folder), codes
 
 
+def test_padding_among_the_ids_is_not_attended_to(tokenizer: Any) -> None:
+    dataset = PretrainingSequences(np.array([[CLS, 7, SEP, PAD, PAD], [CLS, 7, 8, 9, SEP], [PAD] * 5]))
+    batch = MaskedLmCollator(tokenizer)(items(dataset, 0, 1, 2))
+    # attention to nothing may not be finite
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
+    assert batch["labels"][2].tolist() == [IGNORED] * 5
+
+
 def test_the_special_tokens_are_never_masked_and_unknown_ones_may_be(tokenizer: Any) -> None:
     assert special_ids(tokenizer) == [PAD, CLS, SEP, MASK]
     dataset = PretrainingSequences([[CLS, *[UNK] * 200, SEP]])

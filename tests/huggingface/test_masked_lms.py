@@ -33,6 +33,14 @@ def test_both_halves_together_are_the_head(tmp_path: Path, tiny: object, model_t
     assert any(head.bias is values for values in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_trained_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    tiny_bert().to(dtype).save_pretrained(tmp_path / "half")
+    model = open_masked_lm(tmp_path / "half")
+    assert {values.dtype for values in model.parameters()} == {torch.float32}
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
 def test_what_is_no_masked_lm_is_one_line(tmp_path: Path, tiny: object) -> None:
     text = tiny.text  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="saved without its head"):

@@ -6,15 +6,19 @@ import pytest
 import torch
 
 from mlsm_plugin.huggingface import LatentSemanticModel, MaskedLmModel, TokenContrastiveModel
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, spread
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
 from tests.huggingface.tiny_corpus import tiny_bert
 
 
 def test_means_are_sums_divided_by_their_counts() -> None:
     assert LatentSemanticModel.means_of([2.0, 4.0, 9.0, 3.0]) == {"kl": 0.5, "mlm_loss": 3.0}
     assert LatentSemanticModel.means_of([0.0, 0.0, 9.0, 3.0]) == {"mlm_loss": 3.0}
-    sums = [torch.tensor(3.0), torch.tensor(6.0)]
-    torch.testing.assert_close(spread(sums, 3).sum(dim=0), torch.stack(sums).double())
+
+
+def test_sums_of_rows() -> None:
+    chosen = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    assert sums_of_rows(torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0]), chosen).tolist() == [3.0, 0.0, 28.0]
+    assert sums_of_rows(torch.zeros(0), torch.zeros(2, 3, dtype=torch.bool)).tolist() == [0.0, 0.0]
 
 
 def test_another_objective_takes_the_place_of_the_first() -> None:

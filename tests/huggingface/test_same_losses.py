@@ -139,7 +139,7 @@ def test_npm(pipeline: Pipeline, arch: str, similarity: str) -> None:
         "context_ids": sample["context"]["src_tokens"],
         "spans": sample["spans"],
         "special": torch.tensor([both.pad, 0, 2, both.task.mask_idx, *both.task.span_masks]),
-        "labels": torch.ones_like(sample["spans"]["length"]),
+        "labels": torch.ones_like(sample["spans"]["length"])[None],
     }
     assert both.compare(SpanContrastiveModel.of(both.stock, similarity=similarity), batch, sample) >= FEWEST
 

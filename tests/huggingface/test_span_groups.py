@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from mlsm_plugin.huggingface import SpanContrastiveModel
+from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.span_groups import SpanGroups, SpanGroupsCollator
 from mlsm_plugin.huggingface.trainer_callback import prepare
 from tests.huggingface.tiny_corpus import CLS, MASK, PAD, SEP, make_tokenizer, random_ids, tiny_bert
@@ -28,7 +30,10 @@ def test_a_batch_has_the_spans_with_their_masks() -> None:
     collator = SpanGroupsCollator(make_tokenizer(), max_length=40)
     batch = collator([groups[0], groups[1]])
     spans = batch["spans"]
-    assert len(batch["labels"]) == len(spans["length"]) > 0
+    alone = [collator([groups[index]])["spans"]["length"] for index in (0, 1)]
+    assert (batch["labels"] == 1).sum(dim=1).tolist() == [len(lengths) for lengths in alone]
+    assert set(batch["labels"].unique().tolist()) <= {1, IGNORED}
+    assert int((batch["labels"] == 1).sum()) == len(spans["length"]) > 0
     for sequence, start, end in zip(spans["sequence"], spans["query_start"], spans["query_end"], strict=True):
         assert batch["input_ids"][sequence, start] == batch["input_ids"][sequence, end] == MASK
         assert end == start + 1
@@ -56,6 +61,23 @@ def test_npm_trains_and_evaluates(tmp_path: Path) -> None:
     assert first["loss"] == pytest.approx(first["start_loss"] + first["end_loss"], rel=1e-4)
     assert after["eval_start_loss"] < before["eval_start_loss"]
     assert 0 <= after["eval_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5])
+def test_an_evaluation_counts_all_spans_of_the_last_batch(tmp_path: Path, batch_size: int) -> None:
+    ids = [one if index < 10 else one[::3] for index, one in enumerate(repeated_ids() * 2)]
+    groups, collator = SpanGroups(ids[:25], group_size=5), SpanGroupsCollator(make_tokenizer(), max_length=40)
+    model = SpanContrastiveModel.of(tiny_bert())
+    arguments = TrainingArguments(
+        str(tmp_path), per_device_eval_batch_size=batch_size, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    found = prepare(Trainer(model, arguments, eval_dataset=groups, data_collator=collator)).evaluate()
+    model.train()  # it then has the sums of whole batches
+    with torch.no_grad():
+        for batch in DataLoader(groups, batch_size=batch_size, collate_fn=collator):
+            model(**batch)
+    for name, value in model.taken_parts().items():
+        assert found[f"eval_{name}"] == pytest.approx(value, rel=1e-5)
 
 
 @pytest.mark.parametrize("ids", [[[CLS, 9, SEP], [CLS, 11, SEP]], [[CLS, SEP], [CLS, SEP]]])

@@ -18,6 +18,11 @@ def test_the_loss_is_the_sum_of_its_parts_and_evaluation_gives_them() -> None:
     output = model(**batch)
     parts = model.means_of(output["parts"].sum(dim=0))
     assert len(output["parts"]) == 8
+    model.train()(**batch)
+    assert model.taken_parts() == pytest.approx(parts, rel=1e-5)  # the sums of the whole batch
+    masked = (batch["labels"] != IGNORED).sum(dim=1)
+    assert output["parts"][:, 1].tolist() == masked.tolist()
+    model.eval()
     assert float(output["loss"]) == pytest.approx(parts["mlm_loss"] + 0.5 * parts["contrastive_loss"], rel=1e-5)
     assert 0 <= parts["contrastive_accuracy"] <= 1
     only_mlm = TokenContrastiveModel.of(model, contrastive_weight=0.0)
