@@ -132,11 +132,16 @@ def train_until(
         part: flags of this part of the run, which override ``flags``.
 
     Raises:
-        ValueError: the trainer failed.
+        ValueError: the run that is there has another architecture, or the trainer failed.
     """
     last = save_dir / LAST
     if updates_of(last) >= goal:
         return
+    if arch and last.exists() and architecture_of(last) != arch:
+        raise ValueError(
+            f"{save_dir} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to resume "
+            "it, or choose another --save-dir"
+        )
     source = last if last.exists() else _restored(flags)
     chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
     defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))

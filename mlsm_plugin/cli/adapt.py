@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.dictionary import add_sae_options
 from mlsm_plugin.cli.next_commands import print_next
+from mlsm_plugin.cli.output_folder import output_folder
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.coder_learning import LearningSettings
@@ -32,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--valid", nargs="+", default=[], metavar="FILE",
         help="text to evaluate on (default: the last 2 %% of the sequences are held out, at most 2,000)",
     )  # fmt: skip
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for everything that is made")
+    parser.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder for everything that is made"
+    )
     parser.add_argument("--objective", default="mlsm+mlm", choices=OBJECTIVES, help="what the model is trained for")
     parser.add_argument("--max-length", type=int, metavar="N",
                         help="ids of the longest sequence (default: what the model can take, at most 512)")  # fmt: skip
@@ -86,6 +90,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "threads")
     if args.epochs is not None and args.updates is not None:
         raise ValueError("pass --epochs or --updates, not both")
+    import torch
+
+    from mlsm_plugin.files.work_share import work_share
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
@@ -121,14 +128,21 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
                 epochs=None if args.updates else EPOCHS if args.epochs is None else args.epochs,
             )
         )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads can abort a process that ends without this
+    if work_share(None, None, os.environ).index == 0:
+        _print_figures(figures, args.output)
+    return 0
+
+
+def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
     for name, value in figures["after"].items():
         before = figures["before"].get(name)
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
-    print(f"model: {args.output}/model")
+    print(f"model: {output}/model")
     print_next(
-        "Use it with", f"python -c \"from transformers import pipeline; pipeline('fill-mask', '{args.output}/model')\""
+        "Use it with", f"python -c \"from transformers import pipeline; pipeline('fill-mask', '{output}/model')\""
     )
-    return 0
 
 
 def _learning(args: argparse.Namespace, *, half: bool) -> LearningSettings:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from mlsm_plugin.cli.output_folder import output_folder
+
 TAKES_EXTRA_FLAGS = True
 
 
@@ -16,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "command again to resume a stopped run."
     )
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset that `mlsm binarize` wrote")
-    parser.add_argument("--save-dir", required=True, metavar="DIR", help="folder for the checkpoints")
+    parser.add_argument(
+        "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"
+    )
     parser.add_argument(
         "--arch",
         help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.output_folder import output_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pairs.add_argument(
         "--sentinels", type=int, default=100, metavar="N", help="number of sentinels, as in --task span_denoising"
     )
-    parser.add_argument("--output", required=True, metavar="DATA_BIN", help="the data folder to write")
+    parser.add_argument(
+        "--output", type=output_folder, required=True, metavar="DATA_BIN", help="the data folder to write"
+    )
     parser.add_argument(
         "--workers",
         type=int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,12 +95,12 @@ def add_share_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raise ValueError if an option is given and not positive."""
+    """Raise ValueError if an option is given and not a positive, finite number."""
     for name in names:
         value = getattr(args, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             option = "--" + name.strip("_").replace("_", "-")
-            raise ValueError(f"{option} must be positive, got {value}")
+            raise ValueError(f"{option} must be {'finite' if value == math.inf else 'positive'}, got {value}")
 
 
 def check_coverage(coverage: float) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.next_commands import encode_command, print_next
+from mlsm_plugin.cli.output_folder import output_folder
 
 if TYPE_CHECKING:
     from mlsm_plugin.sparse_coding.dictionary import Dictionary
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms"
     )
-    parser.add_argument("output", metavar="DIR", help="folder to write")
+    parser.add_argument("output", type=output_folder, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--to",
         choices=[SAELENS],

@@ -14,6 +14,7 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
     check_positive,
 )
+from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.retrieval.key_index import KINDS, check_installed
 
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset of the corpus")
     parser.add_argument("--checkpoint", required=True, metavar="PT", help="model whose hidden states are the keys")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the datastore")
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of the datastore")
     parser.add_argument(
         "--splits", nargs="+", default=["train"], metavar="SPLIT", help="splits of the binarized dataset"
     )

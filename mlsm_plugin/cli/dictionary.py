@@ -24,6 +24,7 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
 )
 from mlsm_plugin.cli.next_commands import encode_command, print_next
+from mlsm_plugin.cli.output_folder import output_folder
 
 if TYPE_CHECKING:
     from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="L",
         help="hidden state: 0 is the embeddings, 1 the first layer, ...",
     )
-    parser.add_argument("--output", required=True, metavar="DICT_DIR", help="folder for the weights and meta.json")
+    parser.add_argument(
+        "--output", type=output_folder, required=True, metavar="DICT_DIR", help="folder for the weights and meta.json"
+    )
     parser.add_argument(
         "--coder",
         default=LASSO,

@@ -22,6 +22,7 @@ from mlsm_plugin.cli.coding_options import (
     check_positive,
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
+from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset")
     parser.add_argument(
         "--output",
+        type=output_folder,
         metavar="DIR",
         help="folder for the codes, <split>.codes (default: DATA_BIN); train with --latent-codes DIR",
     )

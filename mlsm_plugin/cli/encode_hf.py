@@ -13,6 +13,7 @@ from mlsm_plugin.cli.encode import (
     report,
     report_estimates,
 )
+from mlsm_plugin.cli.output_folder import output_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="auxiliary model: folder or hub name of a BERT- or RoBERTa-like model"
     )
-    parser.add_argument("--output", required=True, metavar="STORE", help="folder of the code store")
+    parser.add_argument("--output", type=output_folder, required=True, metavar="STORE", help="folder of the code store")
     parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer of the model, if it does not lie beside it")
     add_dictionary_options(parser)
     add_coding_options(parser)

@@ -6,12 +6,15 @@ import argparse
 import itertools
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.output_folder import output_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("checkpoint", metavar="DIR", help="folder of a run, or a checkpoint in it")
-    parser.add_argument("output", metavar="OUT", help="folder to write: config, safetensors, fast tokenizer")
+    parser.add_argument(
+        "output", type=output_folder, metavar="OUT", help="folder to write: config, safetensors, fast tokenizer"
+    )
     add_comparison(parser)
 
 

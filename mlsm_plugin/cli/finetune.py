@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.output_folder import output_folder
 
 TAKES_EXTRA_FLAGS = True
 
@@ -24,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--test", metavar="TSV", help="test texts; used once, with the kept epoch")
     parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder for runs, predictions, results.json and the best model"
+        "--output",
+        type=output_folder,
+        required=True,
+        metavar="DIR",
+        help="folder for runs, predictions, results.json and the best model",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="random seeds, a run for each")
     parser.add_argument("--max-epoch", type=int, default=10, metavar="N", help="largest number of epochs")

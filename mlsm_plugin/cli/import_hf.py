@@ -6,6 +6,7 @@ import argparse
 import shlex
 
 from mlsm_plugin.cli.export_hf import add_comparison, lines_to_compare
+from mlsm_plugin.cli.output_folder import output_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="PATH", help="a ModernBertForMaskedLM: folder or hub name, with or without hf: before it"
     )
-    parser.add_argument("output", metavar="DIR", help="new folder to write: model.pt, dict.txt, tokenizer")
+    parser.add_argument(
+        "output", type=output_folder, metavar="DIR", help="new folder to write: model.pt, dict.txt, tokenizer"
+    )
     add_comparison(parser)
 
 

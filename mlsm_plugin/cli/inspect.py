@@ -173,7 +173,12 @@ def _quality(path: str) -> dict[str, Any]:
             "loss": optional(fields(dict.fromkeys(LOSS_FACTS, optional(number)))),
         }
     )
-    found: dict[str, Any] = check_json(read_json(path), check, path)
+    try:
+        found: dict[str, Any] = check_json(read_json(path), check, path)
+    except ValueError:
+        raise ValueError(
+            f"{path} is not a file that `mlsm evaluate-dictionary --output` wrote; pass that one"
+        ) from None
     return found
 
 

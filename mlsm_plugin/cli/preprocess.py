@@ -19,6 +19,7 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.dictionary import CODERS, LASSO, add_sae_options, choose_defaults, sae_settings
 from mlsm_plugin.cli.next_commands import chained, training_command
+from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.step_record import Step, StepRecord
 
@@ -41,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--valid", nargs="+", required=True, metavar="FILE", help="validation text")
     parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text")
     parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder for tokenizer, data-bin, auxiliary, dictionary"
+        "--output",
+        type=output_folder,
+        required=True,
+        metavar="DIR",
+        help="folder for tokenizer, data-bin, auxiliary, dictionary",
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that binarize")
     tokenizer = parser.add_argument_group("tokenizer")

@@ -18,6 +18,7 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.dictionary import CODERS, LASSO, add_sae_options, choose_defaults, sae_settings
 from mlsm_plugin.cli.next_commands import chained
+from mlsm_plugin.cli.output_folder import output_folder
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.staged_pretraining import Stage
@@ -38,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stopped run."
     )
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset that `mlsm binarize` wrote")
-    parser.add_argument("--save-dir", required=True, metavar="DIR", help="folder for the checkpoints and the stages")
+    parser.add_argument(
+        "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints and the stages"
+    )
     parser.add_argument(
         "--arch",
         help="architecture with a latent head: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... "

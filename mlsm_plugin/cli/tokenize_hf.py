@@ -6,6 +6,7 @@ import argparse
 import shlex
 
 from mlsm_plugin.cli.next_commands import print_next
+from mlsm_plugin.cli.output_folder import output_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", required=True, metavar="MODEL", help="folder or hub name of the tokenizer, or of its model"
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the sequences")
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder for the sequences")
     parser.add_argument(
         "--max-length",
         type=int,

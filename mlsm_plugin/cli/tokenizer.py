@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from mlsm_plugin.cli.output_folder import output_folder
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``mlsm tokenizer``."""
@@ -13,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input", nargs="+", required=True, metavar="FILE", help="UTF-8 text, plain or .gz, one sentence a line"
     )
     parser.add_argument("--vocab-size", type=int, required=True, metavar="N", help="number of SentencePiece pieces")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the model and dict.txt")
+    parser.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder for the model and dict.txt"
+    )
     parser.add_argument("--model-type", choices=MODEL_TYPES, default="unigram", help="how the pieces are learned")
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
     parser.add_argument(

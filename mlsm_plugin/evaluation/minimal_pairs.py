@@ -15,6 +15,8 @@ from mlsm_plugin.files.json_text import parse_json
 from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.tokenization.text_files import numbered_lines
 
+SHOWN_CHARACTERS = 80  # of a sentence in an error message
+
 
 @dataclass(frozen=True)
 class MinimalPair:
@@ -79,8 +81,9 @@ def pseudo_log_likelihoods(
     encoded = [interface.encode(sentence) for sentence in sentences]
     for text, tokens in zip(sentences, encoded, strict=True):
         if len(tokens) > limit:
+            shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
             raise ValueError(
-                f"a sentence has {len(tokens)} tokens, more than the {limit} positions of the model: {text!r}"
+                f"a sentence has {len(tokens)} tokens, more than the {limit} positions of the model: {shown!r}"
             )
     scores = [0.0] * len(encoded)
     mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()

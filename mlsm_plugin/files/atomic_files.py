@@ -247,7 +247,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return parse_json(Path(path).read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the step again") from None
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); if a step of mlsm wrote it, delete it and run that step again"
+        ) from None
 
 
 @contextmanager

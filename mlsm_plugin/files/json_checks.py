@@ -21,7 +21,10 @@ def check_json(value: Any, check: Check, where: object) -> Any:
     """
     problem = check(value)
     if problem is not None:
-        raise ValueError(f"{where} is not what it should be: {problem}; delete it and run the step again")
+        raise ValueError(
+            f"{where} is not what it should be: {problem}; if a step of mlsm wrote it, delete it and run that step "
+            "again"
+        )
     return value
 
 

@@ -95,6 +95,8 @@ class FairseqEncoder(HiddenStateEncoder):
         Raises:
             FileNotFoundError: it does not exist.
         """
+        if os.path.isdir(name):
+            raise FileNotFoundError(f"{name} is a folder; name a checkpoint in it, such as {name}/checkpoint_best.pt")
         if not os.path.isfile(name):
             raise FileNotFoundError(f"auxiliary checkpoint {name} does not exist")
         return [Path(name)]

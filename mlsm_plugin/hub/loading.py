@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from mlsm_plugin.data.token_blocks import load_dictionary
+from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_seams.checkpoint_states import load_model
 from mlsm_plugin.files.checkpoint_files import checkpoint_of
 from mlsm_plugin.files.tokenizer_files import bpe_options
@@ -39,11 +40,13 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: the folder, a checkpoint, the dictionary or the tokenizer is missing.
+        ValueError: the file is not a checkpoint.
     """
     checkpoint = checkpoint_of(model_name_or_path, checkpoint_file)
     directory = checkpoint.parent
     data = directory / data_name_or_path
     if not (data / "input0" / "dict.txt").is_file():  # its place in the dataset of a fine-tuned classifier
+        read_contents(checkpoint)  # another kind of file has no dictionary beside it either
         load_dictionary(data)  # raises an error that says what to do
     tokenizer = {"bpe": bpe or "sentencepiece"}
     if tokenizer["bpe"] == "sentencepiece" and "sentencepiece_model" not in overrides:

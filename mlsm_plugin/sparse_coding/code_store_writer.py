@@ -134,6 +134,10 @@ class CodeStoreWriter(ShardedStoreWriter):
                 f"all {meta['coded_tokens']} codes of {self.directory} are empty; "
                 "delete the folder and encode with other settings of the coder"
             )
+        if meta.get("coverage", 1) < 1 and not meta.get("coded_tokens"):
+            raise ValueError(
+                f"no token of {self.directory} was coded; delete the folder and encode with more --coverage"
+            )
         self.folder.seal(meta)
         return meta
 

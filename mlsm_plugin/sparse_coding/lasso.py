@@ -46,7 +46,7 @@ class LassoOptions:
         metadata={
             "metavar": "N",
             "help": "maximum number of atoms in the code of a token (default: no limit); such codes are far from "
-            "optimal by design, so --allow-inexact is needed",
+            "optimal by design, and `mlsm encode` writes them with --allow-inexact only",
         },
     )
 

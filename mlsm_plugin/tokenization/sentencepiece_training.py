@@ -20,6 +20,8 @@ from mlsm_plugin.tokenization.text_files import MAX_LINE_BYTES, PathLike, check_
 
 MODEL_TYPES = ("unigram", "bpe")
 DEFAULT_MAX_SENTENCES = 2_000_000
+FEWEST_SENTENCES = 101  # with which SentencePiece samples
+MOST_PIECES = 1 << 24
 COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
 SEED = 1
 THREADS = 8  # constant, whatever the number of cores: the sums of EM, and thus the model, depend on it
@@ -127,8 +129,10 @@ def train_tokenizer(
         raise ValueError(f"unknown model type {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
     if not 0.98 <= character_coverage <= 1:
         raise ValueError(f"--character-coverage must be between 0.98 and 1, got {character_coverage}")
-    if vocab_size < 1 or max_sentences < 1:
-        raise ValueError("the vocabulary size and the number of sentences must be at least 1")
+    if not 1 <= vocab_size <= MOST_PIECES:
+        raise ValueError(f"--vocab-size must be at least 1 and at most {MOST_PIECES:,}, got {vocab_size}")
+    if max_sentences < FEWEST_SENTENCES:
+        raise ValueError(f"--max-sentences must be at least {FEWEST_SENTENCES}, got {max_sentences}")
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
     total = check_text_files(inputs)

@@ -93,6 +93,12 @@ def test_checkpoint_to_restore_decides_the_architecture(tiny: TinyData, tmp_path
     assert architecture_of(tiny.model) == "mlsm_roberta_tiny"
 
 
+def test_a_run_is_not_resumed_with_another_architecture(tiny: TinyData, tmp_path: Path) -> None:
+    with_updates(tiny, tmp_path / "auxiliary" / "checkpoint_last.pt", 3)
+    with pytest.raises(ValueError, match="holds a run with --arch mlsm_roberta_tiny, and not mlsm_modern_tiny; leave"):
+        pretrain(tiny.data_bin, tmp_path / "auxiliary", arch="mlsm_modern_tiny", max_update=20, flags=[])
+
+
 def with_updates(tiny: TinyData, path: Path, updates: int) -> Path:
     state = torch.load(tiny.model)
     state["optimizer_history"][-1]["num_updates"] = updates

@@ -113,8 +113,9 @@ def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, 
     mlsm(*words(start, tmp_path / "one", objective=objective))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     process = start_mlsm(*words(start, tmp_path / "two", "--batch-size", 2, objective=objective), launcher=launcher)
-    errors = process.communicate(timeout=400)[1]
+    printed, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
+    assert printed.count("held-out mlm_loss: ") == printed.count("model: ") == 1
     one, two = (json.loads((tmp_path / name / "meta.json").read_text())["figures"] for name in ("one", "two"))
     # dropout differs; so does the autoencoder, whose training amplifies the rounding of a thread each
     for when in ("before", "after"):

@@ -106,11 +106,20 @@ def test_page_shows_the_figures_of_an_evaluation(coded: Path, tmp_path: Path) ->
         assert ("share of the loss that is recovered (valid)" in page, "1.235" in page) == (loss, loss)
 
 
+def test_another_file_than_an_evaluation_is_one_line(coded: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "train.txt").write_text("text", encoding="utf-8")
+    words = ("inspect", coded, "--output", tmp_path / "page.html", "--quality")
+    for file in (tmp_path / "train.txt", coded / "data-bin" / "train.codes" / "meta.json"):
+        line = failing_mlsm(capsys, *words, file)
+        assert f"{file} is not a file that `mlsm evaluate-dictionary --output` wrote" in line
+        assert "delete" not in line
+
+
 def test_figures_of_another_dictionary_are_refused(coded: Path, tmp_path: Path, capsys: Capture) -> None:
     words = ("inspect", coded, "--output", tmp_path / "page.html", "--quality")
     other = judged(coded, tmp_path / "other.json", dictionary={"fingerprint": "1" * 64})
     assert "other.json judges another dictionary (SHA-256 111111111111) than" in failing_mlsm(capsys, *words, other)
     broken = judged(coded, tmp_path / "broken.json", reconstruction={})
-    assert "broken.json is not what it should be: reconstruction: exp" in failing_mlsm(capsys, *words, broken)
+    assert "broken.json is not a file that `mlsm" in failing_mlsm(capsys, *words, broken)
     assert "absent.json" in failing_mlsm(capsys, *words, tmp_path / "absent.json")
     assert not (tmp_path / "page.html").exists()

@@ -42,6 +42,12 @@ def test_scores_are_those_of_one_mask_at_a_time(model: Any, batch_tokens: int) -
     assert pseudo_log_likelihoods(model, []) == []
 
 
+def test_a_sentence_that_is_too_long_is_shown_in_part(model: Any) -> None:
+    limit = model.model.max_positions()
+    with pytest.raises(ValueError, match=rf"more than the {limit} positions of the model: '(w ){{40}}\.\.\.'"):
+        pseudo_log_likelihoods(model, ["w " * 10_000])
+
+
 def test_model_whose_head_was_not_trained_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     pairs = tmp_path / "in.jsonl"
     pairs.write_text('{"sentence_good": "a", "sentence_bad": "b"}\n', encoding="utf-8")

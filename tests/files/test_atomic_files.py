@@ -95,7 +95,8 @@ def test_json_that_cannot_be_written_leaves_the_old_one(tmp_path):
 def test_damaged_json_is_named(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    pattern = rf"^{re.escape(str(path))} is not valid JSON \(.+\); delete it and run the step again$"
+    advice = "if a step of mlsm wrote it, delete it and run that step again"
+    pattern = rf"^{re.escape(str(path))} is not valid JSON \(.+\); {advice}$"
     with pytest.raises(ValueError, match=pattern):
         read_json(path)
 

@@ -109,6 +109,11 @@ def broken_checkpoint(kind: str, path: Path) -> Path:
     return path
 
 
+def test_folder_in_the_place_of_a_checkpoint_is_told(tiny: TinyData) -> None:
+    with pytest.raises(FileNotFoundError, match="is a folder; name a checkpoint in it, such as"):
+        FairseqEncoder.files_of(tiny.model.parent)
+
+
 @pytest.mark.parametrize("kind", ["absent", "empty", "text", "other dict", "tensor", "list", "zip", "truncated"])
 def test_file_that_is_no_checkpoint_is_named(tiny: TinyData, tmp_path: Path, kind: str) -> None:
     checkpoint = broken_checkpoint(kind, tmp_path / "model.pt")

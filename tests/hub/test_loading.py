@@ -104,6 +104,10 @@ def test_what_is_missing_is_named(own_folder, tmp_path):
     (own_folder / "dict.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"is not a binarized dataset: dict\.txt is missing"):
         from_pretrained(own_folder)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.txt").write_text("some text")
+    with pytest.raises(ValueError, match=r"train\.txt is not a readable fairseq checkpoint"):
+        from_pretrained(tmp_path / "text" / "train.txt")
     for path in own_folder.glob("*.pt"):
         path.unlink()
     with pytest.raises(FileNotFoundError) as error:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainingArguments
 
 from mlsm_plugin.huggingface import (
@@ -77,5 +78,7 @@ def evaluate(objective: str, output: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 3:
         evaluate(*sys.argv[1:])
-        sys.exit()
-    train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    else:
+        train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

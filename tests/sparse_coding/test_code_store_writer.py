@@ -325,6 +325,13 @@ def test_shard_with_a_damaged_figures_file_is_missing(tmp_path, content):
     assert folder_bytes(store) == whole
 
 
+def test_a_coverage_that_leaves_no_token_is_refused(tmp_path):
+    writer = CodeStoreWriter(tmp_path / "s", {"n_atoms": 4, "coverage": 0.01}, [0, 3])
+    writer.write_shard(0, ShardRows(3, 4))
+    with pytest.raises(ValueError, match=r"no token of .+ was coded; delete the folder and encode with more"):
+        writer.finish()
+
+
 def test_all_codes_empty_is_refused_in_the_words_of_no_coder(tmp_path):
     writer = CodeStoreWriter(tmp_path / "s", {"n_atoms": 4}, [0, 3])
     rows = ShardRows(3, 4)

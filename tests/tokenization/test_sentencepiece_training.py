@@ -159,7 +159,9 @@ def test_too_large_a_vocabulary_names_the_largest_that_works(corpus, tmp_path, c
         (b"abc def\n", ["--vocab-size", "3"], "the smallest possible size is"),
         (b"abc def\n", ["--vocab-size", "-3"], "at least 1"),
         (b"abc def\n", ["--character-coverage", "1.5"], "--character-coverage must be between 0.98 and 1, got 1.5"),
-        (b"abc def\n", ["--max-sentences", "0"], "at least 1"),
+        (b"abc def\n", ["--vocab-size", "99999999999"], "at most 16,777,216"),
+        (b"abc def\n", ["--max-sentences", "0"], "--max-sentences must be at least 101, got 0"),
+        (b"abc def\n", ["--max-sentences", "100"], "--max-sentences must be at least 101, got 100"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capfd, content, options, message):

@@ -1,0 +1,53 @@
+"""A wrong place to write to is told before any work."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.cli.main import main
+from mlsm_plugin.cli.output_folder import output_folder
+
+# options of each command up to the folder that it writes to
+COMMANDS = {
+    "adapt": ("model", "--text", "text", "--output"),
+    "auxiliary": ("data-bin", "--max-update", "1", "--save-dir"),
+    "binarize": ("--tokenizer", "tokenizer", "--train", "text", "--output"),
+    "datastore": ("build", "data-bin", "--checkpoint", "model.pt", "--output"),
+    "dictionary": ("data-bin", "--auxiliary", "model.pt", "--output"),
+    "encode": ("data-bin", "--auxiliary", "model.pt", "--dictionary", "dictionary", "--output"),
+    "encode-hf": ("ids", "--model", "model", "--dictionary", "dictionary", "--output"),
+    "export-hf": ("model.pt",),
+    "finetune": ("--checkpoint", "model.pt", "--train", "text", "--output"),
+    "import-hf": ("model",),
+    "preprocess": ("--train", "text", "--output"),
+    "pretrain": ("data-bin", "--max-update", "1", "--save-dir"),
+    "tokenize-hf": ("--tokenizer", "model", "--input", "text", "--output"),
+    "tokenizer": ("--input", "text", "--output"),
+}
+
+
+def test_folders_may_be_new_and_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for name in (tmp_path, tmp_path / "new", tmp_path / "new" / "below"):
+        assert output_folder(str(name)) == str(name)
+    for name in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "file" / "below" / "it"):
+        with pytest.raises(argparse.ArgumentTypeError, match="file is a file; name a folder"):
+            output_folder(str(name))
+    with pytest.raises(argparse.ArgumentTypeError, match="the name is empty"):
+        output_folder("")
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_file_where_a_folder_is_written_is_told_at_once(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    for name in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, *COMMANDS[command], str(name)])
+        assert stopped.value.code == 2
+        assert f"{tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"
