@@ -138,7 +138,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None
     for source, output in (("in", "in"), ("dictionary.npy", "")):
         line = failing_mlsm(capsys, COMMAND, tmp_path / source, tmp_path / output)
         assert f"{tmp_path / source} would be read from and written to" in line
-    assert "file is a file" in failing_mlsm(capsys, COMMAND, tmp_path / "in", tmp_path / "file")
+    assert "file exists and is not a folder" in failing_mlsm(capsys, COMMAND, tmp_path / "in", tmp_path / "file")
     assert "--layer must not be negative" in failing_mlsm(
         capsys, COMMAND, tmp_path / "in", tmp_path / "out", "--layer", -1
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.cli.main import main
 from mlsm_plugin.cli.output_folder import output_folder
+from tests.conftest import failing_mlsm
 
 # options of each command up to the folder that it writes to
 COMMANDS = {
@@ -34,9 +33,9 @@ def test_folders_may_be_new_and_files_are_refused(tmp_path: Path) -> None:
     for name in (tmp_path, tmp_path / "new", tmp_path / "new" / "below"):
         assert output_folder(str(name)) == str(name)
     for name in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "file" / "below" / "it"):
-        with pytest.raises(argparse.ArgumentTypeError, match="file is a file; name a folder"):
+        with pytest.raises(NotADirectoryError, match="file exists and is not a folder; choose another name"):
             output_folder(str(name))
-    with pytest.raises(argparse.ArgumentTypeError, match="the name is empty"):
+    with pytest.raises(FileNotFoundError, match="the name of the folder to write to is empty"):
         output_folder("")
 
 
@@ -46,8 +45,6 @@ def test_a_file_where_a_folder_is_written_is_told_at_once(
 ) -> None:
     (tmp_path / "file").write_text("kept")
     for name in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(SystemExit) as stopped:
-            main([command, *COMMANDS[command], str(name)])
-        assert stopped.value.code == 2
-        assert f"{tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err
+        line = failing_mlsm(capsys, command, *COMMANDS[command], name)
+        assert f"{tmp_path / 'file'} exists and is not a folder; choose another name" in line
     assert (tmp_path / "file").read_text() == "kept"
