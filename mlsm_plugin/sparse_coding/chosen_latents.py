@@ -6,6 +6,7 @@ CSR kernels) take about a tenth of the time of the dense products. On other devi
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
@@ -110,9 +111,19 @@ class ChosenLatents:
 
 def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A sparse matrix; ``rows`` are ascending."""
+    _hear_that_csr_is_new()
     ends = torch.bincount(rows, minlength=shape[0]).cumsum(0)
+    starts = torch.cat([ends.new_zeros(1), ends])
+    return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
+
+
+@functools.cache
+def _hear_that_csr_is_new() -> None:
+    """Let torch warn of it, which it does once.
+
+    Leaving ``catch_warnings`` makes Python show all other warnings again, so it must not be entered in every update.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that CSR is new in torch
-        return torch.sparse_csr_tensor(
-            torch.cat([ends.new_zeros(1), ends]), columns, values, shape, check_invariants=False
-        )
+        warnings.simplefilter("ignore", UserWarning)
+        none = torch.zeros(0, dtype=torch.int64)
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), none, none.float(), (0, 0))

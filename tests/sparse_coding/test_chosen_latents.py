@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,3 +64,21 @@ def test_products_are_those_of_the_dense_matrix(dense: bool, dtype: torch.dtype)
         (chosen.sums(values), matrix.sum(0)),
     ):
         torch.testing.assert_close(found, wanted)
+
+
+def test_products_do_not_make_other_warnings_appear_again() -> None:
+    code = """
+import warnings, torch
+from mlsm_plugin.sparse_coding.chosen_latents import ChosenLatents
+def product():
+    latents = ChosenLatents(torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1]), (2, 3))
+    return latents.times(torch.ones(3), torch.ones(3, 4)).sum().item()
+product()
+for _ in range(3):
+    warnings.warn("said once", FutureWarning)
+    print(product())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["12.0"] * 3
+    assert found.stderr.count("FutureWarning") == 1
+    assert "CSR" not in found.stderr
