@@ -48,6 +48,7 @@ class Comparison:
         self.model = ["--arch", args.arch, "--max-positions", 2 * args.tokens_per_sample]
         self.seconds: dict[str, float] = {}  # of an update of each row
         self.rates: dict[str, float] = {}
+        self.searched: dict[str, dict[str, float]] = {}  # the last loss of the short run with each rate
         self.codes = Codes(args, self.commands, self.data_bin)
 
     # what all rows share
@@ -205,10 +206,11 @@ class Comparison:
         found = {}
         for rate in args.rates:
             run = f"search/{name}-{rate:g}"
-            falling = self.falling_weight(name, args.search_updates)
-            self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0], *falling)
+            more = [*self.falling_weight(name, args.search_updates), *self.begin_of(name, args.seeds[0])]
+            self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0], *more)
             found[rate] = read_training_log(self.commands.log_of(run.replace("/", "-"))).valid[row.metric][-1][1]
         self.rates[name] = min(found, key=found.__getitem__)
+        self.searched[name] = {f"{rate:g}": loss for rate, loss in found.items()}
 
     def phases_of(self, name: str) -> tuple[float, list[Phase]]:
         """Seconds before a row's first update, and its phases."""
@@ -245,19 +247,24 @@ class Comparison:
         return self.args.updates * self.seconds["mlm"]
 
     def pretrain(self, name: str, seed: int) -> None:
-        """Pre-train a row with a seed."""
+        """Search the learning rate of a row, and pre-train it with a seed."""
         args, row, updates = self.args, ROWS[name], self.updates_of(name)
+        self.search_rate(name)  # now, since the row may begin from a model of this comparison
         if updates < args.updates / 2:
             tqdm.write(f"warning: the budget pays for {updates:,} updates of {name} and {args.updates:,} of mlm")
         run, more = f"runs/{name}-{seed}", self.falling_weight(name, updates)
         if name == SELF:
             self.train_in_stages(run, updates, self.rates[name], seed, *more, begin=args.share)
             return
-        if row.begins_from:
-            more += ["--finetune-from-model", self.checkpoint(row.begins_from, seed)]
+        more += self.begin_of(name, seed)
         if row.control_of == SELF:
             more += self.branch(name, seed)
         self.train(run, self.flags_of(name), updates, self.rates[name], seed, *more)
+
+    def begin_of(self, name: str, seed: int) -> list[object]:
+        """The flags that begin a row from the model of another row."""
+        begins_from = ROWS[name].begins_from
+        return ["--finetune-from-model", self.checkpoint(begins_from, seed)] if begins_from else []
 
     def branch(self, name: str, seed: int) -> list[object]:
         """Make the codes of a control of ``self``; returns the flags that continue the first stage with them."""
@@ -298,8 +305,6 @@ class Comparison:
         if self.needs_auxiliary and not args.auxiliary:
             self.measure_speed(AUXILIARY)
         self.make_codes()
-        for name in args.objectives:
-            self.search_rate(name)
         for name in tqdm(args.objectives, desc="speeds", unit="row"):
             self.measure_speed(name)
         runs = [  # a seed at a time, so that the tables soon have all rows
@@ -331,8 +336,8 @@ class Comparison:
         }
         write_report(figures, self.output)
 
-    def cost_of(self, name: str) -> dict[str, float]:
-        """Seconds and operations of a row."""
+    def cost_of(self, name: str) -> dict[str, Any]:
+        """Seconds and operations of a row, and its learning rate."""
         schedule, updates = self.schedule_of(name), self.updates_of(name)
         extra = schedule.before + sum(once for _, once, _ in schedule.parts)
         return {
@@ -342,6 +347,7 @@ class Comparison:
             "seconds": schedule.at(updates),
             "operations": self.operations_of(name, updates),
             "learning_rate": self.rates[name],
+            "searched": self.searched.get(name, {}),
         }
 
     def operations_of(self, name: str, updates: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from comparison.costs import cost_to_reach
-from comparison.rows import CONTROLS, CONTROLS_OF_SELF
+from comparison.rows import CONTROLS, CONTROLS_OF_SELF, ROWS
 from mlsm_plugin.files.atomic_files import atomic_open, write_json
 
 BASE = "mlm"
@@ -78,6 +78,22 @@ def cost_table(figures: dict[str, Any]) -> str:
         )
     head = ("row", "updates", "s an update", "s besides", "s in all", "operations, 10^12", "learning rate")
     return table(head, rows)
+
+
+def rates_table(figures: dict[str, Any]) -> str | None:
+    """The last loss of the short runs that search the learning rates; None if nothing was searched."""
+    searched = {name: figures["costs"][name].get("searched") for name in figures["rows"]}
+    rates = sorted({rate for losses in searched.values() for rate in losses or ()}, key=float)
+    rows = [
+        [
+            name,
+            ROWS[name].metric if name in ROWS else "",
+            *(f"{losses[rate]:.2f}" if rate in losses else "" for rate in rates),
+        ]
+        for name, losses in searched.items()
+        if losses
+    ]
+    return table(("row", "loss", *rates), rows) if rows else None
 
 
 def loss_table(figures: dict[str, Any]) -> str:
@@ -180,7 +196,10 @@ def _finetuned(runs: Sequence[dict[str, Any]], task: str) -> str:
 def page(figures: dict[str, Any]) -> str:
     """All tables."""
     settings = ", ".join(f"{name} {value}" for name, value in figures["settings"].items() if name not in OF_A_FOLDER)
-    parts = ["# Objectives compared", "## Cost", cost_table(figures), "## Masked-LM loss", loss_table(figures)]
+    parts = ["# Objectives compared", "## Cost", cost_table(figures)]
+    if (rates := rates_table(figures)) is not None:
+        parts += ["## The last loss of short runs with each learning rate", rates]
+    parts += ["## Masked-LM loss", loss_table(figures)]
     parts += ["## Masked-LM loss of each run, bits after so many updates", seeds_table(figures)]
     retrieved = [run for run in figures["runs"] if run["row"] == "npm"]
     if figures["tasks"] or figures["pair_sets"]:

@@ -32,6 +32,7 @@ from comparison.report import (  # noqa: E402
     cost_table,
     loss_table,
     paired_difference,
+    rates_table,
     round_updates,
     seeds_table,
     use_table,
@@ -42,7 +43,7 @@ from tests.tiny_models import TinyData  # noqa: E402
 from tests.tiny_run import seeded_model, training_config  # noqa: E402
 
 SCRIPT = REPOSITORY / "scripts" / "compare_objectives.py"
-PAGE = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
+PAGES = [(REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("comparison.md", "comparison_log.md")]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def texts(tmp_path: Path, english_text: tuple[Path, Path], monkeypatch: pytest.M
 
 
 def documented_commands() -> list[list[str]]:
-    commands = [shlex.split(block.replace("\\\n", " ")) for block in bash_blocks(PAGE)]
+    commands = [shlex.split(block.replace("\\\n", " ")) for page in PAGES for block in bash_blocks(page)]
     return [words for words in commands if words[1] == "scripts/compare_objectives.py"]
 
 
@@ -282,6 +283,13 @@ def test_tables() -> None:
         "runs": [run("mlm", 1, 6.0), run("mlm", 2, 6.2), run("self", 1, 5.5), run("self", 2, 5.7), run("taco", 1, 7.0)],
     }
     assert "| mlm | 1,000 | 0.100 | 0 | 100 | 2,000 | 0.002 |" in cost_table(figures)
+    assert rates_table(figures) is None
+    costs = dict(figures["costs"])
+    costs["mlm"] = {**cost, "learning_rate": 0.002, "searched": {"0.002": 7.0, "0.0005": 7.5}}
+    costs["self"] = {**cost, "learning_rate": 0.002, "searched": {}}  # as that of another row
+    rates = rates_table({**figures, "costs": costs})
+    assert rates is not None
+    assert rates.splitlines()[2:] == ["| mlm | loss | 7.50 | 7.00 |"]
     losses = loss_table(figures)
     assert "| mlm | 2 | 6.100 ± 0.141 | 6.600 ± 0.141 | 8.10 ± 0.14 | 9.10 ± 0.14 |  | 100 ± 0 |" in losses
     assert (
@@ -324,13 +332,19 @@ def test_table_of_runs_reads_losses_between_validations() -> None:
     ]
 
 
+def steps_of(texts: Path, begin: str = "") -> list[Path]:
+    """The records of the commands that a comparison has run and whose names begin so."""
+    return list((texts / "comparison" / "steps").glob(f"{begin}*.json"))
+
+
 @pytest.mark.slow
 def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Path) -> None:
     own_controls = ("self-exchanged-within-types", "self-random-dictionary")
     rows = ("mlm", "mlsm+mlm", "self", "npm", "type-mean", "random-dictionary", *own_controls)
     command = [*documented_commands()[0], "--objectives", *rows, "--updates", "20", "--share", "50", "--seeds", "1"]
     command += ["--vocab-size", "400", "--layers", "2", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
-    command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1", "--rates", "1e-3"]
+    command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1"]
+    command += ["--rates", "1e-3", "2e-3", "--search-updates", "4"]
     command += ["--batch-size", "4", "--group-size", "4", "--tokens-per-sample", "64"]
     command += ["--latent-source", "online", "--latent-until", "75", "--auxiliary-size", "1", "16", "2"]
     command[:2] = [sys.executable, str(SCRIPT)]
@@ -361,7 +375,14 @@ def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Pat
         assert begin < own["curve"][0]["update"] <= begin + 2  # it continues the first stage
     assert figures["costs"]["mlsm+mlm"]["extra_seconds"] > figures["costs"]["self"]["extra_seconds"] > 0
     assert (texts / "comparison" / "comparison.png").stat().st_size > 10_000
-    steps = {path: path.stat().st_mtime_ns for path in (texts / "comparison" / "steps").iterdir()}
+    searched = {name for name in rows if ROWS[name].rate_of is None}
+    found = {path.stem.removeprefix("search-").rpartition("-0.00")[0] for path in steps_of(texts, "search-")}
+    assert found == searched
+    for path in steps_of(texts, "search-npm-"):  # with the model that it begins from
+        assert "comparison/runs/mlm-1/checkpoint_last.pt" in json.loads(path.read_text())["signature"]["command"]
+    assert set(figures["costs"]["npm"]["searched"]) == {"0.001", "0.002"}
+    assert figures["costs"]["type-mean"]["searched"] == {}
+    steps = {path: path.stat().st_mtime_ns for path in steps_of(texts)}
     (texts / "comparison" / "comparison.md").unlink()
     assert run() == first
     assert {path: path.stat().st_mtime_ns for path in steps} == steps
