@@ -20,11 +20,13 @@ _end_with_parent()
 _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
 
 if _installation.first_problem() is None:
+    from mlsm_plugin.fairseq_seams import quiet_start as _quiet_start
     from mlsm_plugin.fairseq_seams import resumed_runs as _resumed_runs
     from mlsm_plugin.fairseq_seams import saved_configurations as _saved_configurations
     from mlsm_plugin.fairseq_seams import version_shims as _version_shims
 
     _version_shims.apply()
+    _quiet_start.apply()
     _saved_configurations.apply()
     _resumed_runs.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks

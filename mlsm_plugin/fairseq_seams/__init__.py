@@ -13,6 +13,7 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 - ``masked_lm_samples``: the private method that gives ``masked_lm`` its samples; long sentences are cut.
 - ``mmap_builder``: the fields of the builder of binarized datasets; its memory must not grow with the text.
 - ``model_options``: the options that a model's class declares; fine-tuning rebuilds the architecture of a checkpoint.
+- ``quiet_start``: what fairseq says of itself at the start of a run; its users read about their own doing.
 - ``rank_gather``: the collective operations; negatives, keys and counts of all ranks.
 - ``resumed_runs``: saving, copying and loading checkpoints, and when to stop; a killed run ends as one never stopped.
 - ``roberta_head``: the parts of the LM head; a second projection shares its transform.

@@ -28,7 +28,7 @@ import fairseq_cli.train
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils, options, trainer
 from fairseq import utils as fairseq_utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import Dictionary, FairseqDataset, ListDataset, TokenBlockDataset, data_utils, iterators
@@ -58,6 +58,7 @@ from mlsm_plugin.fairseq_seams import (
     loading_hooks,
     masked_lm_batches,
     model_options,
+    quiet_start,
     rank_gather,
     resumed_runs,
     roberta_head,
@@ -550,6 +551,24 @@ def _model_options() -> None:
     cfg = argparse.Namespace(encoder_layers=3, untie_weights_roberta=True, dropout=0.3)
     flags = model_options.flags_of(RobertaModel.add_args, cfg, without=model_options.TRAINING_OPTIONS)
     assert flags == ["--encoder-layers", "3", "--untie-weights-roberta"]
+
+
+# quiet_start
+
+
+def parameters_as_pairs(patch: pytest.MonkeyPatch) -> None:
+    original = trainer._catalog_shared_params.__wrapped__  # type: ignore[attr-defined]
+    patch.setattr(trainer, "_catalog_shared_params", lambda module: [(0, name) for name in original(module)])
+
+
+@seam("quiet_start", "trainer._catalog_shared_params, and its lists of names", parameters_as_pairs)
+def _shared_parameters() -> None:
+    tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    assert trainer._catalog_shared_params(tied) == []
+    tied[2].weight = tied[0].weight
+    assert trainer._catalog_shared_params(tied) == [["0.weight", "2.weight"]]
+    quiet_start.apply()  # once more
+    assert trainer._catalog_shared_params(tied) == [["0.weight", "2.weight"]]
 
 
 # rank_gather

@@ -59,6 +59,14 @@ def model_of(runs: dict[str, Future[Run]], name: str) -> Path:
     return Path(command[command.index("--save-dir") + 1])
 
 
+def test_a_log_has_no_warnings_that_its_reader_cannot_heed(runs: dict[str, Future[Run]]) -> None:
+    result = runs["plain"].result()
+    log = result.stdout + result.stderr
+    assert "Warning" not in log
+    shared = [line.partition("parameter: ")[2] for line in log.splitlines() if "detected shared parameter" in line]
+    assert shared == ["encoder.sentence_encoder.embed_tokens.weight <- encoder.lm_head.weight"]
+
+
 @pytest.mark.parametrize("name", ["mlsm", "latent only", "plain", "taco", "npm"])
 def test_every_objective_trains_and_validates(runs: dict[str, Future[Run]], name: str) -> None:
     losses = [float(value) for value in logged(runs[name].result(), "loss")]
