@@ -6,6 +6,7 @@ with Hugging Face alone (:mod:`mlsm_plugin.huggingface`, ``losses``, ``sparse_co
 """
 
 import logging as _logging
+import os.path as _path
 import sys as _sys
 
 from mlsm_plugin.fairseq_seams import installation as _installation
@@ -19,7 +20,11 @@ _end_with_parent()
 # on import, fairseq logs that an optional package of its text-to-speech task is missing
 _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
 
-if _installation.first_problem() is None:
+# `mlsm --help` and `mlsm --version` run nothing, and these imports take seconds
+_program, _words = _path.basename("".join(_sys.argv[:1])), _sys.argv[1:]
+_runs_nothing = _program in ("mlsm", "mlsm.exe") and all(word.startswith("-") for word in _words)
+
+if not _runs_nothing and _installation.first_problem() is None:
     from mlsm_plugin.fairseq_seams import quiet_start as _quiet_start
     from mlsm_plugin.fairseq_seams import resumed_runs as _resumed_runs
     from mlsm_plugin.fairseq_seams import saved_configurations as _saved_configurations
