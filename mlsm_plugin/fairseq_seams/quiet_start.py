@@ -12,22 +12,22 @@ from typing import Any
 
 from fairseq import trainer
 
-# how these warnings begin, and their categories
+# how these warnings begin, their categories, and how the name of the module begins that they are attributed to
 OLD_CALLS = (
-    (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning),
-    (r"\s*The version_base parameter is not specified", UserWarning),
-    (r"In 'config': Usage of deprecated keyword in package header", UserWarning),
-    (r"\s*'config' is validated against ConfigStore schema", UserWarning),
-    (r"\s*The strict flag in the compose API is deprecated", UserWarning),
-    (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning),
-    (r"'pin_memory' argument is set as true but no accelerator is found", UserWarning),
+    (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, "hydra"),
+    (r"\s*The version_base parameter is not specified", UserWarning, "hydra"),
+    (r"In 'config': Usage of deprecated keyword in package header", UserWarning, "hydra"),
+    (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),  # attributed to the program
+    (r"\s*The strict flag in the compose API is deprecated", UserWarning, "hydra"),
+    (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, "fairseq"),
+    (r"'pin_memory' argument is set as true but no accelerator is found", UserWarning, "torch"),
 )
 
 
 def apply() -> None:
     """Leave out these messages (idempotent)."""
-    for begin, category in OLD_CALLS:
-        warnings.filterwarnings("ignore", begin, category)
+    for begin, category, module in OLD_CALLS:
+        warnings.filterwarnings("ignore", begin, category, module)
     _report_no_missing_parameters()
 
 
