@@ -206,7 +206,8 @@ class Comparison:
         found = {}
         for rate in args.rates:
             run = f"search/{name}-{rate:g}"
-            more = [*self.falling_weight(name, args.search_updates), *self.begin_of(name, args.seeds[0])]
+            more = ["--validate-interval-updates", args.search_updates]  # only the last loss is read
+            more += [*self.falling_weight(name, args.search_updates), *self.begin_of(name, args.seeds[0])]
             self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0], *more)
             found[rate] = read_training_log(self.commands.log_of(run.replace("/", "-"))).valid[row.metric][-1][1]
         self.rates[name] = min(found, key=found.__getitem__)
