@@ -17,7 +17,7 @@ from tests.documented import bash_blocks
 from tests.scripts.script_module import load_script, runner_of
 
 merge_comparisons = load_script("merge_comparisons")
-from comparison.report import cost_table, loss_table, seeds_table, use_table  # noqa: E402
+from comparison.report import cost_table, loss_table, rates_table, seeds_table, use_table  # noqa: E402
 
 DOCS = REPOSITORY / "docs"
 PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def test_plain_masked_lm_cannot_be_missing(
 
 def test_published_tables_are_those_of_the_published_figures() -> None:
     figures = read_json(PUBLISHED)
-    for table in (cost_table, loss_table, seeds_table, use_table):
+    for table in (cost_table, rates_table, loss_table, seeds_table, use_table):
         assert table(figures) in PAGE, f"docs/comparison.md should have\n{table(figures)}"
 
 
