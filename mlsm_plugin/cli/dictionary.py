@@ -84,6 +84,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sae = parser.add_argument_group("options of --coder topk and batchtopk")
     add_sae_options(sae)
     sae.add_argument("--learning-rate", type=float, metavar="F", help="largest learning rate of Adam (default: 0.003)")
+    _add_pruning_options(parser)
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="random seed of the sample and the first atoms"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
+    add_block_options(parser)
+    add_model_options(parser)
+
+
+def _add_pruning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frequency-pruning",
         default="none",
@@ -97,12 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="threshold of --frequency-pruning, a relative frequency",
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="random seed of the sample and the first atoms"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
-    add_block_options(parser)
-    add_model_options(parser)
 
 
 def add_sae_options(group: Any) -> None:
