@@ -14,7 +14,7 @@ from torch import Tensor
 from mlsm_plugin.fairseq_seams.roberta_hub import RobertaHub
 from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
 from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
-from mlsm_plugin.tokenization.masked_text import MASK, encode_masked_text
+from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 
@@ -72,7 +72,7 @@ class MlsmHubInterface(RobertaHub):
             >>> model.latent_properties("the <mask> barked", topk=1)[1].atoms
             [(17, 0.21)]
         """
-        tokens = self._encode_with_masks(text)
+        tokens = torch.tensor(self._encode_with_masks(text)[0])
         probabilities = self.latent_distribution(tokens)[0]
         values, atoms = probabilities.topk(min(topk, probabilities.size(-1)), dim=-1)
         dictionary = self.task.source_dictionary
@@ -88,15 +88,16 @@ class MlsmHubInterface(RobertaHub):
         """The most likely tokens for the one ``<mask>`` of a text, each as (filled text, probability, token).
 
         Special symbols are left out. A token of SentencePiece that begins a word begins with a space, as in fairseq.
+        Of a text that is longer than the model's positions, the model sees the part around the mask.
 
         Raises:
             AssertionError: the text has no mask, or several masks.
         """
         assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
-        tokens, dictionary = self._encode_with_masks(masked_input), self.task.source_dictionary
-        place = int((tokens == self.task.mask_idx).nonzero())
+        dictionary, (ids, places) = self.task.source_dictionary, self._encode_with_masks(masked_input)
+        ids, (place,) = cut_around_masks(ids, places, length=1, limit=int(self.model.max_positions()))
         with utils.model_eval(self.model):
-            logits = self.model(tokens[None].to(self.device))[0][0, place].float()
+            logits = self.model(torch.tensor([ids], device=self.device))[0][0, place].float()
         probabilities = logits.softmax(dim=0)
         probabilities[[*range(dictionary.nspecial), self.task.mask_idx]] = 0
         before, after = masked_input.split(MASK)
@@ -177,7 +178,6 @@ class MlsmHubInterface(RobertaHub):
         """The label of a text, or of a pair; a number for regression. See :meth:`predict_labels`."""
         return self.predict_labels([(text,) if second is None else (text, second)])[0][0]
 
-    def _encode_with_masks(self, text: str) -> Tensor:
-        """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol."""
-        ids, _ = encode_masked_text(text, self.bpe, self.task.source_dictionary, masks=[self.task.mask_idx])
-        return torch.tensor(ids)
+    def _encode_with_masks(self, text: str) -> tuple[list[int], list[int]]:
+        """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol, and where these are."""
+        return encode_masked_text(text, self.bpe, self.task.source_dictionary, masks=[self.task.mask_idx])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlsm_plugin.losses.similarity import similarities, similarity_of, temperature_of
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
-from mlsm_plugin.tokenization.masked_text import MASK, encode_masked_text
+from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
 
@@ -126,16 +126,7 @@ class PhraseFiller:
         if not places:
             raise ValueError(f"the text has no <mask>: {text!r}")
         limit = int(self.interface.model.max_positions())
-        if len(ids) > limit:
-            first, last = places[0], places[-1] + len(self._masks)
-            room = limit - 2 - (last - first)
-            if room < 0:
-                raise ValueError(
-                    f"the masks are {last - first} tokens apart, the model has {limit} positions: use fewer masks"
-                )
-            begin = max(1, min(first - room // 2, len(ids) - 1 - (limit - 2)))
-            ids = [ids[0], *ids[begin : begin + limit - 2], ids[-1]]
-            places = [place - begin + 1 for place in places]
+        ids, places = cut_around_masks(ids, places, length=len(self._masks), limit=limit)
         return torch.tensor(ids), places
 
     def was_cut(self, text: str) -> bool:

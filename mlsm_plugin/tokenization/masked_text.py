@@ -42,3 +42,24 @@ def encode_masked_text(
         places.append(len(ids))
         ids += [*masks, *part]
     return [*ids, dictionary.eos()], places
+
+
+def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
+    """Leave out the ends of a text that is longer than a model takes; BOS, EOS and the masks stay.
+
+    Args:
+        ids, places: as :func:`encode_masked_text` returns them, with at least one mask.
+        length: the number of ids that stand for a mask.
+        limit: the number of positions of the model.
+
+    Raises:
+        ValueError: the masks are too far apart.
+    """
+    if len(ids) <= limit:
+        return ids, places
+    first, last = places[0], places[-1] + length
+    room = limit - 2 - (last - first)
+    if room < 0:
+        raise ValueError(f"the masks are {last - first} tokens apart, the model has {limit} positions: use fewer masks")
+    begin = max(1, min(first - room // 2, len(ids) - 1 - (limit - 2)))
+    return [ids[0], *ids[begin : begin + limit - 2], ids[-1]], [place - begin + 1 for place in places]

@@ -66,10 +66,9 @@ def test_fill_mask_leaves_special_symbols_out_with_their_probabilities(model):
         with torch.no_grad():
             head.bias[dictionary.eos()] += 10.0
         found = model.fill_mask("The value of the <mask> is a list.", topk=4)
-        tokens = model._encode_with_masks("The value of the <mask> is a list.")
-        place = int((tokens == model.task.mask_idx).nonzero())
+        ids, (place,) = model._encode_with_masks("The value of the <mask> is a list.")
         with torch.no_grad():
-            probabilities = model.model(tokens[None])[0][0, place].softmax(dim=0)
+            probabilities = model.model(torch.tensor([ids]))[0][0, place].softmax(dim=0)
     finally:
         head.bias.data.copy_(before)
     assert len(found) == 4
@@ -84,6 +83,21 @@ def test_fill_mask_puts_tokens_where_fairseq_does(model, text):
     for filled, _, token in model.fill_mask(text, topk=20):
         before, after = text.split("<mask>")
         assert filled == (before.rstrip() if before.strip() else "") + token + after
+
+
+def test_fill_mask_sees_the_part_of_a_long_text_that_is_around_the_mask(model):
+    text = f"{TEXT} " * 20 + "The <mask> is a list. " + f"{TEXT} " * 20
+    found = model.fill_mask(text, topk=3)
+    ids, (place,) = model._encode_with_masks(text)
+    seen = [ids[0], *ids[place - 30 : place + 32], ids[-1]]  # 64 positions, the mask in the middle
+    with torch.no_grad():
+        probabilities = model.model(torch.tensor([seen]))[0][0, 31].softmax(dim=0)
+    assert seen[31] == model.task.mask_idx
+    before, after = text.split("<mask>")
+    for filled, probability, token in found:
+        symbol = token.replace(" ", "▁")
+        assert probability == pytest.approx(float(probabilities[model.task.source_dictionary.index(symbol)]), rel=1e-5)
+        assert filled == before.rstrip() + token + after
 
 
 def test_latent_distribution_is_one(model):

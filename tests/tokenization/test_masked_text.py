@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mlsm_plugin.tokenization.masked_text import encode_masked_text, ids_between_masks
+from mlsm_plugin.tokenization.masked_text import cut_around_masks, encode_masked_text, ids_between_masks
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +46,30 @@ def test_parts_and_masks(
     assert without == [id_ for part in expected for id_ in part]
     starts = [1, *(place + len(masks) for place in places)]
     assert [ids[start : start + len(part)] for start, part in zip(starts, expected, strict=True)] == expected
+
+
+@given(
+    parts=st.lists(st.lists(st.integers(10, 99), max_size=12), min_size=2, max_size=4),
+    masks=st.sampled_from([[900], [900, 901]]),
+    limit=st.integers(4, 40),
+)
+def test_long_texts_are_cut_and_keep_their_ends_and_all_masks(
+    parts: list[list[int]], masks: list[int], limit: int
+) -> None:
+    ids, places = [0, *parts[0]], []
+    for part in parts[1:]:
+        places.append(len(ids))
+        ids += [*masks, *part]
+    ids.append(2)
+    apart = places[-1] + len(masks) - places[0]
+    if apart > limit - 2 and len(ids) > limit:
+        with pytest.raises(ValueError, match=f"the masks are {apart} tokens apart, the model has {limit} positions"):
+            cut_around_masks(ids, places, length=len(masks), limit=limit)
+        return
+    kept, kept_places = cut_around_masks(ids, places, length=len(masks), limit=limit)
+    assert len(kept) == min(len(ids), limit)
+    assert (kept[0], kept[-1]) == (0, 2)
+    offset = places[0] - kept_places[0]
+    assert [place - offset for place in places] == kept_places
+    assert kept[1:-1] == ids[1 + offset : len(kept) - 1 + offset]
+    assert all(kept[place : place + len(masks)] == masks for place in kept_places)
