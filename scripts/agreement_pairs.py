@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.files.atomic_files import atomic_open
 
 OF_ONE = ("a", "an", "this", "every", "each")
@@ -155,9 +156,7 @@ def lines_of(files: Sequence[str]) -> list[str]:
 
 def main() -> int:
     """Write both files."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
     parser.add_argument("texts", nargs="+", metavar="FILE", help="UTF-8 text, one sentence a line")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the two files")
     parser.add_argument("--count", nargs="+", default=[], metavar="FILE", help="texts that only tell what is a noun")

@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
+from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, read_labelled_texts
 from mlsm_plugin.evaluation.linear_probe import probe_accuracy
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
@@ -241,9 +242,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
     parser.add_argument("model", help="folder of a masked LM with its tokenizer")
     parser.add_argument("--text", required=True, help="text to adapt to")
     parser.add_argument("--valid", required=True, help="held-out text of the same kind")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, chunks_of, frequent_types, masked_batches
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
@@ -72,9 +73,7 @@ def losses_of_repeated(model: MaskedLm, reader: BlockReader, *, seed: int) -> tu
 
 def main() -> int:
     """Print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
     parser.add_argument("data_bin", metavar="DATA_BIN", help="dataset")
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="masked LMs with its dictionary")
     parser.add_argument("--split", default="valid", help="split of the dataset")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.files.atomic_files import atomic_open
 
 NAMES = ("train.txt", "held_out.txt")
@@ -39,9 +40,7 @@ def documents_of(file: Path) -> Iterator[str]:
 
 def main() -> int:
     """Write both texts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
     parser.add_argument("texts", nargs="+", type=Path, metavar="FILE", help="UTF-8 text, plain or .gz")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the two texts")
     parser.add_argument("--every", type=int, default=50, metavar="N", help="hold out one of N documents")

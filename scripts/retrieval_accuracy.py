@@ -22,9 +22,11 @@ from typing import Any
 from tqdm import tqdm
 
 from mlsm_plugin import hub
+from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.masked_lm_loss import frequent_types
 from mlsm_plugin.files.atomic_files import write_json
 from mlsm_plugin.retrieval import PhraseDatastore
+from mlsm_plugin.retrieval.phrase_filling import FillingSettings
 from mlsm_plugin.tokenization.masked_text import MASK
 
 FEWEST_WORDS = 5
@@ -89,12 +91,13 @@ def accuracy_of(name: str, masked: Sequence[MaskedWord], answers: Callable[[str]
     return Accuracy(name, best / len(masked), top / len(masked), rarer / max(1, of_rarer))
 
 
-def retrieving(model: Any, datastore: PhraseDatastore) -> Callable[[str], list[str]]:
-    """Fills the mask with the best phrases of a datastore."""
+def retrieving(model: Any, datastore: PhraseDatastore, *, max_length: int) -> Callable[[str], list[str]]:
+    """Fills the mask with the best phrases of a datastore, of at most ``max_length`` tokens."""
 
     def answers(text: str) -> list[str]:
         before, after = text.split(MASK)
-        return [before + found.phrase + after for found in model.fill_phrase(text, datastore, k=TOP)]
+        found = model.fill_phrase(text, datastore, k=TOP, max_length=max_length)
+        return [before + candidate.phrase + after for candidate in found]
 
     return answers
 
@@ -117,9 +120,7 @@ def datastore_of(folder: str, checkpoint: str) -> PhraseDatastore:
 
 def main() -> int:
     """Print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
     parser.add_argument("text", metavar="FILE", help="UTF-8 text, one sentence a line")
     parser.add_argument(
         "--retrieve", nargs=2, action="append", default=[], metavar=("CHECKPOINT", "DATASTORE"),
@@ -128,14 +129,18 @@ def main() -> int:
     parser.add_argument(
         "--predict", action="append", default=[], metavar="CHECKPOINT", help="a masked LM; can be repeated"
     )
+    parser.add_argument(
+        "--max-length", type=int, default=FillingSettings.max_length, metavar="N", help="longest phrase in tokens"
+    )
     parser.add_argument("--count", type=int, default=1000, metavar="N", help="number of words to mask")
     parser.add_argument("--seed", type=int, default=1, help="decides which words are masked")
     parser.add_argument("--output", type=Path, metavar="JSON", help="also write the figures to this file")
     args = parser.parse_args()
     if not (args.retrieve or args.predict):
         parser.error("there is no model: give --retrieve or --predict")
-    if args.count < 1:
-        parser.error(f"--count must be at least 1, got {args.count}")
+    for name in ("count", "max_length"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     found = []
     try:
         with open(args.text, encoding="utf-8") as file:
@@ -144,7 +149,7 @@ def main() -> int:
         first = args.retrieve[0][0] if args.retrieve else args.predict[0]
         masked = mask_words(lines, hub.from_pretrained(first), count=args.count, seed=args.seed)
         for (checkpoint, _), store in zip(args.retrieve, stores, strict=True):
-            answers = retrieving(hub.from_pretrained(checkpoint), store)
+            answers = retrieving(hub.from_pretrained(checkpoint), store, max_length=args.max_length)
             found.append(accuracy_of(f"{checkpoint}, retrieved", masked, answers))
         for checkpoint in args.predict:
             answers = predicting(hub.from_pretrained(checkpoint))

@@ -44,7 +44,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds a default to the help of an option that has one and does not describe it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False) or "(default" in (action.help or ""):
+        if action.default in (None, False, []) or "(default" in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
 

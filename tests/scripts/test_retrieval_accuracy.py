@@ -116,6 +116,6 @@ def test_what_cannot_be_measured_is_one_line(tiny: TinyData, runs: tuple[Path, P
     ):
         with pytest.raises(SystemExit, match=r"^error: "):
             run(*words)
-    for words in ((tiny.text,), (tiny.text, "--predict", tiny.model, "--count", 0)):
+    for words in ((), ("--predict", tiny.model, "--count", 0), ("--predict", tiny.model, "--max-length", 0)):
         with pytest.raises(SystemExit, match="2"):
-            run(*words)
+            run(tiny.text, *words)
