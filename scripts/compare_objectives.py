@@ -364,7 +364,9 @@ class Comparison:
 
         size = model(args.layers, args.width)
         plain = size.update(tokens, last_layer_of_masked=of_masked)
-        if name in ("taco", "npm"):  # they compare the hidden states of all tokens
+        if name == "npm":  # the masked text, and the text as it is; there is no output layer
+            return updates * size.update(2 * tokens, vocabulary=False, last_layer_of_masked=False)
+        if name == "taco":  # it compares the hidden states of all tokens
             return updates * size.update(tokens, last_layer_of_masked=False)
         if row.codes is None:
             return updates * plain

@@ -49,12 +49,13 @@ class ModelSize:
         Args:
             tokens: in the update.
             atoms: outputs of the latent head, 0 for none.
-            vocabulary: whether the vocabulary is predicted.
+            vocabulary: whether the vocabulary is predicted. Without both, there is no head.
             last_layer_of_masked: the last layer computes masked tokens only.
         """
         outputs = atoms + (self.vocabulary if vocabulary else 0)
         encoder = self.encoder() - (self.unneeded() if last_layer_of_masked else 0)
-        return (1 + BACKWARD) * tokens * (encoder + MASKED_SHARE * self.head(outputs))
+        head = MASKED_SHARE * self.head(outputs) if outputs else 0
+        return (1 + BACKWARD) * tokens * (encoder + head)
 
     def coding(
         self, tokens: int, atoms: int, learned_from: int, layer: int, *,

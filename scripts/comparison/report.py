@@ -231,9 +231,12 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     panels, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     others = itertools.cycle(OTHER_COLORS)
     for name in figures["rows"]:
+        runs = [run for run in runs_of(figures, name) if run["curve"]]
+        if not runs:
+            continue
         style = "--" if name in (*CONTROLS, *CONTROLS_OF_SELF) else "-"
         color = COLORS.get(name) or next(others)
-        for number, run in enumerate(run for run in runs_of(figures, name) if run["curve"]):
+        for number, run in enumerate(runs):
             begin = PLOTTED_FROM * figures["costs"][name]["updates"]
             points = [point for point in run["curve"] if point["update"] >= begin]
             bits = [point["bits"] for point in points]

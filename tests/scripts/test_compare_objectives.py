@@ -248,6 +248,10 @@ def test_operations_are_those_that_torch_counts(tiny: TinyData) -> None:
         size = ModelSize(2, 64, model.encoder.sentence_encoder.layers[0].fc2.in_features, vocabulary, 20)
         expected = size.update(tokens.numel(), atoms=atoms, vocabulary=of_vocabulary, last_layer_of_masked=of_masked)
         assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # as NPM: hidden states only
+        model(tokens, features_only=True)[0].sum().backward()
+    expected = size.update(tokens.numel(), vocabulary=False, last_layer_of_masked=False)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 
 def test_differences_of_pairs_have_the_interval_of_a_paired_test() -> None:
