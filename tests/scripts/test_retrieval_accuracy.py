@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return runner_of(retrieval_accuracy, monkeypatch)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(st.lists(WORDS, max_size=8).map(" ".join), max_size=6), count=st.integers(1, 4))
 def test_only_single_tokens_are_masked_and_one_in_a_line(tiny: TinyData, lines: list[str], count: int) -> None:
     model = _MODELS.setdefault(tiny.model, hub.from_pretrained(tiny.model))
@@ -92,6 +92,7 @@ def test_the_table_and_the_file_have_all_models(
     assert 0 < models[0]["top"] <= 1
 
 
+@pytest.mark.slow
 def test_the_documented_commands_run(tiny: TinyData, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
     (block,) = (block for block in bash_blocks(page) if "retrieval_accuracy.py" in block)
