@@ -69,7 +69,7 @@ def mask_words(lines: Sequence[str], model: Any, *, count: int, seed: int) -> li
         words = line.split()
         tokens = [dictionary.index(model.bpe.encode(word)) if word.isalpha() else dictionary.unk() for word in words]
         places = [place for place, token in enumerate(tokens) if token != dictionary.unk()]
-        if len(words) >= FEWEST_WORDS and places:
+        if len(words) >= FEWEST_WORDS and places and MASK not in line:
             place = drawn.choice(places)
             parts = (" ".join(words[:place]), words[place], " ".join(words[place + 1 :]))
             found.append(MaskedWord(*parts, rarer=not bool(frequent[tokens[place]])))
