@@ -22,7 +22,7 @@ from comparison.commands import PLUGIN, Commands
 from comparison.costs import ModelSize, Phase, Schedule, schedule_of_phases, updates_within
 from comparison.measures import Measures
 from comparison.report import write_report
-from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF
+from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF, Row
 from tqdm import tqdm
 
 from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
@@ -92,6 +92,10 @@ class Comparison:
         """The coders whose codes of all tokens a row reads, or a control changes."""
         changed = self.kinds & set(CONTROLS) - {RANDOM}
         return (self.kinds & {"lasso"}) | ({self.args.coder} if changed or not self.online else set())
+
+    def coder_of(self, row: Row) -> str:
+        """The coder of the codes that a row reads, or that its control changes."""
+        return row.codes if row.codes in CODERS else self.args.coder
 
     @property
     def needs_auxiliary(self) -> bool:
@@ -227,7 +231,7 @@ class Comparison:
         if self.online and row.codes != "lasso":
             before += self.codes.seconds_of_dictionary[args.coder]
         else:
-            before += self.codes.seconds_of(row.codes if row.codes in CODERS else args.coder)
+            before += self.codes.seconds_of(self.coder_of(row))
         return before, [Phase(0, each), *end]
 
     def schedule_of(self, name: str) -> Schedule:
@@ -378,15 +382,11 @@ class Comparison:
         if row.codes != SELF and not args.auxiliary:
             training += self.auxiliary_updates * coder.update(tokens, last_layer_of_masked=of_masked)
         online = self.online and row.codes != "lasso"
-        seen = (end - begin) * tokens if online else self.tokens_of_training()
+        seen = (end - begin) * tokens if online else self.codes.training_tokens(self.coder_of(row))
         layer = args.layer or coder.layers
         return training + coder.coding(
             seen, args.atoms, args.dictionary_tokens, layer, of_masked=online, last_layer_of_masked=online and of_masked
         )
-
-    def tokens_of_training(self) -> int:
-        """Tokens of the training text."""
-        return int(read_json(self.codes.folder(self.args.coder) / "train.codes" / "meta.json")["token_count"])
 
     def figures_of(self, name: str, seed: int) -> dict[str, Any]:
         """The figures of a run."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from comparison.commands import REPOSITORY, Commands
 from comparison.rows import RANDOM
+from mlsm_plugin.files.atomic_files import read_json
 
 CONTROL_SCRIPT = REPOSITORY / "scripts" / "control_codes.py"
 
@@ -47,6 +48,10 @@ class Codes:
     def seconds_of(self, coder: str) -> float:
         """Seconds of a dictionary and the codes over it."""
         return self.seconds_of_dictionary[coder] + self.seconds_of_codes[coder]
+
+    def training_tokens(self, name: str) -> int:
+        """Tokens of the training text, of which there are codes."""
+        return int(read_json(self.folder(name) / "train.codes" / "meta.json")["token_count"])
 
     def learn(self, coder: str, auxiliary: object) -> None:
         """Learn a dictionary from the hidden states of a model."""

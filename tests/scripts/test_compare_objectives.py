@@ -344,7 +344,7 @@ def steps_of(texts: Path, begin: str = "") -> list[Path]:
 @pytest.mark.slow
 def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Path) -> None:
     own_controls = ("self-exchanged-within-types", "self-random-dictionary")
-    rows = ("mlm", "mlsm+mlm", "self", "npm", "type-mean", "random-dictionary", *own_controls)
+    rows = ("mlm", "mlsm+mlm", "self", "lasso", "npm", "type-mean", "random-dictionary", *own_controls)
     command = [*documented_commands()[0], "--objectives", *rows, "--updates", "20", "--share", "50", "--seeds", "1"]
     command += ["--vocab-size", "400", "--layers", "2", "--width", "32", "--heads", "2", "--atoms", "16", "--k", "4"]
     command += ["--dictionary-tokens", "2000", "--finetune-seeds", "1", "--finetune-epochs", "1"]
