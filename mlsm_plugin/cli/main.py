@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 
+import mlsm_plugin
 from mlsm_plugin.cli import plugins
 from mlsm_plugin.fairseq_seams import installation
 
@@ -84,19 +85,23 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
+    needs_fairseq = command in COMMANDS and command not in ("doctor", *installation.WITHOUT_FAIRSEQ)
     problem = None
     if command in COMMANDS and command != "doctor":  # which lists all problems
-        problem = installation.first_problem(without_fairseq=command in installation.WITHOUT_FAIRSEQ)
+        problem = installation.first_problem(without_fairseq=not needs_fairseq)
     if problem:
         print(f"mlsm: error: {problem} (`mlsm doctor` lists everything)", file=sys.stderr)
         return 1
     try:
         if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
+            mlsm_plugin.register()
             plugins.import_plugin(user_dir)
         parser = build_parser(command)
         args, extra = parser.parse_known_args(arguments)
         if extra and not args.takes_extra:
             parser.error(f"unrecognized arguments: {' '.join(extra)}")
+        if needs_fairseq:
+            mlsm_plugin.register()
         return int(args.run(args, extra) or 0)
     except (ValueError, OSError) as error:
         if os.environ.get("MLSM_TRACEBACK"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlsm_plugin.cli import command_line
 from mlsm_plugin.version import __version__
 
 MLSM = Path(sys.executable).with_name("mlsm")
@@ -28,8 +29,14 @@ def imported(found: subprocess.CompletedProcess[str]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("words", "status", "text"),
-    [(("--help",), 0, "evaluate-pairs"), (("--version",), 0, __version__), ((), 2, "required: COMMAND")],
-    ids=["help", "version", "nothing"],
+    [
+        (("--help",), 0, "evaluate-pairs"),
+        (("--version",), 0, __version__),
+        ((), 2, "required: COMMAND"),
+        (("finetune", "--help"), 0, "--valid"),
+        (("fill", "--texts"), 2, "required: TEXT, --checkpoint"),
+    ],
+    ids=["help", "version", "nothing", "help of a command", "wrong options"],
 )
 def test_what_runs_nothing_imports_nothing_slow(words: tuple[str, ...], status: int, text: str) -> None:
     found = run(*words)
@@ -38,7 +45,35 @@ def test_what_runs_nothing_imports_nothing_slow(words: tuple[str, ...], status: 
     assert imported(found).isdisjoint(SLOW_TO_IMPORT)
 
 
-def test_a_subcommand_has_what_the_package_registers() -> None:
-    found = run("finetune", "--help")
-    assert found.returncode == 0
+def test_a_command_that_runs_has_what_the_package_registers() -> None:
+    found = run("evaluate-pairs", "--checkpoint", "nowhere", "--input", "nowhere.jsonl")
+    assert found.returncode == 1
     assert {"fairseq", "mlsm_plugin.tasks", "mlsm_plugin.criterions"} <= imported(found)
+
+
+def test_a_command_that_needs_no_fairseq_does_not_import_it() -> None:
+    found = run("convert-dictionary", "nowhere", "out")
+    assert found.returncode == 1
+    assert "nowhere" in found.stderr.splitlines()[-1]
+    assert "fairseq" not in imported(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "started_as", "expected"),
+    [
+        (["/bin/mlsm", "plot"], ["python", "/bin/mlsm", "plot"], True),
+        (["mlsm.exe", "plot"], ["python", "mlsm.exe", "plot"], True),
+        (["-m", "plot"], ["python", "-X", "dev", "-m", "mlsm_plugin.cli.main", "plot"], True),
+        (["-m", "run"], ["python", "-m", "fairseq_cli.train", "run"], False),
+        (["train.py"], ["python", "train.py"], False),
+        (["/bin/mlsm", "plot"], ["python", "-c", "from multiprocessing.spawn import spawn_main", "--fork"], False),
+        ([""], ["python"], False),
+        ([], ["python"], False),
+    ],
+)
+def test_only_the_command_itself_registers_later(
+    words: list[str], started_as: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "orig_argv", started_as)
+    assert command_line.is_mlsm() is expected

@@ -1,0 +1,20 @@
+"""Whether this process is the ``mlsm`` command itself."""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+MODULE = "mlsm_plugin.cli.main"
+
+
+def is_mlsm() -> bool:
+    """Whether this process was started as ``mlsm`` or ``python -m mlsm_plugin.cli.main``.
+
+    It can be asked while the package is imported. A process that ``mlsm`` spawns (a worker) has the same ``sys.argv``,
+    but another command line.
+    """
+    program = "".join(sys.argv[:1])
+    if program == "-m":
+        return MODULE in sys.orig_argv
+    return os.path.basename(program) in ("mlsm", "mlsm.exe") and program in sys.orig_argv
