@@ -93,6 +93,10 @@ class Comparison:
         changed = self.kinds & set(CONTROLS) - {RANDOM}
         return (self.kinds & {"lasso"}) | ({self.args.coder} if changed or not self.online else set())
 
+    def codes_online(self, row: Row) -> bool:
+        """Whether a row's codes are made while it trains; those of a lasso never are."""
+        return self.online and row.codes != "lasso"
+
     def coder_of(self, row: Row) -> str:
         """The coder of the codes that a row reads, or that its control changes."""
         return row.codes if row.codes in CODERS else self.args.coder
@@ -228,7 +232,7 @@ class Comparison:
             once = parts["stage 1: codes"] if self.online else self.codes.seconds_of(args.coder)
             return 0.0, [Phase(0, plain), Phase(args.share, each, once), *end]
         before = 0.0 if args.auxiliary else self.auxiliary_updates * self.seconds[AUXILIARY]
-        if self.online and row.codes != "lasso":
+        if self.codes_online(row):
             before += self.codes.seconds_of_dictionary[args.coder]
         else:
             before += self.codes.seconds_of(self.coder_of(row))
@@ -381,7 +385,7 @@ class Comparison:
         coder = size if row.codes == SELF else model(*args.auxiliary_size[:2])
         if row.codes != SELF and not args.auxiliary:
             training += self.auxiliary_updates * coder.update(tokens, last_layer_of_masked=of_masked)
-        online = self.online and row.codes != "lasso"
+        online = self.codes_online(row)
         seen = (end - begin) * tokens if online else self.codes.training_tokens(self.coder_of(row))
         layer = args.layer or coder.layers
         return training + coder.coding(

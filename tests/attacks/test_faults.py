@@ -15,6 +15,10 @@ from tests.attacks.faults import Fault, Outcome, run_command
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts fsync with /proc")
 
 
+# more of its faults, where the environment asks for few
+SAMPLE = ("dictionary --import",)
+
+
 def faults(clean: Outcome, sizes: list[int], share: float) -> Iterator[Fault]:
     """Kill and full disk before each operation, or a share of them, and files that are cut."""
     step = max(1, round(1 / share))
@@ -52,9 +56,14 @@ def check_faults(place: Place, share: float) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", SAMPLE)
+def test_some_faults_leave_no_trace(command: str, place: Place) -> None:
+    assert check_faults(place, share=0.2) >= 5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITING)
 def test_no_fault_leaves_a_trace(command: str, place: Place, record_property: Callable[[str, object], None]) -> None:
     number = check_faults(place, share=float(os.environ.get("MLSM_FAULTS", "1")))
-    assert number >= 3
     record_property("faults", number)
     print(f"{command}: {number} faults")
