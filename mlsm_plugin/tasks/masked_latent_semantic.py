@@ -114,14 +114,14 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         folder = os.path.dirname(split_path(self._codes_data, split, epoch))
         store = self._open_codes(combined_splits(path) if combine else [path], folder)
         coverages = coverages_of(store)
-        check_masking_fits(self.cfg, store, coverages)
+        check_masking_fits(self.cfg, self.mask_prob_of(split), store, coverages)
 
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split]
         # `tokens` is still referenced, as its sizes are a memory map
         positions = self.samples_of(TokenPositionsDataset(tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
-            probabilities = MaskingProbabilityDataset(positions, coverages, self.cfg.mask_prob)
+            probabilities = MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split))
             self._mask_covered_tokens(batches, self.samples_of(tokens, split), probabilities)
         codes = MaskedCodesDataset(
             positions, masked_targets(batches), store, self.source_dictionary.pad(), self._selection.top
@@ -232,8 +232,16 @@ def coverages_of(store: CodeStore) -> list[SplitCoverage]:
     return coverages
 
 
-def check_masking_fits(cfg: MaskedLatentSemanticConfig, store: CodeStore, coverages: list[SplitCoverage]) -> None:
+def check_masking_fits(
+    cfg: MaskedLatentSemanticConfig, mask_prob: float, store: CodeStore, coverages: list[SplitCoverage]
+) -> None:
     """Check that ``cfg`` allows masks at coded positions only, and log how they are drawn.
+
+    Args:
+        cfg: the options.
+        mask_prob: the share of the tokens to mask.
+        store: the codes.
+        coverages: the share of each of their splits that is coded.
 
     Raises:
         ValueError: ``mask_prob`` is above the coverage, or an option does not mask each position independently.
@@ -253,13 +261,13 @@ def check_masking_fits(cfg: MaskedLatentSemanticConfig, store: CodeStore, covera
                     f"{option} needs codes of all positions, but {directory} covers {part.coverage} of them; "
                     "run `mlsm encode` without --coverage, or leave that option out"
                 )
-        if cfg.mask_prob > part.coverage:
+        if mask_prob > part.coverage:
             raise ValueError(
-                f"--mask-prob {cfg.mask_prob} is more than the {part.coverage} of the positions that {directory} "
-                f"covers; run `mlsm encode --coverage` with at least {cfg.mask_prob}, or pass a smaller --mask-prob"
+                f"--mask-prob {mask_prob} is more than the {part.coverage} of the positions that {directory} "
+                f"covers; run `mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob"
             )
         logger.info(
             "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability %.4g, "
             "so that the share %g of the content tokens is masked as with full coverage",
-            *(directory, part.coverage, part.seed, cfg.mask_prob / part.coverage, cfg.mask_prob),
+            *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
         )

@@ -2,11 +2,14 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 from fairseq import utils
 from fairseq.tasks.masked_lm import MaskedLMConfig
+from omegaconf import II
 
 from mlsm_plugin.data.batch_padding_dataset import BatchPaddingDataset
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split, split_path, training_samples
@@ -21,7 +24,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
-    """The options of ``masked_lm``, and those for saving the run."""
+    """The options of ``masked_lm``, that for the masks of validation, and those for saving the run."""
+
+    # fairseq understands typing.Optional, but not `float | None`
+    valid_mask_prob: Optional[float] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
+            "to compare runs with other shares: the more is masked, the higher is the loss of the same model"
+        },
+    )
+    train_subset: str = II("dataset.train_subset")
 
 
 class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
@@ -42,9 +55,32 @@ class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the samples of ``masked_lm``; the model is told which batches have padding."""
-        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        with self._masking_of(split):
+            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split]
         tell_model(batches, "has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
+
+    def mask_prob_of(self, split: str) -> float:
+        """The share of the tokens of a split that is masked: ``valid_mask_prob`` unless it is the training split.
+
+        Raises:
+            ValueError: that share is not between 0 and 1.
+        """
+        share = self.cfg.valid_mask_prob
+        if share is None:
+            return float(self.cfg.mask_prob)
+        if not 0 < share < 1:
+            raise ValueError(f"--valid-mask-prob {share:g} is not between 0 and 1")
+        return float(self.cfg.mask_prob if split == self.cfg.train_subset else share)
+
+    @contextmanager
+    def _masking_of(self, split: str) -> Iterator[None]:
+        """fairseq reads the share of a split from the options."""
+        of_training, self.cfg.mask_prob = self.cfg.mask_prob, self.mask_prob_of(split)
+        try:
+            yield
+        finally:
+            self.cfg.mask_prob = of_training
 
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""
