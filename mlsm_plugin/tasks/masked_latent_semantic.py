@@ -263,8 +263,9 @@ def check_masking_fits(
                 )
         if mask_prob > part.coverage:
             raise ValueError(
-                f"--mask-prob {mask_prob} is more than the {part.coverage} of the positions that {directory} "
-                f"covers; run `mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob"
+                f"masking {mask_prob} of the positions is more than the {part.coverage} that {directory} covers; run "
+                f"`mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob (in validation: "
+                "--valid-mask-prob)"
             )
         logger.info(
             "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability %.4g, "

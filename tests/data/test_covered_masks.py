@@ -323,14 +323,23 @@ def test_masks_that_do_not_fall_on_single_positions_are_refused(covered_data, fl
 def test_more_masks_than_covered_tokens_are_refused(covered_data):
     task = tasks.setup_task(training_config(covered_data, "--mask-prob", 0.35).task)
     task.load_dataset("train")  # 0.4 is enough
-    with pytest.raises(ValueError, match=r"--mask-prob 0\.35 is more than the 0\.3") as error:
+    with pytest.raises(ValueError, match=r"masking 0\.35 of the positions is more") as error:
         task.load_dataset("valid")
     store = re.escape(str(covered_data / "valid.codes"))
     assert re.fullmatch(
-        rf"--mask-prob 0\.35 is more than the 0\.3 of the positions that {store} covers; run `mlsm encode --coverage` "
-        r"with at least 0\.35, or pass a smaller --mask-prob",
+        rf"masking 0\.35 of the positions is more than the 0\.3 that {store} covers; run `mlsm encode --coverage` with "
+        r"at least 0\.35, or pass a smaller --mask-prob \(in validation: --valid-mask-prob\)",
         str(error.value),
     )
+
+
+def test_validation_may_mask_less_than_training(covered_data):
+    flags = ("--mask-prob", 0.35, "--valid-mask-prob", 0.1)
+    found = batches(training_config(covered_data, *flags), "valid")
+    expected = batches(training_config(covered_data, "--mask-prob", 0.1), "valid")
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one["target"], other["target"])
+        assert torch.equal(one["codes"]["weights"], other["codes"]["weights"])
 
 
 def test_store_that_does_not_say_what_it_covers_is_refused(covered_data, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fairseq import tasks
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY
@@ -66,6 +67,32 @@ def test_model_is_told_which_batches_have_padding(tiny: TinyData) -> None:
     told = [batch["net_input"]["has_padding"] for batch in found]
     assert told == [bool(batch["net_input"]["src_tokens"].eq(pad).any()) for batch in found]
     assert set(told) == {True, False}
+
+
+@pytest.mark.parametrize("task", ["plain_masked_lm", "taco"])
+def test_validation_has_masks_of_its_own_share(tiny: TinyData, task: str) -> None:
+    """Training is that of the larger share, validation that of a run that masks as little everywhere."""
+
+    def masks(split: str, *flags: object) -> list[torch.Tensor]:
+        cfg = training_config(tiny.data_bin, *flags, **{**TACO, "task": task})
+        return [batch["target"] for batch in batches(cfg, split)]
+
+    own = ("--mask-prob", 0.4, "--valid-mask-prob", 0.1)
+    less, more = masks("valid", "--mask-prob", 0.1), masks("train", "--mask-prob", 0.4)
+    for found, expected in ((masks("valid", *own), less), (masks("train", *own), more)):
+        assert len(found) == len(expected) > 1
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert not torch.equal(less[0], masks("valid", "--mask-prob", 0.4)[0])
+    # another training split
+    assert torch.equal(masks("valid", *own, "--train-subset", "valid")[0], masks("valid", "--mask-prob", 0.4)[0])
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.5, "nan"])
+def test_share_of_validation_must_be_a_share(tiny: TinyData, share: object) -> None:
+    task = task_of(tiny.data_bin, "--valid-mask-prob", share)
+    with pytest.raises(ValueError, match=rf"^--valid-mask-prob {share} is not between 0 and 1$"):
+        task.load_dataset("valid")
+    assert task.cfg.mask_prob == 0.15
 
 
 def test_data_folders_take_turns(tiny: TinyData, tmp_path: Path) -> None:
