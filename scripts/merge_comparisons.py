@@ -4,7 +4,8 @@
     python scripts/merge_comparisons.py --add a/comparison.json --add b/comparison.json --output merged
 
 For seeds of several machines, and for rows with other settings, which need another name: ``--add b/comparison.json
-"mlsm+mlm=mlsm+mlm, lambda 0.1"``. A run (row and seed) that several results have is taken from the first one. Writes
+"mlsm+mlm=mlsm+mlm, lambda 0.1"``. Where the updates of ``mlm`` take longer in a result, its ``--updates`` may be fewer,
+so that they cost as much. A run (row and seed) that several results have is taken from the first one. Writes
 ``comparison.json``, ``comparison.md`` and ``comparison.png``.
 """
 
@@ -22,7 +23,7 @@ from comparison.rows import ROWS
 from mlsm_plugin.files.atomic_files import read_json
 
 SHARED = (
-    *("arch", "layers", "width", "heads", "vocab_size", "updates", "batch_size", "tokens_per_sample"),
+    *("arch", "layers", "width", "heads", "vocab_size", "batch_size", "tokens_per_sample"),
     *("labelled", "finetune_epochs", "finetune_lr", "finetune_seeds"),
 )  # settings that make losses and accuracies comparable
 PARTS = frozenset(("settings", "rows", "tasks", "pair_sets", "costs", "baseline", "runs"))
@@ -59,6 +60,11 @@ def other_settings(name: str, figures: Figures, first: Figures) -> dict[str, Any
     return {key: value for key, value in own.items() if key not in without and value != common.get(key)}
 
 
+def budget(figures: Figures) -> float:
+    """The seconds of a row; the last update of some would be above it."""
+    return float(max(cost["seconds"] for cost in figures["costs"].values()))
+
+
 def check(figures: Figures, merged: Figures, file: str) -> None:
     """Check that the runs of a result can be compared with those that are merged.
 
@@ -71,6 +77,13 @@ def check(figures: Figures, merged: Figures, file: str) -> None:
         own, first = figures["settings"].get(name), merged["settings"].get(name)
         if own != first:
             raise ValueError(f"{file} has {name} {own}, the first result {first}; they cannot be compared")
+    own, first = figures["settings"]["updates"], merged["settings"]["updates"]
+    seconds, of_first = budget(figures), budget(merged)
+    if own != first and abs(seconds - of_first) > TOLERANCE * of_first:
+        raise ValueError(
+            f"{file} has a budget of {own:,} updates, {seconds:,.0f} s; the first result has {first:,}, "
+            f"{of_first:,.0f} s; they cannot be compared"
+        )
     for name in ("tasks", "pair_sets"):
         if figures[name] and merged[name] and figures[name] != merged[name]:
             raise ValueError(f"{file} has the {name} {figures[name]}, and not {merged[name]}")

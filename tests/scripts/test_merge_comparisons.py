@@ -83,6 +83,31 @@ def test_seeds_and_rows_of_several_folders_are_put_together(run: Callable[..., i
     assert (again / "comparison.md").read_text() == page
 
 
+def test_other_budgets_are_merged_if_they_cost_as_much(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Updates of another kind of masked LM, which take twice as long, and half as many."""
+    first = write(tmp_path / "first.json", result(("mlm", 1, 5.0)))
+    other = result(("mlm", 1, 4.0), updates=5)
+    other["costs"]["mlm"] |= {"updates": 5, "seconds_per_update": 2.0}
+    words = (
+        "--add",
+        first,
+        "--add",
+        write(tmp_path / "b.json", other),
+        "mlm=mlm, slow",
+        "--output",
+        tmp_path / "merged",
+    )
+    assert run(*words) == 0
+    assert read_json(tmp_path / "merged" / "comparison.json")["other_settings"] == {"mlm, slow": {"updates": 5}}
+    other["costs"]["mlm"]["seconds"] = 11.0
+    write(tmp_path / "b.json", other)
+    with pytest.raises(SystemExit, match="2"):
+        run(*words)
+    assert "b.json has a budget of 5 updates, 11 s; the first result has 10, 10 s; they" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "names", "message"),
     [
