@@ -26,6 +26,7 @@ from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDO
 from tqdm import tqdm
 
 from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
+from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.output_lock import hold_lock
 from mlsm_plugin.models.mlsm_modern import geglu_dim
@@ -125,13 +126,18 @@ class Comparison:
     ) -> None:  # fmt: skip
         """Train once, a model of ``size`` (layers, width, heads) or of the size that every model has."""
         args = self.args
-        batch = ["--batch-size", args.batch_size]
+        batch = ["--batch-size", args.batch_size, *self.masking_flags()]
         if "nonparametric_masked_lm" in flags:  # a sample of NPM is a group
             batch = ["--batch-size", args.batch_size // args.group_size, "--group-size", args.group_size]
         words = ["fairseq-train", self.data_bin, "--user-dir", PLUGIN, "--save-dir", self.output / name]
         words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate, size)]
         words += ["--seed", seed, *more]
         self.commands.run(name.replace("/", "-"), words)
+
+    def masking_flags(self) -> list[object]:
+        """The flags of another share of masked tokens; validation masks as many as in every comparison."""
+        own = self.args.mask_prob
+        return [] if own == MASKED_SHARE else ["--mask-prob", own, "--valid-mask-prob", MASKED_SHARE]
 
     def training_flags(self, updates: int, rate: float, size: Sequence[int] | None = None) -> list[object]:
         """The flags of every training."""
@@ -297,7 +303,8 @@ class Comparison:
         words += ["--tokens", args.dictionary_tokens, *(["--k", args.k] if args.coder != "lasso" else [])]
         words += ["--latent-weight", args.latent_weight, "--latent-source", args.latent_source]
         words += ["--layer", args.layer or args.layers, "--batch-size", args.batch_size, "--threads", args.threads]
-        self.commands.run(name.replace("/", "-"), [*words, *more, *self.training_flags(updates, rate)])
+        words += [*self.masking_flags(), *more]
+        self.commands.run(name.replace("/", "-"), [*words, *self.training_flags(updates, rate)])
 
     def checkpoint(self, name: str, seed: int) -> Path:
         """The last checkpoint of a run."""
@@ -368,7 +375,7 @@ class Comparison:
         of_masked = args.arch.startswith("mlsm_modern")
 
         def model(layers: int, width: int) -> ModelSize:
-            return ModelSize(layers, width, geglu_dim(width), vocabulary, args.tokens_per_sample)
+            return ModelSize(layers, width, geglu_dim(width), vocabulary, args.tokens_per_sample, args.mask_prob)
 
         size = model(args.layers, args.width)
         plain = size.update(tokens, last_layer_of_masked=of_masked)

@@ -20,6 +20,7 @@ from typing import Any
 from comparison.report import BASE, OF_A_FOLDER, page, write_report
 from comparison.rows import ROWS
 
+from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json
 
 SHARED = (
@@ -147,6 +148,7 @@ def read(words: Sequence[str]) -> tuple[str, Figures]:
         raise ValueError(f"{file} is not a comparison.json of scripts/compare_objectives.py")
     if "texts" not in figures:
         raise ValueError(f"{file} is from an older version; run compare_objectives.py again in its folder")
+    figures["settings"].setdefault("mask_prob", MASKED_SHARE)  # before there was the option
     return file, renamed(figures, names, file)
 
 

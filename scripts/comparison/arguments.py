@@ -10,6 +10,7 @@ from pathlib import Path
 
 from comparison.measures import Task
 from comparison.rows import CODERS, ROWS, SELF, ordered
+from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 
 FILES = ("train", "valid", "held_out", "pairs", "tasks", "auxiliary", "output")  # arguments that are paths
 
@@ -27,6 +28,14 @@ def positive_real(text: str) -> float:
     number = float(text)
     if not (number > 0 and math.isfinite(number)):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def proportion(text: str) -> float:
+    """Read a number between 0 and 1."""
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return number
 
 
@@ -114,6 +123,10 @@ def _add_codes(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="mlsm_modern", help="architecture (default: mlsm_modern)")
+    parser.add_argument(
+        "--mask-prob", type=proportion, default=MASKED_SHARE, metavar="P",
+        help=f"share of the tokens to mask in training, but for npm; validation masks {MASKED_SHARE} ({MASKED_SHARE})",
+    )  # fmt: skip
     parser.add_argument("--rates", nargs="+", type=positive_real, default=[1e-3, 2e-3, 3e-3], metavar="LR",
                         help="learning rates to choose from (0.001 0.002 0.003)")  # fmt: skip
     parser.add_argument("--finetune-lr", type=positive_real, default=5e-4, metavar="LR", help="of fine-tuning (0.0005)")

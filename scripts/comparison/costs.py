@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-MASKED_SHARE = 0.15
 BACKWARD = 2  # a backward pass has twice the operations of a forward pass
 
 
@@ -18,6 +17,7 @@ class ModelSize:
         layers, width, ffn_width: of the encoder; ``ffn_width`` is that of the GeGLU.
         vocabulary: number of symbols.
         block: tokens that see each other.
+        masked: share of the tokens that is masked.
     """
 
     layers: int
@@ -25,6 +25,7 @@ class ModelSize:
     ffn_width: int
     vocabulary: int
     block: int
+    masked: float
 
     def encoder(self) -> float:
         """Operations of a forward pass without the head, for each token: two for each product of two numbers."""
@@ -41,7 +42,7 @@ class ModelSize:
         It needs the keys and values of all tokens.
         """
         others = 2 * (2 * self.width**2 + 3 * self.width * self.ffn_width) + 4 * self.block * self.width
-        return (1 - MASKED_SHARE) * others
+        return (1 - self.masked) * others
 
     def update(self, tokens: int, *, atoms: int = 0, vocabulary: bool = True, last_layer_of_masked: bool) -> float:
         """Operations of an update.
@@ -54,7 +55,7 @@ class ModelSize:
         """
         outputs = atoms + (self.vocabulary if vocabulary else 0)
         encoder = self.encoder() - (self.unneeded() if last_layer_of_masked else 0)
-        head = MASKED_SHARE * self.head(outputs) if outputs else 0
+        head = self.masked * self.head(outputs) if outputs else 0
         return (1 + BACKWARD) * tokens * (encoder + head)
 
     def coding(
@@ -73,7 +74,7 @@ class ModelSize:
         """
         product = 2 * self.width * atoms
         hidden = self.encoder() * layer / self.layers
-        each = hidden - (self.unneeded() if last_layer_of_masked else 0) + (MASKED_SHARE if of_masked else 1) * product
+        each = hidden - (self.unneeded() if last_layer_of_masked else 0) + (self.masked if of_masked else 1) * product
         return tokens * each + learned_from * (hidden + 6 * product)
 
 

@@ -104,6 +104,7 @@ def test_documented_commands_are_understood(script: ModuleType, texts: Path, mon
         (("--latent-until", "20"), "--latent-until 20 is not after --share 20, where self has codes"),
         (("--updates", "0"), "0 is not positive"),
         (("--rates", "0"), "0 is not a positive number"),
+        (("--mask-prob", "1"), "1 is not between 0 and 1"),
         (("--latent-weight", "inf"), "inf is not a positive number"),
         (("--seeds", "1", "2", "1"), "--seeds has 1 twice"),
         (("--task", "a=sst2-train.tsv,sst2-test.tsv", "--task", "a=sst2-test.tsv,sst2-test.tsv"), "--task has a twice"),
@@ -228,14 +229,15 @@ def test_cost_at_a_loss() -> None:
     assert (cost_to_reach(curve, 10.0), cost_to_reach(curve, 5.9), cost_to_reach([], 5.9)) == (1.0, None, None)
 
 
-def test_operations_are_those_that_torch_counts(tiny: TinyData) -> None:
+@pytest.mark.parametrize(("share", "places"), [(0.15, [3, 8, 19]), (0.3, [1, 3, 8, 9, 14, 19])])
+def test_operations_are_those_that_torch_counts(tiny: TinyData, share: float, places: list[int]) -> None:
     """Of a batch without padding; what the products of a real model do, forward and backward."""
     flags = ("--encoder-layers", 2, "--encoder-embed-dim", 64, "--encoder-attention-heads", 2, "--max-positions", 32)
     cfg = training_config(tiny.data_bin, "--arch", "mlsm_modern", "--num-atoms", 50, *flags)
     model = seeded_model(cfg, tasks.setup_task(cfg.task))
     tokens = torch.randint(5, 100, (32, 20))
     masked = torch.zeros_like(tokens, dtype=torch.bool)
-    masked[:, [3, 8, 19]] = True  # 15 %
+    masked[:, places] = True
     vocabulary = len(tasks.setup_task(cfg.task).source_dictionary)
     for atoms, of_vocabulary, of_masked in ((50, True, True), (50, False, True), (0, True, True), (0, True, False)):
         model.train(of_masked)  # in evaluation, the last layer computes all tokens
@@ -245,7 +247,7 @@ def test_operations_are_those_that_torch_counts(tiny: TinyData) -> None:
             )
             loss = extra["zero_with_gradient"] + (token_logits.sum() if of_vocabulary else 0)
             (loss + (extra["atom_logits"].sum() if atoms else 0)).backward()
-        size = ModelSize(2, 64, model.encoder.sentence_encoder.layers[0].fc2.in_features, vocabulary, 20)
+        size = ModelSize(2, 64, model.encoder.sentence_encoder.layers[0].fc2.in_features, vocabulary, 20, share)
         expected = size.update(tokens.numel(), atoms=atoms, vocabulary=of_vocabulary, last_layer_of_masked=of_masked)
         assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # as NPM: hidden states only
@@ -351,6 +353,7 @@ def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Pat
     command += ["--rates", "1e-3", "2e-3", "--search-updates", "4"]
     command += ["--batch-size", "4", "--group-size", "4", "--tokens-per-sample", "64"]
     command += ["--latent-source", "online", "--latent-until", "75", "--auxiliary-size", "1", "16", "2"]
+    command += ["--mask-prob", "0.3"]
     command[:2] = [sys.executable, str(SCRIPT)]
 
     def run() -> str:
@@ -386,6 +389,9 @@ def test_the_documented_comparison_runs_resumes_and_writes_its_tables(texts: Pat
         assert "comparison/runs/mlm-1/checkpoint_last.pt" in json.loads(path.read_text())["signature"]["command"]
     assert set(figures["costs"]["npm"]["searched"]) == {"0.001", "0.002"}
     assert figures["costs"]["type-mean"]["searched"] == {}
+    for path in steps_of(texts, "runs-"):
+        words = shlex.join(json.loads(path.read_text())["signature"]["command"])
+        assert ("--mask-prob 0.3 --valid-mask-prob 0.15 " in words) == ("-npm-" not in path.stem)
     steps = {path: path.stat().st_mtime_ns for path in steps_of(texts)}
     (texts / "comparison" / "comparison.md").unlink()
     assert run() == first
