@@ -127,7 +127,7 @@ class Comparison:
         """Train once, a model of ``size`` (layers, width, heads) or of the size that every model has."""
         args = self.args
         batch = ["--batch-size", args.batch_size, *self.masking_flags()]
-        if "nonparametric_masked_lm" in flags:  # a sample of NPM is a group
+        if "nonparametric_masked_lm" in flags:  # a sample of NPM is a group, and it masks in its own way
             batch = ["--batch-size", args.batch_size // args.group_size, "--group-size", args.group_size]
         words = ["fairseq-train", self.data_bin, "--user-dir", PLUGIN, "--save-dir", self.output / name]
         words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate, size)]

@@ -90,22 +90,27 @@ def test_other_budgets_are_merged_if_they_cost_as_much(
     first = write(tmp_path / "first.json", result(("mlm", 1, 5.0)))
     other = result(("mlm", 1, 4.0), updates=5)
     other["costs"]["mlm"] |= {"updates": 5, "seconds_per_update": 2.0}
-    words = (
-        "--add",
-        first,
-        "--add",
-        write(tmp_path / "b.json", other),
-        "mlm=mlm, slow",
-        "--output",
-        tmp_path / "merged",
-    )
+    second = write(tmp_path / "b.json", other)
+    words = ("--add", first, "--add", second, "mlm=mlm, slow", "--output", tmp_path / "merged")
     assert run(*words) == 0
     assert read_json(tmp_path / "merged" / "comparison.json")["other_settings"] == {"mlm, slow": {"updates": 5}}
     other["costs"]["mlm"]["seconds"] = 11.0
-    write(tmp_path / "b.json", other)
+    write(second, other)
     with pytest.raises(SystemExit, match="2"):
         run(*words)
     assert "b.json has a budget of 5 updates, 11 s; the first result has 10, 10 s; they" in capsys.readouterr().err
+
+
+def test_results_from_before_there_was_a_share_of_masked_tokens_have_15_percent(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write(tmp_path / "first.json", result(("mlm", 1, 5.0)))
+    same = write(tmp_path / "same.json", result(("mlm", 2, 5.0), mask_prob=0.15))
+    other = write(tmp_path / "other.json", result(("mlm", 3, 5.0), mask_prob=0.3))
+    assert run("--add", first, "--add", same, "--output", tmp_path / "merged") == 0
+    with pytest.raises(SystemExit, match="2"):
+        run("--add", first, "--add", other, "--output", tmp_path / "merged")
+    assert "{'mask_prob': 0.3}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
