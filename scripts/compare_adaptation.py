@@ -15,6 +15,7 @@ runs of all objectives, which take turns and have the machine to themselves. Mea
 Each figure is a mean over the seeds of the adaptation.
 
 Writes ``adaptation.json`` and ``adaptation.md``. Run the same command again to resume: a finished part is not repeated.
+A later command may add seeds; other settings need another --output.
 """
 
 from __future__ import annotations
@@ -36,16 +37,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
+from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, read_labelled_texts
+from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.linear_probe import probe_accuracy
-from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
+from mlsm_plugin.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
+from mlsm_plugin.files.hf_files import hf_folder, weight_files
+from mlsm_plugin.files.output_lock import hold_lock
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, write_text_sequences
 
 OBJECTIVES = ("mlm", "mlsm+mlm", "taco")
 START = "start"
 EPOCHS, BATCH = 3, 32
+FILES = ("text", "valid", "train", "test")
+MAY_CHANGE = ("seeds", "quiet", "output")  # options that no figure depends on
+POSITIVE = ("minutes", "labelled", "finetuning_rate", "max_length", "batch_size", "learning_rate", "atoms")
 
 
 class Comparison:
@@ -53,7 +61,6 @@ class Comparison:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.output = args, Path(args.output)
-        self.output.mkdir(parents=True, exist_ok=True)
         self.device = default_device(None)
 
     def once(self, name: str, compute: Any) -> Any:
@@ -265,10 +272,55 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def check(args: argparse.Namespace) -> None:
+    """Check the options and what will be measured on, before hours of training and not after.
+
+    Raises:
+        ValueError: something is wrong.
+        OSError: a file cannot be read.
+    """
+    check_positive(args, *POSITIVE, "dictionary_tokens")
+    few, many = args.timing_updates
+    if not 0 < few < many:
+        raise ValueError(f"--timing-updates must be positive and ascending, got {few} {many}")
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ValueError(f"--seeds has a number twice: {' '.join(map(str, args.seeds))}")
+    train, test = (read_labelled_texts(file) for file in (args.train, args.test))
+    check_same_kind(_first(train, args.labelled), [test], regression=False)
+
+
+def planned_folder(args: argparse.Namespace) -> PlannedFolder:
+    """The folder of a comparison: its settings and inputs stay, and a later command may add seeds.
+
+    Raises:
+        ValueError: the model is not one of Hugging Face.
+        OSError: a file cannot be read.
+    """
+    model = hf_folder(args.model, weights=True)
+    inputs = {name: sha256_of_files(getattr(args, name)) for name in FILES}
+    inputs["model"] = sha256_of_files(model / "config.json", *weight_files(model))
+    settings = {name: value for name, value in vars(args).items() if name not in (*inputs, *MAY_CHANGE)}
+    return PlannedFolder(
+        args.output,
+        {"settings": settings, "inputs": inputs},
+        seal_file="adaptation.json",
+        plan_of_seal=lambda figures: None,
+        advice="Give another --output, or the settings that it was begun with",
+    )
+
+
 def main() -> int:
     """Run what is missing, and write the table."""
     args = parse_arguments()
     logging.set_verbosity_error()
+    try:
+        check(args)
+        folder = planned_folder(args)
+        folder.check()
+        hold_lock(args.output)
+        folder.begin()
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
     comparison = Comparison(args)
     figures = comparison.run()
     write_json(comparison.output / "adaptation.json", figures)

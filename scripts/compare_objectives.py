@@ -2,7 +2,8 @@
 """Pre-train with each objective at equal total cost, with controls and several seeds, and compare.
 
 Writes ``comparison.json``, ``comparison.md`` and ``comparison.png`` to --output, anew after each run. Run the same
-command again to resume after a stop. docs/comparison.md explains the protocol.
+command again to resume after a stop; a later one may add rows, seeds, tasks and pairs. docs/comparison.md explains the
+protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from comparison.codes import Codes, blocks_of
 from comparison.commands import PLUGIN, Commands
 from comparison.costs import ModelSize, Phase, Schedule, schedule_of_phases, updates_within
 from comparison.measures import Measures
-from comparison.report import write_report
+from comparison.report import OF_A_FOLDER, write_report
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF, Row
 from tqdm import tqdm
 
@@ -29,10 +30,13 @@ from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
 from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.output_lock import hold_lock
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
 
 SPEED_UPDATES = 60
+MAY_CHANGE = (*OF_A_FOLDER, "rates", "search_updates")  # settings that a later command may change; runs keep theirs
+ADVICE = "Give another --output, or the settings that it was begun with"
 
 
 class Comparison:
@@ -132,6 +136,10 @@ class Comparison:
         words = ["fairseq-train", self.data_bin, "--user-dir", PLUGIN, "--save-dir", self.output / name]
         words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate, size)]
         words += ["--seed", seed, *more]
+        try:  # fairseq would resume a run that had another rate, and find it complete
+            PlannedFolder(self.output / name, {"learning_rate": rate, "updates": updates}, advice=ADVICE).begin()
+        except ValueError as error:
+            raise SystemExit(str(error)) from None
         self.commands.run(name.replace("/", "-"), words)
 
     def masking_flags(self) -> list[object]:
@@ -219,7 +227,7 @@ class Comparison:
             return
         found = {}
         for rate in args.rates:
-            run = f"search/{name}-{rate:g}"
+            run = f"search/{name}-{rate:g}-{args.search_updates}"
             more = ["--validate-interval-updates", args.search_updates]  # only the last loss is read
             more += [*self.falling_weight(name, args.search_updates), *self.begin_of(name, args.seeds[0])]
             self.train(run, self.flags_of(name), args.search_updates, rate, args.seeds[0], *more)
@@ -413,6 +421,18 @@ class Comparison:
         return {**found, **self.measures.of(f"{name}-{seed}", self.checkpoint(name, seed), has_mlm_head=bool(curve))}
 
 
+def planned_folder(args: argparse.Namespace) -> PlannedFolder:
+    """The folder of a comparison: its settings stay, and later commands may add rows, seeds and what is measured."""
+    settings = {name: value for name, value in vars(args).items() if name not in (*FILES, *MAY_CHANGE)}
+    plan = {"settings": settings, "texts": sha256_of_files(*args.train, *args.valid, *args.held_out)}
+
+    def plan_of_figures(figures: dict[str, Any]) -> dict[str, Any]:  # of a folder without a plan
+        known = {"mask_prob": MASKED_SHARE, **figures["settings"]}
+        return {"settings": {name: known.get(name, settings[name]) for name in settings}, "texts": figures["texts"]}
+
+    return PlannedFolder(args.output, plan, seal_file="comparison.json", plan_of_seal=plan_of_figures, advice=ADVICE)
+
+
 def main() -> int:
     """Run what is missing and write the comparison."""
     args = parse_arguments(__doc__)
@@ -420,9 +440,12 @@ def main() -> int:
         if not os.path.isfile(file):
             raise SystemExit(f"{file} does not exist")
     try:
+        folder = planned_folder(args)
+        folder.check()
         hold_lock(args.output)
         comparison = Comparison(args)
         comparison.measures.check_files()
+        folder.begin()
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     comparison.run()

@@ -26,8 +26,9 @@ def test_the_table_has_means_and_deviations() -> None:
     assert "| mlm | 1,234 | 5.50 ± 0.71 | 80.00 ± 0.00 | 70.00 ± 0.00 |" in table
 
 
-@pytest.mark.slow
-def test_it_compares_and_resumes(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.fixture
+def words(english_text: tuple[Path, Path], tmp_path: Path) -> list[str]:
+    """The words of a command of toy size."""
     lines = english_text[0].read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "text.txt").write_text("".join(lines[:150]), encoding="utf-8")
     (tmp_path / "valid.txt").write_text("".join(lines[150:190]), encoding="utf-8")
@@ -36,14 +37,57 @@ def test_it_compares_and_resumes(english_text: tuple[Path, Path], tmp_path: Path
     for name in ("train", "test"):
         (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     words = [
-        *(sys.executable, "scripts/compare_adaptation.py", model, "--text", tmp_path / "text.txt"),
+        *("scripts/compare_adaptation.py", model, "--text", tmp_path / "text.txt"),
         *("--valid", tmp_path / "valid.txt", "--train", tmp_path / "train.tsv", "--test", tmp_path / "test.tsv"),
         *("--output", tmp_path / "out", "--minutes", 0.02, "--seeds", 1, "--max-length", 32, "--batch-size", 4),
         *("--atoms", 40, "--timing-updates", 1, 3, "--objectives", "mlm", "mlsm+mlm", "--quiet"),
     ]
+    return [*map(str, words)]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--minutes", "0"), "--minutes must be positive, got 0.0"),
+        (("--timing-updates", "3", "1"), "--timing-updates must be positive and ascending, got 3 1"),
+        (("--seeds", "1", "1"), "--seeds has a number twice: 1 1"),
+        (("--labelled", "1"), "train.tsv has only one label (good); at least two are needed"),
+        (("--text", "nowhere.txt"), "No such file or directory: 'nowhere.txt'"),
+        (("--test", str(REPOSITORY / "README.md")), "README.md, line 1 has 1 columns"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(
+    words: list[str], more: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*words, *more])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        compare.main()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_keeps_the_settings_that_it_was_begun_with(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    compare.planned_folder(compare.parse_arguments()).begin()
+    monkeypatch.setattr(sys, "argv", [*words, "--seeds", "1", "2"])
+    compare.planned_folder(compare.parse_arguments()).check()
+    monkeypatch.setattr(sys, "argv", [*words, "--minutes", "1"])
+    with pytest.raises(
+        SystemExit, match=re.escape("settings.minutes is 0.02 there and 1.0 now. Give another --output")
+    ):
+        compare.main()
+    (tmp_path / "valid.txt").write_text("Another text.\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=re.escape("begun with other settings: inputs.valid is")):
+        compare.main()
+
+
+@pytest.mark.slow
+def test_it_compares_and_resumes(words: list[str], tmp_path: Path) -> None:
     before: dict[Path, int] = {}
     for _ in range(2):
-        done = subprocess.run([*map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, *words], cwd=REPOSITORY, capture_output=True, text=True, check=True)
         table = re.findall(r"^\| (start|mlm|mlsm\+mlm|taco) \| .*[\d.]+( ± [\d.]+)? \|$", done.stdout, flags=re.M)
         assert [name for name, _ in table] == ["start", "mlm", "mlsm+mlm"]
         figures = json.loads((tmp_path / "out" / "adaptation.json").read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import re
@@ -22,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlsm_plugin.files.output_lock import only_writer
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
 from tests.scripts.script_module import load_script
@@ -44,6 +46,7 @@ from tests.tiny_run import seeded_model, training_config  # noqa: E402
 
 SCRIPT = REPOSITORY / "scripts" / "compare_objectives.py"
 PAGES = [(REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("comparison.md", "comparison_log.md")]
+COMMON = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,13 @@ def texts(tmp_path: Path, english_text: tuple[Path, Path], monkeypatch: pytest.M
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def with_options(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> argparse.Namespace:
+    monkeypatch.setattr(sys, "argv", ["compare_objectives.py", *COMMON, *words])
+    args = script.parse_arguments(None)
+    assert isinstance(args, argparse.Namespace)
+    return args
 
 
 def documented_commands() -> list[list[str]]:
@@ -118,8 +128,7 @@ def test_wrong_options_end_it_before_anything_runs(
     script: ModuleType, texts: Path, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    common = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
-    monkeypatch.setattr(sys, "argv", ["compare_objectives.py", *common, *words])
+    monkeypatch.setattr(sys, "argv", ["compare_objectives.py", *COMMON, *words])
     with pytest.raises(SystemExit) as stopped:
         script.main()
     assert message in f"{stopped.value} {capsys.readouterr().err}"
@@ -149,6 +158,46 @@ def test_files_to_measure_on_are_read_before_anything_is_trained(
     assert not list((texts / "comparison" / "steps").iterdir())
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_folder_keeps_the_settings_that_it_was_begun_with(
+    script: ModuleType, texts: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = with_options(script, monkeypatch, "--updates", "20", "--objectives", "taco")
+    begun = script.planned_folder(args)
+    if older:  # finished before comparisons had a plan, and before --mask-prob
+        figures = {"settings": dict(begun.plan["settings"]), "texts": begun.plan["texts"]}
+        del figures["settings"]["mask_prob"]
+        (texts / "out").mkdir()
+        (texts / "out" / "comparison.json").write_text(json.dumps(figures), encoding="utf-8")
+    else:
+        begun.begin()
+    files = sorted((texts / "out").iterdir())
+    more = ("--objectives", "self", "--seeds", "4", "--rates", "1e-3", "--pairs", "pairs.jsonl")
+    script.planned_folder(with_options(script, monkeypatch, "--updates", "20", *more)).check()
+    for words, message in (
+        (("--updates", "30"), "settings.updates is 20 there and 30 now. Give another --output"),
+        (("--updates", "20", "--mask-prob", "0.3"), "settings.mask_prob is 0.15 there and 0.3 now"),
+        (("--updates", "20", "--fairseq-flags=--cpu"), "settings.fairseq_flags is '' there and '--cpu' now"),
+        (("--updates", "20", "--train", "valid.txt"), "out was begun with other settings: texts is"),
+    ):
+        with_options(script, monkeypatch, *words)
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            script.main()
+    assert sorted((texts / "out").iterdir()) == files
+
+
+def test_a_run_with_another_rate_is_not_resumed(
+    script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = PlannedFolder(texts / "out" / "runs" / "mlm-1", {"learning_rate": 1e-3, "updates": 20})
+    run.begin()
+    comparison = script.Comparison(with_options(script, monkeypatch, "--rates", "2e-3"))
+    message = "mlm-1 was begun with other settings: learning_rate is 0.001 there and 0.002 now"
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        comparison.train("runs/mlm-1", ROWS["mlm"].flags, 20, 2e-3, 1)
+    assert not list((texts / "out" / "steps").iterdir())
+
+
 def test_two_comparisons_do_not_write_to_one_folder(texts: Path) -> None:
     command = [sys.executable, str(SCRIPT), *documented_commands()[0][2:]]
     with only_writer(texts / "comparison"):
@@ -176,9 +225,7 @@ def test_an_auxiliary_model_and_codes_of_all_tokens_are_made_where_a_row_needs_t
     script: ModuleType, texts: Path, words: tuple[str, ...], needed: bool, stored: set[str] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    common = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
-    monkeypatch.setattr(sys, "argv", ["compare_objectives.py", *common, "--rates", "1e-3", "--objectives", *words])
-    comparison = script.Comparison(script.parse_arguments(None))
+    comparison = script.Comparison(with_options(script, monkeypatch, "--rates", "1e-3", "--objectives", *words))
     assert comparison.needs_auxiliary == needed
     if stored is not None:
         assert comparison.stored == stored
