@@ -53,7 +53,10 @@ START = "start"
 EPOCHS, BATCH = 3, 32
 FILES = ("text", "valid", "train", "test")
 MAY_CHANGE = ("seeds", "quiet", "output")  # options that no figure depends on
-POSITIVE = ("minutes", "labelled", "finetuning_rate", "max_length", "batch_size", "learning_rate", "atoms")
+POSITIVE = (
+    *("minutes", "labelled", "finetuning_rate", "max_length", "batch_size", "learning_rate"),
+    *("atoms", "dictionary_tokens"),
+)
 
 
 class Comparison:
@@ -279,7 +282,7 @@ def check(args: argparse.Namespace) -> None:
         ValueError: something is wrong.
         OSError: a file cannot be read.
     """
-    check_positive(args, *POSITIVE, "dictionary_tokens")
+    check_positive(args, *POSITIVE)
     few, many = args.timing_updates
     if not 0 < few < many:
         raise ValueError(f"--timing-updates must be positive and ascending, got {few} {many}")
