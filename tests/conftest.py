@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from mlsm_plugin.cli.main import main
 from tests.fairseq_process import run_fairseq_train
+from tests.warm_python import warm_commands, warm_python, warm_python_in_module  # noqa: F401  (fixtures)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLUGIN = REPOSITORY / "mlsm_plugin"

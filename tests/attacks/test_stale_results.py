@@ -58,6 +58,7 @@ CHANGES: dict[str, Callable[[TinyData], None]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_finetune_notices_files_with_other_contents(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     own = copied(tiny, tmp_path / "own")
     mlsm(*finetune(own, tmp_path / "out"))
@@ -78,6 +79,7 @@ def test_finetune_notices_files_with_other_contents(tiny: TinyData, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_a_mistyped_flag_does_not_refuse_the_corrected_command(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     own = copied(tiny, tmp_path / "own")
     words = finetune(own, tmp_path / "out")
@@ -86,6 +88,7 @@ def test_a_mistyped_flag_does_not_refuse_the_corrected_command(tiny: TinyData, t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_auxiliary_refuses_other_data_of_the_same_vocabulary(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     own = copied(tiny, tmp_path / "own")
     words = ("auxiliary", own.data_bin, "--save-dir", tmp_path / "run", "--max-update", 2, *TINY_MODEL, *TINY_TRAINING)
@@ -124,6 +127,7 @@ def states(output: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_preprocess_notices_what_was_replaced_deleted_or_emptied(
     tiny: TinyData, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -56,7 +56,7 @@ def updates_in(output: str) -> list[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory, warm_python_in_module: Path) -> Runs:
     root = tmp_path_factory.mktemp("auxiliary")
 
     def auxiliary(name: str, updates: int, *flags: object) -> list[object]:

@@ -62,6 +62,7 @@ def test_files_that_cannot_be_learned_from_are_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_a_training_that_fails_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     words = ("finetune", *labelled(tmp_path), "--output", tmp_path / "out")
     broken = ("--checkpoint", tiny.model, "--cpu", "--no-such-flag")

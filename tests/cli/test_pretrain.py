@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
 from tests.conftest import REPOSITORY, Pipeline, failing_mlsm
 from tests.docs.pages import commands_of, read
+from tests.warm_python import REAL
 
 SLOW = pytest.mark.slow
 TRAINING = (
@@ -47,7 +47,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory, warm_python_in_module: Path) -> Run:
     folder = tmp_path_factory.mktemp("pretrain") / "run"
     return Run(folder, output_of("mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)))
 
@@ -111,7 +111,7 @@ def test_a_finished_run_is_left_as_it_is_and_other_stages_are_refused(
 @SLOW
 def test_a_killed_run_ends_as_one_that_was_never_stopped(run: Run, pipeline: Pipeline, tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
-    command = [sys.executable, "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)]
+    command = [str(REAL), "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     for sign in ("stage-1/model.pt", "stage-1/dictionary", "stage-1/train.codes/meta.json", "stage-2"):
         with open(log, "w") as file:
@@ -130,6 +130,7 @@ def test_a_killed_run_ends_as_one_that_was_never_stopped(run: Run, pipeline: Pip
 
 
 @SLOW
+@pytest.mark.usefixtures("warm_python")
 def test_codes_of_a_dictionary_computed_online(pipeline: Pipeline, tmp_path: Path) -> None:
     online = ("--stages", 75, "--latent-source", "online", "--coder", "lasso", "--iterations", 5, "--layer", 1)
     training = ("pretrain", pipeline.data_bin, "--save-dir", tmp_path / "run", *TRAINING)

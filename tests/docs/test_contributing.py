@@ -15,7 +15,7 @@ from mlsm_plugin.sparse_coding.coder import coder_kinds
 from tests.conftest import REPOSITORY, Pipeline
 from tests.documented import run_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python_in_module")]
 
 PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

@@ -55,6 +55,7 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
     assert (folder / "codes" / "meta.json").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_lines_of_python_run(folder: Path) -> None:
     whole, parts = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.S)
     assert len(run_in(folder, f"{sys.executable} - <<'END'\n{smaller(whole)}\nEND").splitlines()[-1].split()) == 2
@@ -64,6 +65,7 @@ def test_the_lines_of_python_run(folder: Path) -> None:
     AutoModelForMaskedLM.from_pretrained(folder / "model")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_example_runs(folder: Path) -> None:
     command, script = bash_blocks(read(EXAMPLE))
     run_in(folder, smaller(command).replace("--output adapted", "--output by-example"))

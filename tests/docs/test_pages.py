@@ -103,6 +103,7 @@ def understand(words: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_documented_scripts_explain_themselves_in_a_process_of_their_own() -> None:
     pages = [page.read_text(encoding="utf-8") for page in PAGES if page != CONTRIBUTING]
     commands = [words for text in pages for words in commands_of(text)]

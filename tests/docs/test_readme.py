@@ -62,6 +62,7 @@ def test_every_command_of_the_pipeline_table_runs_in_order(folder: Path) -> None
     assert (folder / "model" / "checkpoint_best.pt").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_recipe_runs_through_both_phases(folder: Path) -> None:
     recipe = block_with("README.md", "pretrain.sh")
     tiny = " ".join([*TINY_MODEL, "--cpu", "--num-workers", "0", "--log-interval", "1"])
@@ -78,6 +79,7 @@ def test_the_hydra_command_runs(folder: Path) -> None:
     assert (folder / "run" / "model" / "checkpoint_best.pt").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_checkpoints_are_used_as_documented(folder: Path) -> None:
     """Fine-tuning, minimal pairs, curves; needs the model of the pipeline table."""
     page = "docs/using_models.md"
@@ -111,6 +113,7 @@ def run_python(folder: Path, code: str) -> str:
     return run_in(folder, f"{sys.executable} - <<'END'\n{code}\nEND")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_documented_lines_load_a_model(folder: Path) -> None:
     code = python_block("README.md").replace("demo/model", "model")
     output = run_python(folder, code)
@@ -147,6 +150,7 @@ def doc_command(page: str, *words: str) -> str:
     return block
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_commands_of_the_docs_run(folder: Path) -> None:
     """One of each kind; test_pages.py checks that all are understood. Needs the files of the pipeline table."""
     assert "2 processes" not in run_in(folder, doc_command("encoding.md", "--estimate"))
@@ -170,6 +174,7 @@ def test_the_commands_of_the_docs_run(folder: Path) -> None:
     assert (folder / "model-of-docs" / "checkpoint_best.pt").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_hold_phase_is_brought_to_its_end(folder: Path) -> None:
     """The schedule of docs/speed.md: constant in the middle, and decayed by the same command with other numbers."""
     tiny = "--arch mlsm_modern_tiny --encoder-layers 2 --encoder-embed-dim 32 --encoder-attention-heads 2 --cpu"

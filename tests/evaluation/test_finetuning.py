@@ -42,6 +42,7 @@ def files(folder: Path, kind: str = "") -> tuple[object, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_seeds_are_trained_measured_and_the_best_is_kept(
     pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -83,6 +84,7 @@ def test_seeds_are_trained_measured_and_the_best_is_kept(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_pairs_and_numbers_and_random_weights(
     pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -103,6 +105,7 @@ def test_pairs_and_numbers_and_random_weights(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_texts_longer_than_the_positions_are_cut_and_counted(
     pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -121,6 +124,7 @@ def test_texts_longer_than_the_positions_are_cut_and_counted(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_batches_do_not_change_predictions(pipeline: Pipeline, folder: Path, tmp_path: Path) -> None:
     mlsm(
         *("finetune", "--checkpoint", pipeline.auxiliary, *files(folder), "--output", tmp_path / "out", *FAST),

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks, clean_folder, run_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python_in_module")]
 
 
 @pytest.fixture(scope="module")

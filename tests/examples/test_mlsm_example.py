@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY, TINY_MODEL, mlsm
 from tests.documented import bash_blocks, clean_folder, run_in
 from tests.tiny_hf_models import make_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python_in_module")]
 
 BLOCKS = bash_blocks((REPOSITORY / "examples" / "mlsm" / "README.md").read_text("utf-8"))
 SMALLER = {

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import REPOSITORY, TINY_MODEL
 from tests.documented import TINY_HYDRA, bash_blocks, clean_folder, run_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python_in_module")]
 
 
 @pytest.fixture(scope="module")

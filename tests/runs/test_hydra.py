@@ -23,7 +23,7 @@ import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin import hub
 from tests.conftest import REPOSITORY, Pipeline, fairseq_train, logged
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 # the one of examples/huggingface holds options of Hugging Face's Trainer
 EXAMPLES = sorted(path for path in (REPOSITORY / "examples").rglob("*.yaml") if path.parent.name != "huggingface")

@@ -89,6 +89,7 @@ def test_each_bench_is_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.usefixtures("warm_python")
 def test_a_bench_runs(name: str, tiny: TinyData, tmp_path: Path) -> None:
     words = [sys.executable, f"scripts/bench/{name}.py", *map(str, BENCHES[name](tiny, tmp_path))]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -84,6 +84,7 @@ def test_a_folder_keeps_the_settings_that_it_was_begun_with(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_it_compares_and_resumes(words: list[str], tmp_path: Path) -> None:
     before: dict[Path, int] = {}
     for _ in range(2):

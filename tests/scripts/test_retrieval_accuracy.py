@@ -94,6 +94,7 @@ def test_the_table_and_the_file_have_all_models(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_the_documented_commands_run(tiny: TinyData, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
     (block,) = (block for block in bash_blocks(page) if "retrieval_accuracy.py" in block)

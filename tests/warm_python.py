@@ -1,0 +1,178 @@
+"""A folder of commands that start at once: ``python``, ``mlsm`` and those of fairseq.
+
+A process of this project takes seconds to import torch and fairseq, most of the time of a test that starts many. These
+commands run in forks of a process that has imported both. They take arguments, environment, working folder and files
+from the caller, as a started process does, and pass ``sys.executable`` on, so that what they start is as fast. The
+tests of killed processes, of installation and of the README's pipeline start real ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.fairseq_process import fork_server
+
+PARENT = "MLSM_PARENT_PROCESS"  # that of child_process, which this must not import
+REAL = Path(sys.executable)  # its folder has the installed commands
+
+# -S: it starts without the packages of the environment
+CLIENT = """#!{real} -IS
+import array, json, os, signal, socket, sys
+name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+folder = {folder!r}
+if name == "python":
+    if not words or (words[0].startswith("-") and words[0] not in ("-", "-c", "-m", "-u")):
+        os.execv({real!r}, [{real!r}, *words])
+else:
+    words = [os.path.join(os.path.dirname({real!r}), name), *words]
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect(folder + "/socket")
+    request = json.dumps([words, dict(os.environ), os.getcwd()]).encode() + b"\\n"
+    socket.send_fds(server, [b"\\n"], [0, 1, 2])
+    server.sendall(request)
+    status = int(server.recv(16) or b"-9")
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+@pytest.fixture(scope="session")
+def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder."""
+    folder = tmp_path_factory.mktemp("bin")
+    client = CLIENT.format(real=str(REAL), folder=str(folder))
+    for name in ("python", *(path.name for path in REAL.parent.glob("fairseq-*")), "mlsm"):
+        (folder / name).write_text(client, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen(64)
+    server = fork_server().Process(target=_serve, args=(listener, str(folder / "python")))
+    server.start()
+    yield folder
+    server.terminate()
+    server.join()
+
+
+@pytest.fixture
+def warm_python(warm_commands: Path) -> Iterator[Path]:
+    """What a test starts by ``sys.executable`` or by name starts at once."""
+    yield from _used(warm_commands)
+
+
+@pytest.fixture(scope="module")
+def warm_python_in_module(warm_commands: Path) -> Iterator[Path]:
+    """The same for all tests of a file, and for what they share."""
+    yield from _used(warm_commands)
+
+
+def _used(folder: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(folder / "python"))
+        patch.setenv("PATH", os.pathsep.join((str(folder), str(REAL.parent), os.environ["PATH"])))
+        yield folder / "python"
+
+
+def _serve(listener: socket.socket, executable: str) -> None:
+    parent = parent_process()
+    assert parent is not None
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+    while listener in wait([listener, parent.sentinel]):
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _answer(connection, executable)
+        connection.close()
+
+
+def _answer(connection: socket.socket, executable: str) -> NoReturn:
+    """Start what the client asks for; tell its exit status. It ends if the client does."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    with connection.makefile("rb") as request:
+        words, environment, cwd = json.loads(request.readline())
+    process = os.fork()
+    if process == 0:
+        connection.close()
+        os.setsid()
+        for standard, file in enumerate(files):
+            os.dup2(file, standard)
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.environ.pop(PARENT, None)  # it ends with the client
+        os.chdir(cwd)
+        _run(words, executable)
+    for file in files:
+        os.close(file)
+    if connection in wait([connection, os.pidfd_open(process)]):  # the client is gone
+        os.killpg(process, signal.SIGKILL)
+    _, status = os.waitpid(process, 0)
+    connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _run(words: list[str], executable: str) -> NoReturn:
+    """Do what ``python words`` does, and end."""
+    sys.executable = executable
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8")
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    logging.root.handlers.clear()  # a command of fairseq sets logging up when it is imported
+    logging.root.setLevel(logging.WARNING)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fairseq_cli"]:
+        del sys.modules[name]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))
+    status: object = 0
+    try:
+        _run_main(words[1:] if words[0] == "-u" else words)
+    except SystemExit as end:
+        status = end.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit((status or 0) & 255)
+
+
+def _run_main(words: list[str]) -> None:
+    first, paths = words[0], os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path]
+    if first == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif first in ("-", "-c"):
+        code = sys.stdin.read() if first == "-" else words[1]
+        sys.argv = ["-", *words[1:]] if first == "-" else ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")
