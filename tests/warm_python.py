@@ -2,8 +2,9 @@
 
 A process of this project takes seconds to import torch and fairseq, most of the time of a test that starts many. These
 commands run in forks of a process that has imported both. They take arguments, environment, working folder and files
-from the caller, as a started process does, and pass ``sys.executable`` on, so that what they start is as fast. The
-tests of killed processes, of installation and of the README's pipeline start real ones.
+from the caller, as a started process does, and pass ``sys.executable`` on, so that what they start is as fast. They
+cost the caller no processor time. The tests of killed processes, of installation, of the README's pipeline and of data
+loaders with workers start real ones.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REAL = Path(sys.executable)  # its folder has the installed commands
 
 # -S: it starts without the packages of the environment
 CLIENT = """#!{real} -IS
-import array, json, os, signal, socket, sys
+import json, os, signal, socket, sys
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
 folder = {folder!r}
 if name == "python":
@@ -47,7 +48,8 @@ with socket.socket(socket.AF_UNIX) as server:
     server.sendall(request)
     status = int(server.recv(16) or b"-9")
 if status < 0:
-    signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
+    if status != -signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
