@@ -11,7 +11,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -24,6 +23,7 @@ from tests.attacks.commands import SMALL
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
 from tests.tiny_models import TinyData
+from tests.warm_python import REAL
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 ALL_FAULTS = float(os.environ.get("MLSM_FAULTS", "1")) == 1
@@ -83,13 +83,14 @@ CHAINS: dict[str, tuple[Callable[..., tuple[object, ...]], Callable[[Path], obje
 }
 
 
-def start(words: tuple[object, ...], log: Path) -> subprocess.Popen[bytes]:
+def start(words: tuple[object, ...], log: Path, python: Path = REAL) -> subprocess.Popen[bytes]:
+    command = command_of(words, python)
     with open(log, "ab") as file:
-        return subprocess.Popen(command_of(words), stdout=file, stderr=file, env=ENVIRONMENT, start_new_session=True)
+        return subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT, start_new_session=True)
 
 
-def command_of(words: tuple[object, ...]) -> list[str]:
-    return [sys.executable, "-m", "mlsm_plugin.cli.main", *map(str, words)]
+def command_of(words: tuple[object, ...], python: Path = REAL) -> list[str]:
+    return [str(python), "-m", "mlsm_plugin.cli.main", *map(str, words)]
 
 
 def on_full_disk(words: tuple[object, ...], largest: int) -> subprocess.CompletedProcess[str]:
@@ -165,7 +166,9 @@ def test_killed_commands_end_as_if_never_stopped(command: str, tiny: TinyData, w
 @pytest.mark.slow
 @pytest.mark.parametrize("command", CHAINS)
 @pytest.mark.parametrize("share", (0.001, 0.05, 0.6, 0.95) if ALL_FAULTS else (0.6,))
-def test_a_full_disk_is_one_line(command: str, share: float, tiny: TinyData, whole: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(
+    command: str, share: float, tiny: TinyData, whole: Any, tmp_path: Path, warm_python: Path
+) -> None:
     wanted, _ = whole(command)
     output = tmp_path / "full" / "out"
     output.parent.mkdir()
@@ -176,18 +179,20 @@ def test_a_full_disk_is_one_line(command: str, share: float, tiny: TinyData, who
     assert full.stderr.count("mlsm: error: ") == 1, full.stderr[-3000:]
     assert "Traceback" not in full.stdout + full.stderr
     log = tmp_path / "full.log"
-    assert start(words, log).wait() == 0, log.read_text()[-2000:]
+    assert start(words, log, warm_python).wait() == 0, log.read_text()[-2000:]
     check_result(command, output, wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", CHAINS)
-def test_the_second_of_two_at_once_is_refused(command: str, tiny: TinyData, whole: Any, tmp_path: Path) -> None:
+def test_the_second_of_two_at_once_is_refused(
+    command: str, tiny: TinyData, whole: Any, tmp_path: Path, warm_python: Path
+) -> None:
     wanted, _ = whole(command)
     output = tmp_path / "both" / "out"
     output.parent.mkdir()
     words = CHAINS[command][0](tiny, output)
-    both = [start(words, tmp_path / f"both{number}.log") for number in range(2)]
+    both = [start(words, tmp_path / f"both{number}.log", warm_python) for number in range(2)]
     statuses = [process.wait() for process in both]
     logs = [(tmp_path / f"both{number}.log").read_text() for number in range(2)]
     assert 0 in statuses, logs
