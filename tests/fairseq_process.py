@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import resource
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 PRELOADED = ["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "transformers"]
 LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment: bytes
@@ -63,16 +67,52 @@ def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs:
     if LARGEST_FILE in environment:  # a longer one is as on a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(environment[LARGEST_FILE]), resource.RLIM_INFINITY))
-    import torch
-    from fairseq_cli import train
+    become(["-m", "fairseq_cli.train", *arguments])
 
-    sys.argv, sys.modules["__main__"] = [str(train.__file__), *arguments], train
-    if "OMP_NUM_THREADS" in environment:
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+
+def become(words: list[str]) -> NoReturn:
+    """In a fork: do what ``python words`` does, with the standard files as they are, and end."""
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8")
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    logging.root.handlers.clear()  # a command of fairseq sets logging up when it is imported
+    logging.root.setLevel(logging.WARNING)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fairseq_cli"]:
+        del sys.modules[name]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))
+    status: object = 0
     try:
-        train.cli_main()
-    except Exception as error:  # as the interpreter does, which multiprocessing does not
+        _run_main(words[1:] if words[0] == "-u" else words)
+    except SystemExit as end:
+        status = end.code
+    except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
-    finally:
-        atexit._run_exitfuncs()  # of a forked process nobody else runs them
+        status = 1
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit((status or 0) & 255)
+
+
+def _run_main(words: list[str]) -> None:
+    first, paths = words[0], os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path]
+    if first == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif first in ("-", "-c"):
+        code = sys.stdin.read() if first == "-" else words[1]
+        sys.argv = ["-", *words[1:]] if first == "-" else ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm_python import REAL
+from tests.warm_python import REAL_PYTHON
 
 pytestmark = pytest.mark.slow  # the process that forks them takes seconds to start
 
@@ -30,7 +30,7 @@ def test_a_program_ends_as_with_the_real_one(warm_python: Path, tmp_path: Path, 
             [str(python), *words, "1", "-x"], cwd=tmp_path, env=environment, input=code, capture_output=True,
             encoding="utf-8", check=False,
         )
-        for python in (REAL, warm_python)
+        for python in (REAL_PYTHON, warm_python)
     ]  # fmt: skip
     real, warm = ((run.returncode, run.stdout, run.stderr.splitlines()[-1]) for run in runs)
     assert warm == real
@@ -44,12 +44,10 @@ def test_it_starts_in_a_fraction_of_a_second_and_passes_itself_on(warm_python: P
 
 
 def test_installed_commands_are_found_by_name(warm_python: Path) -> None:
-    run = subprocess.run(["mlsm", "--version"], capture_output=True, text=True, check=True)
-    assert run.stdout == subprocess.run([REAL.with_name("mlsm"), "--version"], capture_output=True, text=True).stdout
-    assert (
-        "usage: fairseq-preprocess"
-        in subprocess.run(["fairseq-preprocess", "-h"], capture_output=True, text=True).stdout
-    )
+    for words in (["mlsm", "--version"], ["fairseq-preprocess", "--help"]):
+        real = [str(REAL_PYTHON.with_name(words[0])), *words[1:]]
+        found, expected = (subprocess.run(run, capture_output=True, text=True, check=True) for run in (words, real))
+        assert found.stdout == expected.stdout
 
 
 def test_what_it_runs_ends_with_it(warm_python: Path, tmp_path: Path) -> None:

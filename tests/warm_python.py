@@ -9,15 +9,11 @@ loaders with workers start real ones.
 
 from __future__ import annotations
 
-import atexit
 import json
-import logging
 import os
-import runpy
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -26,10 +22,10 @@ from typing import NoReturn
 
 import pytest
 
-from tests.fairseq_process import fork_server
+from tests.fairseq_process import become, fork_server
 
 PARENT = "MLSM_PARENT_PROCESS"  # that of child_process, which this must not import
-REAL = Path(sys.executable)  # its folder has the installed commands
+REAL_PYTHON = Path(sys.executable)  # its folder has the installed commands
 
 # -S: it starts without the packages of the environment
 CLIENT = """#!{real} -IS
@@ -57,10 +53,10 @@ sys.exit(status)
 
 @pytest.fixture(scope="session")
 def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder."""
+    """The folder of the commands."""
     folder = tmp_path_factory.mktemp("bin")
-    client = CLIENT.format(real=str(REAL), folder=str(folder))
-    for name in ("python", *(path.name for path in REAL.parent.glob("fairseq-*")), "mlsm"):
+    client = CLIENT.format(real=str(REAL_PYTHON), folder=str(folder))
+    for name in ("python", *(path.name for path in REAL_PYTHON.parent.glob("fairseq-*")), "mlsm"):
         (folder / name).write_text(client, encoding="utf-8")
         (folder / name).chmod(0o755)
     listener = socket.socket(socket.AF_UNIX)
@@ -88,7 +84,7 @@ def warm_python_in_module(warm_commands: Path) -> Iterator[Path]:
 def _used(folder: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(folder / "python"))
-        patch.setenv("PATH", os.pathsep.join((str(folder), str(REAL.parent), os.environ["PATH"])))
+        patch.setenv("PATH", os.pathsep.join((str(folder), str(REAL_PYTHON.parent), os.environ["PATH"])))
         yield folder / "python"
 
 
@@ -121,7 +117,8 @@ def _answer(connection: socket.socket, executable: str) -> NoReturn:
         os.environ.update(environment)
         os.environ.pop(PARENT, None)  # it ends with the client
         os.chdir(cwd)
-        _run(words, executable)
+        sys.executable = executable
+        become(words)
     for file in files:
         os.close(file)
     if connection in wait([connection, os.pidfd_open(process)]):  # the client is gone
@@ -129,52 +126,3 @@ def _answer(connection: socket.socket, executable: str) -> NoReturn:
     _, status = os.waitpid(process, 0)
     connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
-
-
-def _run(words: list[str], executable: str) -> NoReturn:
-    """Do what ``python words`` does, and end."""
-    sys.executable = executable
-    sys.stdin = os.fdopen(0, "r", encoding="utf-8")
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
-    logging.root.handlers.clear()  # a command of fairseq sets logging up when it is imported
-    logging.root.setLevel(logging.WARNING)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fairseq_cli"]:
-        del sys.modules[name]
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        import torch
-
-        torch.set_num_threads(int(threads))
-    status: object = 0
-    try:
-        _run_main(words[1:] if words[0] == "-u" else words)
-    except SystemExit as end:
-        status = end.code
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        status = 1
-    if status is not None and not isinstance(status, int):
-        print(status, file=sys.stderr)
-        status = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit((status or 0) & 255)
-
-
-def _run_main(words: list[str]) -> None:
-    first, paths = words[0], os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [path for path in paths if path]
-    if first == "-m":
-        sys.argv = words[1:]
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    elif first in ("-", "-c"):
-        code = sys.stdin.read() if first == "-" else words[1]
-        sys.argv = ["-", *words[1:]] if first == "-" else ["-c", *words[2:]]
-        sys.path.insert(0, "")
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.argv = words
-        sys.path.insert(0, str(Path(first).resolve().parent))
-        runpy.run_path(first, run_name="__main__")

@@ -23,7 +23,7 @@ from tests.attacks.commands import SMALL
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.conftest import REPOSITORY, TINY_MODEL, TINY_TRAINING
 from tests.tiny_models import TinyData
-from tests.warm_python import REAL
+from tests.warm_python import REAL_PYTHON
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 ALL_FAULTS = float(os.environ.get("MLSM_FAULTS", "1")) == 1
@@ -83,13 +83,13 @@ CHAINS: dict[str, tuple[Callable[..., tuple[object, ...]], Callable[[Path], obje
 }
 
 
-def start(words: tuple[object, ...], log: Path, python: Path = REAL) -> subprocess.Popen[bytes]:
+def start(words: tuple[object, ...], log: Path, python: Path = REAL_PYTHON) -> subprocess.Popen[bytes]:
     command = command_of(words, python)
     with open(log, "ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT, start_new_session=True)
 
 
-def command_of(words: tuple[object, ...], python: Path = REAL) -> list[str]:
+def command_of(words: tuple[object, ...], python: Path = REAL_PYTHON) -> list[str]:
     return [str(python), "-m", "mlsm_plugin.cli.main", *map(str, words)]
 
 

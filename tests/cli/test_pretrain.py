@@ -19,7 +19,7 @@ from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
 from tests.conftest import REPOSITORY, Pipeline, failing_mlsm
 from tests.docs.pages import commands_of, read
-from tests.warm_python import REAL
+from tests.warm_python import REAL_PYTHON
 
 SLOW = pytest.mark.slow
 TRAINING = (
@@ -111,7 +111,7 @@ def test_a_finished_run_is_left_as_it_is_and_other_stages_are_refused(
 @SLOW
 def test_a_killed_run_ends_as_one_that_was_never_stopped(run: Run, pipeline: Pipeline, tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
-    command = [str(REAL), "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)]
+    command = [str(REAL_PYTHON), "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, folder)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     for sign in ("stage-1/model.pt", "stage-1/dictionary", "stage-1/train.codes/meta.json", "stage-2"):
         with open(log, "w") as file:
