@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # fairseq's FP16Optimizer copies this attribute to its float32 copies
 GROUP_ATTRIBUTE, EMBEDDINGS = "param_group", "embeddings"
+SETTINGS = ("betas", "eps", "weight_decay")  # of a group
 
 
 @dataclass
@@ -62,7 +63,7 @@ class FusedAdamW(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """What overrides the settings in a checkpoint; :meth:`load_state_dict` sets the weight decay of each group."""
+        """The settings that all groups share."""
         lr = self.cfg.lr
         return {
             "lr": lr if isinstance(lr, float) else lr[0],
@@ -71,16 +72,40 @@ class FusedAdamW(FairseqOptimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Load the averages of a checkpoint; the settings, also those of each group, stay those of this run."""
-        own = [group["weight_decay"] for group in self.param_groups]
-        if len(own) != len(state_dict["param_groups"]):
+        """Load the averages of a checkpoint.
+
+        The settings, also those of each group, stay those of this run, except the rate, which the scheduler sets.
+        What ``optimizer_overrides`` names (``--optimizer-overrides``) has its value in all groups.
+
+        Raises:
+            ValueError: the averages are those of other parameters.
+        """
+        overrides = optimizer_overrides or {}
+        own = [{key: group[key] for key in SETTINGS} | overrides for group in self.param_groups]
+        self._check_fits(state_dict)
+        super().load_state_dict(state_dict, overrides)
+        for group, settings in zip(self.param_groups, own, strict=True):
+            group.update(settings)
+
+    def _check_fits(self, state_dict: dict[str, Any]) -> None:
+        """torch's fused kernels would read and write beyond averages that are too small."""
+        groups, saved_groups = self.param_groups, state_dict["param_groups"]
+        if len(groups) != len(saved_groups):
             raise ValueError(
                 "--decay-matrices-only differs from the run in the checkpoint; set it as there, or pass "
                 "--reset-optimizer"
             )
-        super().load_state_dict(state_dict, optimizer_overrides)
-        for group, weight_decay in zip(self.param_groups, own, strict=True):
-            group["weight_decay"] = weight_decay
+        own = [tuple(parameter.shape) for group in groups for parameter in group["params"]]
+        indices = [index for group in saved_groups for index in group["params"]]
+        averages = [state_dict["state"].get(index, {}).get("exp_avg") for index in indices]
+        fits = len(own) == len(averages) and all(
+            average is None or tuple(average.shape) == shape for average, shape in zip(averages, own, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                "the optimizer's averages in the checkpoint are those of a model of another size, such as one with "
+                "another number of atoms; pass another --save-dir, or --reset-optimizer"
+            )
 
     @property
     def supports_flat_params(self) -> bool:

@@ -91,9 +91,31 @@ def test_loaded_state_continues_exactly_with_the_settings_of_this_run(matrices_o
     steps(other, continued, range(3, 6))
     for name, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], value), name
-    changed = FusedAdamW(config(weight_decay=0.25, decay_matrices_only=matrices_only), Small().parameters())
-    changed.load_state_dict(saved, changed.optimizer_config)
+    options = {"weight_decay": 0.25, "adam_betas": (0.5, 0.6), "adam_eps": 1e-3}
+    changed = FusedAdamW(config(**options, decay_matrices_only=matrices_only), Small().parameters())
+    changed.load_state_dict(saved, {})  # fairseq's trainer passes what --optimizer-overrides has
     assert [group["weight_decay"] for group in changed.param_groups] == ([0.25, 0.0] if matrices_only else [0.25])
+    assert {(*group["betas"], group["eps"]) for group in changed.param_groups} == {(0.5, 0.6, 1e-3)}
+    assert changed.get_lr() == saved["param_groups"][0]["lr"]  # reduce_lr_on_plateau relies on it
+    changed.load_state_dict(saved, {"weight_decay": 0.125, "eps": 0.5})
+    assert {(*group["betas"], group["eps"], group["weight_decay"]) for group in changed.param_groups} == {
+        (0.5, 0.6, 0.5, 0.125)
+    }
+
+
+@pytest.mark.parametrize("matrices_only", [False, True])
+@pytest.mark.parametrize("symbols", [4, 6])
+def test_averages_of_another_size_are_refused(symbols: int, matrices_only: bool) -> None:
+    cfg, model = config(decay_matrices_only=matrices_only), Small()
+    optimizer = FusedAdamW(cfg, model.parameters())
+    steps(model, optimizer, range(1))
+    other = Small()
+    other.embedding = nn.Embedding(symbols, 4)
+    with pytest.raises(ValueError, match="a model of another size, .* pass another --save-dir, or --reset-optimizer"):
+        FusedAdamW(cfg, other.parameters()).load_state_dict(optimizer.state_dict())
+    one = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="a model of another size"):
+        FusedAdamW(cfg, one.parameters()).load_state_dict(optimizer.state_dict())
 
 
 def test_state_with_other_groups_is_refused() -> None:
