@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from fairseq.data import FairseqDataset
+from fairseq.data import FairseqDataset, SortDataset
 
 
 class WholeEpochsDataset(FairseqDataset):
@@ -26,3 +26,16 @@ class WholeEpochsDataset(FairseqDataset):
         batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
         rest = indices[sum(map(len, batches)) :]
         return [*batches, rest] if len(rest) else batches
+
+
+class SortedWholeEpochsDataset(WholeEpochsDataset, SortDataset):
+    """A :class:`SortDataset` whose batches hold every sample."""
+
+
+def with_whole_epochs(batches: SortDataset) -> SortedWholeEpochsDataset:
+    """The same samples in the same order, with a last batch of what fairseq would leave out.
+
+    Args:
+        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
+    """
+    return SortedWholeEpochsDataset(batches.dataset, batches.sort_order)

@@ -15,6 +15,7 @@ from mlsm_plugin.data.batch_padding_dataset import BatchPaddingDataset
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split, split_path, training_samples
 from mlsm_plugin.fairseq_seams.masked_lm_batches import masked_targets, tell_model
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
+from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
 from mlsm_plugin.files.tokenizer_files import bpe_options
 from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.shared_options import SavedRunConfig, copy_tokenizer_to_checkpoints
@@ -54,24 +55,25 @@ class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
         return bpe_options(utils.split_paths(self.cfg.data)[0])
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the samples of ``masked_lm``; the model is told which batches have padding."""
+        """Load the samples of ``masked_lm``, all of them; the model is told which batches have padding."""
         with self._masking_of(split):
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
-        batches = self.datasets[split]
+        batches = self.datasets[split] = with_whole_epochs(self.datasets[split])
         tell_model(batches, "has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
 
     def mask_prob_of(self, split: str) -> float:
         """The share of the tokens of a split that is masked: ``valid_mask_prob`` unless it is the training split.
 
         Raises:
-            ValueError: that share is not between 0 and 1.
+            ValueError: one of the two shares is not between 0 and 1.
         """
-        share = self.cfg.valid_mask_prob
-        if share is None:
+        shares = {"--mask-prob": self.cfg.mask_prob, "--valid-mask-prob": self.cfg.valid_mask_prob}
+        for option, share in shares.items():
+            if share is not None and not 0 < share < 1:
+                raise ValueError(f"{option} {share:g} is not between 0 and 1")
+        if self.cfg.valid_mask_prob is None or split == self.cfg.train_subset:
             return float(self.cfg.mask_prob)
-        if not 0 < share < 1:
-            raise ValueError(f"--valid-mask-prob {share:g} is not between 0 and 1")
-        return float(self.cfg.mask_prob if split == self.cfg.train_subset else share)
+        return float(self.cfg.valid_mask_prob)
 
     @contextmanager
     def _masking_of(self, split: str) -> Iterator[None]:

@@ -87,12 +87,27 @@ def test_validation_has_masks_of_its_own_share(tiny: TinyData, task: str) -> Non
     assert torch.equal(masks("valid", *own, "--train-subset", "valid")[0], masks("valid", "--mask-prob", 0.4)[0])
 
 
+@pytest.mark.parametrize("option", ["--mask-prob", "--valid-mask-prob"])
 @pytest.mark.parametrize("share", [0, 1, 1.5, "nan"])
-def test_share_of_validation_must_be_a_share(tiny: TinyData, share: object) -> None:
-    task = task_of(tiny.data_bin, "--valid-mask-prob", share)
-    with pytest.raises(ValueError, match=rf"^--valid-mask-prob {share} is not between 0 and 1$"):
-        task.load_dataset("valid")
-    assert task.cfg.mask_prob == 0.15
+def test_masked_share_must_be_a_share(tiny: TinyData, option: str, share: object) -> None:
+    task = task_of(tiny.data_bin, option, share)
+    for split in ("train", "valid"):
+        with pytest.raises(ValueError, match=rf"^{option} {share} is not between 0 and 1$"):
+            task.load_dataset(split)
+
+
+@pytest.mark.parametrize("task", ["plain_masked_lm", "taco", "nonparametric_masked_lm"])
+def test_batches_hold_every_sample(tiny: TinyData, task: str) -> None:
+    own = tasks.setup_task(training_config(tiny.data_bin, "--sample-break-mode", "eos", **{**TACO, "task": task}).task)
+    for split in ("train", "valid"):
+        own.load_dataset(split)
+        count = len(own.dataset(split))
+        multiple = next(number for number in range(8, 100) if count % number)  # fairseq would leave out the rest
+        iterator = own.get_batch_iterator(
+            own.dataset(split), max_sentences=multiple, required_batch_size_multiple=multiple
+        )
+        seen = [index for batch in iterator.next_epoch_itr(shuffle=False) for index in batch["id"].tolist()]
+        assert sorted(seen) == list(range(count))
 
 
 def test_data_folders_take_turns(tiny: TinyData, tmp_path: Path) -> None:
