@@ -120,6 +120,7 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
             if weights.dim() == 2:
                 new.normal_(0, INITIAL_DEVIATION, generator=generator)
             state["model"][name] = new
+    state.pop("task_state", None)  # it is about the codes of the stage before
     save_whole(state, last)
 
 

@@ -76,7 +76,11 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         return self._whole_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over tokens, the sample size, and the logging output."""
+        """Compute the loss summed over tokens, the sample size, and the logging output.
+
+        Raises:
+            ValueError: the model has no latent head.
+        """
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
         latent_weight = self.latent_weight
         token_logits, extra = model(
@@ -85,6 +89,11 @@ class LatentSemanticKlCriterion(FairseqCriterion):
             project_tokens=self.mlm_weight > 0,
             project_atoms=latent_weight > 0,
         )
+        if latent_weight > 0 and "atom_logits" not in extra:
+            raise ValueError(
+                "--criterion latent_semantic_kl needs a model with a latent head: pass --arch mlsm_modern_base, "
+                "mlsm_roberta_base, or another size of these"
+            )
         terms = latent_semantic_terms(
             targets=sample["target"][masked],
             token_logits=token_logits,
@@ -93,7 +102,7 @@ class LatentSemanticKlCriterion(FairseqCriterion):
             latent_weight=latent_weight,
             mlm_weight=self.mlm_weight,
             latent_target=self.latent_target,
-            zero=extra["zero_with_gradient"],  # for parameters of projections that this step does not compute
+            zero=extra.get("zero_with_gradient"),  # for parameters of projections that this step does not compute
         )
         logging_output = {
             "ntokens": sample["ntokens"],

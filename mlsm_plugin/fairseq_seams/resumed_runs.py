@@ -122,7 +122,11 @@ def _with_patience(original: Any) -> Any:
 
 
 def _resuming(original: Any) -> Any:
-    """Load the newest whole checkpoint; a finished run is not trained."""
+    """Load the newest whole checkpoint; a finished run is not trained.
+
+    A task may have a method ``check_resumes``, which gets the state of the task in the checkpoint and refuses what
+    cannot continue from there.
+    """
 
     @functools.wraps(original)
     def load_checkpoint(cfg: Any, trainer: Any, **more: Any) -> Any:
@@ -133,6 +137,9 @@ def _resuming(original: Any) -> Any:
         if resumes and trainer.is_data_parallel_master:
             repair_last(last)
         extra_state, epoch_itr = original(cfg, trainer, **more)
+        check_resumes = getattr(trainer.task, "check_resumes", None)
+        if resumes and trainer.is_data_parallel_master and check_resumes is not None:
+            check_resumes(read_contents(last).get("task_state") or {})
         counted = (extra_state or {}).get(PATIENCE) if not cfg.reset_meters else None
         if counted is not None:
             for function in _functions_that_stop_early():

@@ -13,8 +13,12 @@ class DividedLMHead(RobertaLMHead):
     ``RobertaLMHead.forward`` computes both halves at once, from the parts that are used here.
 
     Args:
-        embed_dim, output_dim, activation_fn, weight: as of :class:`RobertaLMHead`.
+        embed_dim, output_dim, activation_fn, weight: as of :class:`RobertaLMHead`; without ``weight`` it has its own.
     """
+
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
+        super().__init__(embed_dim, output_dim, activation_fn, weight)
+        self._has_own_weight = weight is None
 
     @property
     def width(self) -> int:
@@ -30,5 +34,5 @@ class DividedLMHead(RobertaLMHead):
         return F.linear(transformed, self.weight) + self.bias
 
     def own_token_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only :meth:`token_logits` uses: the weight is that of the embeddings."""
-        return [self.bias]
+        """The parameters that only :meth:`token_logits` uses; a given weight is that of the embeddings."""
+        return [self.bias, self.weight] if self._has_own_weight else [self.bias]

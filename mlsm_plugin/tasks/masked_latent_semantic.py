@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 LATENT_SOURCE_CHOICES = ChoiceEnum(["store", "online"])
 LATENT_SELECT_CHOICES = ChoiceEnum(list(SELECTIONS))
+# the options that only one source of the codes reads
+OPTIONS_OF = {
+    "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
+    "store": ("latent_codes",),
+}
+CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the dictionary of the codes
 
 
 @dataclass
@@ -95,18 +101,34 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._checked_codes: set[str] = set()
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
+        self._atoms_of_model: int | None = None
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes."""
+        """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
+
+        Raises:
+            ValueError: an option is given that the source of the codes does not read.
+        """
+        if not from_checkpoint:  # older checkpoints may have such options
+            self._check_options_of_source()
         if getattr(cfg, "num_atoms", None) is None:
             with version_shims.open_config(cfg):
                 cfg.num_atoms = self._num_atoms()
+        self._atoms_of_model = cfg.num_atoms
         return super().build_model(cfg, from_checkpoint)
+
+    def _check_options_of_source(self) -> None:
+        for source, options in OPTIONS_OF.items():
+            given = [f"--{option.replace('_', '-')}" for option in options if getattr(self.cfg, option)]
+            if given and source != str(self.cfg.latent_source):
+                raise ValueError(f"{', '.join(given)}: only --latent-source {source} reads this")
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the samples of ``masked_lm``, with its masks and order, plus the codes of the masked tokens."""
         if self._computes_codes:
             self._online_codes().load_encoder()  # reports errors before the first batch
+            self._check_atoms(self._online_codes().num_atoms, str(self.cfg.latent_dictionary))
+            self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
             return
         path = split_path(self.cfg.data, split, epoch)
@@ -195,6 +217,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 store = CodeStore(directory)
                 check_codes_belong_to(split, store.meta, directory)
                 self._check_same_dictionary(directory, store)
+                self._check_atoms(store.num_atoms, directory)
                 self._checked_codes.add(directory)
         return CodeStore(directories)
 
@@ -206,15 +229,45 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 f"{first} and {directory} are codes over different dictionaries (SHA-256 "
                 f"{expected[:12]} and {found[:12]}); encode both with the same one"
             )
+        self.state.merge_state_dict({CODES_OVER: found})
+
+    def _check_atoms(self, num_atoms: int, where: str) -> None:
+        if self._atoms_of_model is not None and num_atoms > self._atoms_of_model:
+            raise ValueError(
+                f"--num-atoms {self._atoms_of_model} is less than the {num_atoms} atoms of {where}; leave that option "
+                "out"
+            )
+
+    def check_resumes(self, saved: dict[str, Any]) -> None:
+        """Check that a run resumes with codes over the dictionary that it began with.
+
+        Args:
+            saved: the state of the task in the run's last checkpoint, see :meth:`state_dict`.
+
+        Raises:
+            ValueError: its codes were over another dictionary, whose atoms mean something else.
+        """
+        before, now = saved.get(CODES_OVER), self.state_dict().get(CODES_OVER)
+        if before and now and before != now:
+            raise ValueError(
+                f"the codes are over another dictionary (SHA-256 {now[:12]}) than those that the run in the checkpoint "
+                f"began with ({before[:12]}); pass another --save-dir, or the codes of that dictionary"
+            )
 
     def _num_atoms(self) -> int:
         if self._computes_codes:
             return self._online_codes().num_atoms
-        for split in ("train", "valid"):
-            directory = f"{split_path(self._codes_data, split, 1)}.codes"
+        directories = [
+            f"{split_path(self._codes_data, split, 1)}.codes"
+            for split in dict.fromkeys((self.cfg.train_subset, "train", "valid"))
+        ]
+        for directory in directories:
             if os.path.isdir(directory):
                 return CodeStore(directory).num_atoms
-        raise FileNotFoundError(f"{self._codes_data} has no codes; write them with `mlsm encode`")
+        raise FileNotFoundError(
+            f"{self._codes_data} has no codes ({', '.join(map(os.path.basename, directories))}); write them with "
+            "`mlsm encode`"
+        )
 
 
 def coverages_of(store: CodeStore) -> list[SplitCoverage]:

@@ -135,6 +135,7 @@ def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Pa
     new = after["model"][changed[0]]
     assert new.shape == (7, 32)
     assert float(new.std()) == pytest.approx(0.02, rel=0.2)
+    del before["task_state"]  # of the codes of the stage before
     assert {**after, "model": 0} == {**before, "model": 0}
     restart_head(stage, tmp_path, seed=3)
     assert torch.equal(read_contents(last)["model"][changed[0]], new)

@@ -31,7 +31,15 @@ import torch
 from fairseq import checkpoint_utils, options, trainer
 from fairseq import utils as fairseq_utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
-from fairseq.data import Dictionary, FairseqDataset, ListDataset, TokenBlockDataset, data_utils, iterators
+from fairseq.data import (
+    Dictionary,
+    FairseqDataset,
+    ListDataset,
+    SortDataset,
+    TokenBlockDataset,
+    data_utils,
+    iterators,
+)
 from fairseq.data import indexed_dataset as token_index
 from fairseq.data import token_block_dataset as token_blocks
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
@@ -72,7 +80,7 @@ from mlsm_plugin.fairseq_seams import (
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.fairseq_seams.update_lookahead import UpdateLookahead
-from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset
+from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset, with_whole_epochs
 from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
 from tests.conftest import TINY_MODEL
 from tests.fairseq_seams.test_update_lookahead import watched
@@ -621,6 +629,11 @@ def _saving() -> None:
     "fairseq_cli.train.should_stop_early, which counts in best and num_runs",
     partial(instead, fairseq_cli.train, "should_stop_early", lambda cfg, valid_loss: False),
 )
+@seam(
+    "resumed_runs",
+    "Trainer.state_dict, whose task_state is the state of the task",
+    partial(instead, FairseqTask, "state_dict", lambda self: {}),
+)
 def _stopping() -> None:
     with tempfile.TemporaryDirectory() as folder:
         symbols().save(f"{folder}/dict.txt")
@@ -633,6 +646,9 @@ def _stopping() -> None:
         iterator: Any = SimpleNamespace(epoch=1, end_of_epoch=lambda: False, state_dict=lambda: state)
         iterator.load_state_dict = state.update
         trainer.get_train_iterator = lambda epoch, load_dataset: iterator
+        checked: list[Any] = []
+        task.state.merge_state_dict({"codes": "first"})
+        task.check_resumes = checked.append
         for loss in (1.0, 2.0, 3.0):
             fairseq_cli.train.should_stop_early(cfg, loss)
         trainer.set_num_updates(4)
@@ -644,6 +660,7 @@ def _stopping() -> None:
         vars(fairseq_cli.train.should_stop_early).clear()
         _, iterator = checkpoint_utils.load_checkpoint(cfg.checkpoint, trainer)
         assert not iterator.next_epoch_idx <= math.inf
+        assert checked == [{"codes": "first"}]
         assert fairseq_cli.train.should_stop_early.num_runs == 2
         vars(fairseq_cli.train.should_stop_early).clear()
 
@@ -1064,3 +1081,14 @@ class Thirteen(WholeEpochsDataset):
 def _last_batch() -> None:
     batches = Thirteen().batch_by_size(np.arange(13), None, 8, 8)
     assert [list(batch) for batch in batches] == [list(range(8)), list(range(8, 13))]
+
+
+@seam(
+    "whole_epochs",
+    "SortDataset.sort_order",
+    partial(instead, SortDataset, "__init__", lambda self, dataset, sort_order: None),
+)
+def _sorted() -> None:
+    batches = with_whole_epochs(SortDataset(Thirteen(), [np.arange(13)[::-1]]))
+    assert batches.ordered_indices().tolist() == list(range(12, -1, -1))
+    assert [len(batch) for batch in batches.batch_by_size(batches.ordered_indices(), None, 8, 8)] == [8, 5]

@@ -113,7 +113,7 @@ def test_data_without_codes_is_one_line(own_data, tmp_path):
     for split in ("train", "valid"):
         shutil.rmtree(own_data / f"{split}.codes")
     result = fairseq_train(own_data, tmp_path / "save", "--max-update", 1, check=False)
-    assert error_line(result) == f"{own_data} has no codes; write them with `mlsm encode`"
+    assert error_line(result) == f"{own_data} has no codes (train.codes, valid.codes); write them with `mlsm encode`"
 
 
 @pytest.mark.slow

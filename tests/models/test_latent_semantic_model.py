@@ -116,8 +116,12 @@ def test_masked_tokens_are_the_selection_of_the_full_projection(model, tokens, p
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("project_tokens", [True, False])
 @pytest.mark.parametrize("project_atoms", [True, False])
-def test_parameters_of_projections_that_are_not_computed_get_a_gradient_of_zeros(dtype, project_tokens, project_atoms):
-    head = LatentSemanticHead(8, 2000, "gelu", None)
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_of_projections_that_are_not_computed_get_a_gradient_of_zeros(
+    dtype, project_tokens, project_atoms, tied
+):
+    embeddings = torch.nn.Parameter(torch.zeros(2000, 8))
+    head = LatentSemanticHead(8, 2000, "gelu", embeddings if tied else None)
     head.add_atom_projection(5000)
     with torch.no_grad():  # so large that their sum overflows in half precision
         head.bias.fill_(100)
@@ -125,7 +129,8 @@ def test_parameters_of_projections_that_are_not_computed_get_a_gradient_of_zeros
     head = head.to(dtype)
     zero = zero_with_gradient(head.idle_parameters(project_tokens=project_tokens, project_atoms=project_atoms))
     assert zero.item() == 0
-    unused = ([] if project_tokens else [head.bias]) + ([] if project_atoms else [*head.atom_projection.parameters()])
+    of_tokens = [head.bias] if tied else [head.bias, head.weight]
+    unused = ([] if project_tokens else of_tokens) + ([] if project_atoms else [*head.atom_projection.parameters()])
     if unused:
         zero.backward()
     for parameter in head.parameters():

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq import tasks
@@ -16,6 +17,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes
 from mlsm_plugin.evaluation.latent_kl import evaluate_latent_kl
 from mlsm_plugin.hidden_states import fairseq_encoder
+from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline, fairseq_train, logged
 from tests.runs.training_runs import train_on_two_ranks, updates_in
@@ -138,6 +140,21 @@ def test_what_does_not_fit_is_said_when_the_data_is_loaded(
     task = tasks.setup_task(cfg)  # as a checkpoint is loaded: nothing is opened
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         task.load_dataset("valid")
+
+
+def test_a_run_does_not_resume_with_another_dictionary(pipeline: Pipeline, bare_data: Path, tmp_path: Path) -> None:
+    words = [*online_flags(pipeline), "--max-update"]
+    fairseq_train(bare_data, tmp_path / "model", *words, 2)
+    last = tmp_path / "model" / "checkpoint_last.pt"
+    before = last.read_bytes()
+    loaded = Dictionary.load(pipeline.dictionary)
+    Dictionary(np.roll(loaded.atoms, 1, axis=0), loaded.meta).save(tmp_path / "other")
+    words[words.index(pipeline.dictionary)] = tmp_path / "other"
+    refused = fairseq_train(bare_data, tmp_path / "model", *words, 4, check=False)
+    assert refused.returncode != 0
+    assert "error: the codes are over another dictionary" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert last.read_bytes() == before
 
 
 @pytest.fixture(scope="module")

@@ -164,11 +164,12 @@ def test_number_of_loader_processes_does_not_change_training(runs: dict[str, Fut
 
 
 @pytest.mark.parametrize(("latent_weight", "mlm_weight"), [(1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("flags", [(), ("--untie-weights-roberta",)])
 def test_every_parameter_takes_part_in_every_step_as_torch_ddp_demands(
-    pipeline: Pipeline, tmp_path: Path, latent_weight: int, mlm_weight: int
+    pipeline: Pipeline, tmp_path: Path, latent_weight: int, mlm_weight: int, flags: tuple[str, ...]
 ) -> None:
     # fairseq's --ddp-backend pytorch_ddp passes device_ids, which torch refuses on the CPU: so its wrapper, by hand
-    cfg = training_config(pipeline.data_bin, "--latent-weight", latent_weight, "--mlm-weight", mlm_weight)
+    cfg = training_config(pipeline.data_bin, "--latent-weight", latent_weight, "--mlm-weight", mlm_weight, *flags)
     task = tasks.setup_task(cfg.task)
     model = seeded_model(cfg, task)
     criterion = task.build_criterion(cfg.criterion)

@@ -247,7 +247,7 @@ def test_codes_may_be_in_another_folder(pipeline, own_data, tmp_path):
             assert torch.equal(own["codes"][name], values)
     cfg = training_config(own_data, "--latent-codes", tmp_path / "absent")
     task = tasks.setup_task(cfg.task)
-    with pytest.raises(FileNotFoundError, match="absent has no codes; write them"):
+    with pytest.raises(FileNotFoundError, match=r"absent has no codes \(train\.codes, valid\.codes\); write them"):
         task.build_model(cfg.model)
 
 
@@ -257,8 +257,63 @@ def test_missing_codes_are_named(own_data):
     task = tasks.setup_task(cfg.task)
     with pytest.raises(ValueError, match=r"valid\.codes holds no meta\.json: it is not a finished code store"):
         task.load_dataset("valid")
-    with pytest.raises(FileNotFoundError, match="has no codes; write them with `mlsm encode`"):
+    with pytest.raises(FileNotFoundError, match=r"has no codes \(.*\); write them with `mlsm encode`"):
         task.build_model(cfg.model)
+
+
+def test_number_of_atoms_is_that_of_a_training_split_with_another_name(own_data):
+    for path in own_data.glob("valid.*"):
+        path.rename(own_data / f"news{path.suffix}")
+    cfg = training_config(own_data, "--train-subset", "news")
+    task = tasks.setup_task(cfg.task)
+    task.build_model(cfg.model)
+    task.load_dataset("news")
+    cfg = training_config(own_data)
+    with pytest.raises(FileNotFoundError, match=r"has no codes \(train\.codes, valid\.codes\); write them"):
+        tasks.setup_task(cfg.task).build_model(cfg.model)
+
+
+def test_fewer_atoms_than_the_codes_have_are_refused(pipeline):
+    stored = CodeStore(pipeline.data_bin / "valid.codes").num_atoms
+    for given in (stored - 1, stored, stored + 1):
+        cfg = training_config(pipeline.data_bin, "--num-atoms", given)
+        task = tasks.setup_task(cfg.task)
+        task.build_model(cfg.model)
+        if given >= stored:
+            task.load_dataset("valid")
+            continue
+        with pytest.raises(ValueError, match=rf"--num-atoms {given} is less than the {stored} atoms of .*valid\.codes"):
+            task.load_dataset("valid")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--latent-lambda", 0.1), "--latent-lambda: only --latent-source online reads this"),
+        (
+            ("--auxiliary-checkpoint", "absent.pt", "--latent-dictionary", "absent", "--auxiliary-fp16"),
+            "--auxiliary-checkpoint, --latent-dictionary, --auxiliary-fp16: only --latent-source online reads this",
+        ),
+        (("--latent-source", "online", "--latent-codes", "codes"), "--latent-codes: only --latent-source store reads"),
+    ],
+)
+def test_options_that_nothing_reads_are_refused_in_training(pipeline, flags, problem):
+    cfg = training_config(pipeline.data_bin, *flags, "--num-atoms", 48)
+    task = tasks.setup_task(cfg.task)
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        task.build_model(cfg.model)
+    task.build_model(cfg.model, from_checkpoint=True)  # older checkpoints load
+
+
+def test_codes_over_another_dictionary_are_refused_when_a_run_resumes(pipeline):
+    task = tasks.setup_task(training_config(pipeline.data_bin).task)
+    task.load_dataset("valid")
+    saved = dict(task.state_dict())
+    assert list(saved.values()) == [CodeStore(pipeline.data_bin / "valid.codes").meta["fingerprints"]["dictionary"]]
+    task.check_resumes(saved)
+    task.check_resumes({})  # a run of an older version
+    with pytest.raises(ValueError, match=r"over another dictionary \(SHA-256 .*\) than .* \(a{12}\); pass another"):
+        task.check_resumes(dict.fromkeys(saved, "a" * 64))
 
 
 @pytest.mark.parametrize(
