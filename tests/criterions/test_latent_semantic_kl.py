@@ -224,3 +224,14 @@ def test_metrics_of_an_update_without_codes_or_masks_are_zeros():
         LatentSemanticKlCriterion.reduce_metrics([empty])
         LatentSemanticKlCriterion.reduce_metrics([FIRST])
     assert float(aggregate.get_smoothed_values()["kl"]) == pytest.approx(2.0, abs=1e-3)  # the empty one has no weight
+
+
+def test_a_model_without_a_latent_head_is_refused_unless_the_loss_is_masked_lm(run):
+    small = ("--encoder-layers", 1, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64)
+    cfg = training_config(run.data, *small, "--encoder-attention-heads", 2, arch="roberta_base")
+    stock = seeded_model(cfg, run.task).eval()
+    with pytest.raises(ValueError, match="needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta"):
+        make_criterion(run)(stock, run.batch)
+    loss, size, _ = make_criterion(run, latent_weight=0, mlm_weight=1)(stock, run.batch)
+    assert size == len(run.batch["codes"]["atoms"])
+    assert math.isfinite(loss.item())
