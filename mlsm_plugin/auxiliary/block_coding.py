@@ -153,17 +153,17 @@ def _write_shards(
     remaining = sum(stop - start for _, start, stop in shards)
     with tqdm(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
         for number, (index, start, stop) in enumerate(shards):
-            before = progress.n
             if writer.has_shard(index):  # another process has already written it
                 progress.update(stop - start)
                 continue
             rows = ShardRows(stop - start, writer.num_atoms)
-            why_empty = None
+            counted, why_empty = 0, None
             for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
                 rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
                 why_empty = why_empty or chunk.why_empty
                 figures.empty_tokens += int((np.diff(chunk.coded.codes.indptr) == 0).sum())
                 figures.inexact_tokens += chunk.inexact
+                counted += len(chunk.positions)
                 progress.update(len(chunk.positions))
             _check_not_all_empty(coder, rows, (start, stop), why_empty)
             if not writer.has_shard(index):  # as above; the codes are the same
@@ -173,7 +173,7 @@ def _write_shards(
             if number == 0:
                 per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
                 warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
-            progress.update(before + stop - start - progress.n)  # tokens that are not coded count as done, too
+            progress.update(stop - start - counted)  # tokens that are not coded count as done, too
 
 
 def _check_not_all_empty(coder: SplitCoder, rows: ShardRows, span: tuple[int, int], why: str | None) -> None:

@@ -129,13 +129,15 @@ def summarize_split(
 def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:
     from tqdm import tqdm
 
+    done = 0  # a bar does not count where TQDM_DISABLE is set
     with tqdm(
         total=min(max_tokens, reader.num_tokens), desc="reading codes", unit="token", unit_scale=True
     ) as progress:
         for start, size in zip(reader.starts, reader.sizes, strict=True):
-            if progress.n >= max_tokens:
+            if done >= max_tokens:
                 break
             yield reader.flat_tokens(int(start), int(start + size)), store.rows(int(start), int(start + size))
+            done += int(size)
             progress.update(int(size))
 
 

@@ -225,9 +225,10 @@ def _learn_with_spams(
     learned = initial.T.copy(order="F")
     state: dict[str, Any] = {}
     parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
+    done = 0  # a bar does not count where TQDM_DISABLE is set
     with tqdm(total=iterations, desc="learning the dictionary", unit="batch") as progress, spams_apart() as spams:
-        while progress.n < iterations:
-            count = min(BATCHES_PER_CALL, iterations - progress.n)
+        while done < iterations:
+            count = min(BATCHES_PER_CALL, iterations - done)
             learned, model = spams.trainDL(
                 next(parts).T,  # (dim, rows) in Fortran order, without a copy
                 D=np.asfortranarray(learned),
@@ -242,6 +243,7 @@ def _learn_with_spams(
                 **state,
             )
             state = {"model": model}
+            done += count
             progress.update(count)
     return learned.T
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tqdm
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
@@ -51,6 +53,13 @@ def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
     expected = (dense[coded_rows] > 0).mean(axis=0)
     assert [summary.frequency for summary in whole] == pytest.approx(expected.tolist(), abs=0.02)
     assert [summary.frequency for summary in part] != [summary.frequency for summary in whole]
+
+
+def test_fewer_tokens_are_read_without_a_progress_bar(coded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
+    monkeypatch.setattr(tqdm, "tqdm", partial(tqdm.tqdm, disable=True))  # as with TQDM_DISABLE
+    found, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
+    assert [summary.frequency for summary in found] == [summary.frequency for summary in expected]
 
 
 def test_dataset_is_found_from_where_it_is_and_from_a_run(coded: Path, tiny: TinyData, tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.sparse_coding.dictionary import (
@@ -19,6 +22,7 @@ from mlsm_plugin.sparse_coding.dictionary import (
 )
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.sparse_coding.online_learning import mini_batches
 
 LEARNING = {"num_atoms": 12, "lambda_": 0.05, "iterations": 30, "batch_size": 50, "threads": 1, "seed": 3}
 
@@ -58,6 +62,14 @@ def test_one_seed_gives_the_same_bytes(hidden, threads):
     assert learn_dictionary(hidden, **settings).tobytes() == first
     assert learn_dictionary(torch.from_numpy(hidden), **settings).tobytes() == first
     assert learn_dictionary(hidden, **{**settings, "seed": 4}).tobytes() != first
+
+
+def test_learning_does_not_need_its_progress_bar(hidden, monkeypatch):
+    expected = learn_dictionary(hidden, **LEARNING).tobytes()
+    module = "mlsm_plugin.sparse_coding.dictionary"
+    monkeypatch.setattr(f"{module}.tqdm", partial(tqdm, disable=True))  # as with TQDM_DISABLE
+    monkeypatch.setattr(f"{module}.mini_batches", lambda *given: islice(mini_batches(*given), 3))
+    assert learn_dictionary(hidden, **LEARNING).tobytes() == expected
 
 
 def test_input_is_left_alone(hidden):
