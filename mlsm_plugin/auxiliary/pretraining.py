@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from mlsm_plugin.data.token_blocks import split_fingerprint
@@ -17,12 +19,28 @@ from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 
+logger = logging.getLogger(__name__)
+
 PLUGIN_DIR = Path(PACKAGE_DIR)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
 # name of fairseq's own optimizer in checkpoints; version 0.1 used it
 FAIRSEQ_ADAM = "FairseqAdam"
+# flags that can end a run before its last update
+EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
+
+
+def separate_words(flags: Sequence[str]) -> list[str]:
+    """The flags with ``--flag=value`` as two words, so that each flag is found by its name.
+
+    A value that begins with a dash stays where it is: as a word of its own, it would be taken for a flag.
+    """
+    words = []
+    for word in flags:
+        name, equals, value = word.partition("=")
+        words += [name, value] if equals and name.startswith("--") and not value.startswith("-") else [word]
+    return words
 
 
 def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw") -> list[str]:
@@ -70,18 +88,19 @@ def pretrain(
     """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates.
 
     The trainer stops at each of them and resumes from there, as it does after a kill. One learning-rate schedule
-    spans all parts.
+    spans all parts. A run that ends before its last update, by ``--patience`` say, has no checkpoint for what it did
+    not reach.
 
     Args:
         data_bin: a binarized dataset.
         save_dir: folder for the checkpoints; a run that is already there is resumed.
         arch: a fairseq architecture; None: that of the run that is there, else ``mlsm_modern_small``.
         max_update: total number of updates.
-        flags: further ``fairseq-train`` flags; they override the defaults.
-        keep_at: the percentages, from 1 to 100; the last checkpoint is always kept.
+        flags: further ``fairseq-train`` flags, see :func:`separate_words`; they override the defaults.
+        keep_at: the percentages, from 1 to 100; that at 100 % is always kept.
 
     Returns:
-        the kept checkpoints.
+        the kept checkpoints, and the last one of a run that ended early.
 
     Raises:
         ValueError: the trainer failed, or ``save_dir`` holds a run on other data.
@@ -89,17 +108,43 @@ def pretrain(
     save_dir = Path(save_dir)
     last = save_dir / LAST
     begin_run(data_bin, save_dir)
-    kept = []
-    for percentage in sorted({*keep_at, 100}):
-        goal = max(1, max_update * percentage // 100)
-        snapshot = save_dir / f"checkpoint_at_{percentage}_percent.pt"
-        kept.append(snapshot)
-        if snapshot.exists() and percentage < 100:
+    goals = {
+        save_dir / f"checkpoint_at_{percentage}_percent.pt": max(1, max_update * percentage // 100)
+        for percentage in sorted({*keep_at, 100})
+    }
+    early = None
+    for snapshot, goal in goals.items():
+        if goal < max_update and _is_model_after(goal, snapshot):
             continue
         train_until(goal, data_bin, save_dir, arch=arch, max_update=max_update, flags=flags)
-        if updates_of(last) <= goal:
+        if early := early_end(save_dir, goal, flags):
+            logger.warning("%s", early)
+            break
+        if updates_of(last) == goal:
             link_file(last, snapshot)
-    return [checkpoint for checkpoint in kept if checkpoint.exists()]
+    kept = [snapshot for snapshot, goal in goals.items() if _is_model_after(goal, snapshot)]
+    for other in (snapshot for snapshot in goals if snapshot not in kept and snapshot.exists()):
+        message = "%s is not the model after update %d of %d; delete or rename it"
+        logger.warning(message, other, goals[other], max_update)
+    return [*kept, last] if early and last.exists() else kept
+
+
+def early_end(save_dir: Path, goal: int, flags: Sequence[str]) -> str | None:
+    """One line on a run whose training has ended before an update, and on the flags that may be why; else None."""
+    reached = updates_of(save_dir / LAST)
+    if reached >= goal:
+        return None
+    given = [f"{flag} {value}" for flag, value in pairwise(flags) if flag in EARLY_ENDS]
+    reason = " or ".join(given) or "the trainer's own message is above"
+    return f"training ended after update {reached}, before update {goal} ({reason}): {save_dir}"
+
+
+def _is_model_after(updates: int, checkpoint: Path) -> bool:
+    """Whether a checkpoint is there and whole, and has seen so many updates."""
+    try:
+        return updates_of(checkpoint) == updates
+    except ValueError:
+        return False
 
 
 def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:

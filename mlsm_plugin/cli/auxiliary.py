@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mlsm_plugin.cli.coding_options import user_dir_flags
 from mlsm_plugin.cli.output_folder import output_folder
 
 TAKES_EXTRA_FLAGS = True
@@ -39,13 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="PERCENT",
         help="percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
-        "useful, too (default: 10 25 50 100; the last one is always kept)",
+        "useful, too (default: 10 25 50 100; that after the last update is always kept). A run that ends earlier, by "
+        "--patience or --max-epoch, has none of those that it did not reach, but checkpoint_best.pt and "
+        "checkpoint_last.pt",
     )
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Train and list the checkpoints that were kept."""
-    from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES, pretrain
+    from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES, pretrain, separate_words
     from mlsm_plugin.data.token_blocks import load_dictionary
 
     if args.max_update < 1:
@@ -54,7 +57,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if not all(1 <= percentage <= 100 for percentage in keep_at):
         raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, keep_at))}")
     load_dictionary(args.data_bin)
-    flags = [*extra, "--user-dir", args.user_dir] if args.user_dir else extra
+    flags = [*separate_words(extra), *user_dir_flags(args)]
     kept = pretrain(
         args.data_bin, args.save_dir, arch=args.arch, max_update=args.max_update, flags=flags, keep_at=keep_at
     )

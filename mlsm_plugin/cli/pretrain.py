@@ -82,10 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the stages that are missing."""
-    from mlsm_plugin.auxiliary.pretraining import begin_run, train_until
+    from mlsm_plugin.auxiliary.pretraining import begin_run, early_end, separate_words, train_until
     from mlsm_plugin.auxiliary.staged_pretraining import plan_of, run_stages, stages_of
     from mlsm_plugin.data.token_blocks import load_dictionary
 
+    extra = separate_words(extra)
     blocks = _check(args, extra)
     save_dir = Path(args.save_dir)
     stages = stages_of(save_dir, args.max_update, args.stages)
@@ -103,9 +104,12 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             *(stage.end, args.data_bin, save_dir), arch=args.arch, max_update=args.max_update, flags=flags,
             part=_training_flags(args, stage, extra),
         )  # fmt: skip
+        if stage is not stages[-1] and (early := early_end(save_dir, stage.end, flags)):
+            raise ValueError(f"{early}; the next stage begins with the model after update {stage.end}")
 
     run_stages(stages, save_dir, seed=args.seed, make_codes=make_codes, train=train)
-    print(f"all {len(stages)} stages are complete: {save_dir / 'checkpoint_last.pt'}")
+    complete = f"all {len(stages)} stages are complete: {save_dir / 'checkpoint_last.pt'}"
+    print(early_end(save_dir, args.max_update, flags) or complete)
     return 0
 
 
@@ -118,7 +122,7 @@ def _check(args: argparse.Namespace, extra: Sequence[str]) -> BlockSettings:
     check_positive(args, "max_update", "atoms", "lambda_", "iterations", "tokens", "batch_tokens", "threads", "k")
     check_positive(args, "latent_weight", "mlm_weight", "latent_top")
     for flag in CHOSEN_HERE:
-        if any(word.split("=")[0] == flag for word in extra):
+        if flag in extra:
             raise ValueError(f"{flag} is chosen for each stage by `mlsm pretrain`; leave it out, or use fairseq-train")
     if args.layer is not None and args.layer < 0:
         raise ValueError(f"--layer must be at least 0, got {args.layer}")

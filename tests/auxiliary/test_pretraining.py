@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from mlsm_plugin.auxiliary.pretraining import (
     _restored,
     _without_restart,
     default_flags,
+    early_end,
     pretrain,
+    separate_words,
     updates_of,
 )
 from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of
@@ -51,6 +53,20 @@ def test_given_flags_override_the_defaults_and_other_optimizers_and_schedules_re
     assert (args.optimizer, args.lr_scheduler, args.warmup_updates) == ("sgd", "inverse_sqrt", 7)
     flags = default_flags(1000, "roberta_base", ["--optimizer", "sgd", "--lr-scheduler", "fixed"])
     assert not {"--adam-betas", "--weight-decay", "--total-num-update", "--warmup-updates"} & set(flags)
+
+
+def test_flags_with_an_equals_sign_are_found_by_their_names(tiny: TinyData, tmp_path: Path) -> None:
+    words = ["--restore-file=a=b.pt", "--lr-scheduler=fixed", "--adam-betas=(0.9, 0.98)", "--cpu", "--lr", "x=1"]
+    separated = separate_words([*words, "--stop-min-lr=-1"])
+    assert separated == [
+        *("--restore-file", "a=b.pt", "--lr-scheduler", "fixed", "--adam-betas", "(0.9, 0.98)", "--cpu", "--lr", "x=1"),
+        "--stop-min-lr=-1",  # the value looks like a flag
+    ]
+    args = parsed(separate_words(["--lr-scheduler=fixed", "--optimizer=sgd", "--stop-min-lr=-1", "--autocast=off"]))
+    assert (args.lr_scheduler, args.optimizer, args.stop_min_lr, args.autocast) == ("fixed", "sgd", -1, "off")
+    (tmp_path / "checkpoint_last.pt").touch()
+    assert _without_restart(separate_words(["--restore-file=a.pt"]), tmp_path / "checkpoint_last.pt") == []
+    assert _restored(separate_words([f"--restore-file={tiny.model}"])) == tiny.model
 
 
 def test_own_checkpoint_comes_before_the_one_to_restore(tmp_path: Path) -> None:
@@ -116,8 +132,45 @@ def test_run_that_is_there_is_not_trained_again(tiny: TinyData, tmp_path: Path) 
     save_dir = tmp_path / "auxiliary"
     last = with_updates(tiny, save_dir / "checkpoint_last.pt", 20)
     for percentage in KEPT_PERCENTAGES[:2]:  # as of a run that began before the others
-        shutil.copy(last, save_dir / f"checkpoint_at_{percentage}_percent.pt")
+        with_updates(tiny, save_dir / f"checkpoint_at_{percentage}_percent.pt", 20 * percentage // 100)
     kept = pretrain(tiny.data_bin, save_dir, arch="no_such_arch", max_update=20, flags=["--no-such-flag"])
     assert [path.name for path in kept] == [f"checkpoint_at_{percentage}_percent.pt" for percentage in (10, 25, 100)]
     assert kept[-1].read_bytes() == last.read_bytes()
     assert (save_dir / "dict.txt").read_bytes() == (tiny.data_bin / "dict.txt").read_bytes()
+
+
+def training(tiny: TinyData, *, until: int = 1 << 30) -> Callable[[Sequence[str]], int]:
+    """A trainer that trains nothing, and that ends at an update if it is not told to end before."""
+
+    def run_child(command: Sequence[str]) -> int:
+        goal, save_dir = (command[command.index(flag) + 1] for flag in ("--max-update", "--save-dir"))
+        last = Path(save_dir, "checkpoint_last.pt")
+        last.unlink(missing_ok=True)  # a trainer replaces it, so that its other names stay as they are
+        with_updates(tiny, last, min(int(goal), until))
+        return 0
+
+    return run_child
+
+
+def test_kept_checkpoints_are_of_the_updates_in_their_names(
+    tiny: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = {"arch": None, "flags": ["--patience", "2"], "keep_at": (25, 50)}
+    monkeypatch.setattr("mlsm_plugin.auxiliary.pretraining.run_child", training(tiny, until=7))
+    kept = pretrain(tiny.data_bin, tmp_path, max_update=20, **run)  # type: ignore[arg-type]
+    assert [(path.name, updates_of(path)) for path in kept] == [
+        ("checkpoint_at_25_percent.pt", 5), ("checkpoint_last.pt", 7),
+    ]  # fmt: skip
+    assert not list(tmp_path.glob("checkpoint_at_*0_percent.pt"))
+    expected = f"training ended after update 7, before update 10 (--patience 2): {tmp_path}"
+    assert caplog.messages == [expected]
+    assert early_end(tmp_path, 10, []) == expected.replace("--patience 2", "the trainer's own message is above")
+    assert early_end(tmp_path, 7, []) is None
+
+    caplog.clear()
+    monkeypatch.setattr("mlsm_plugin.auxiliary.pretraining.run_child", training(tiny))
+    (tmp_path / "checkpoint_at_50_percent.pt").write_bytes(b"damaged")
+    kept = pretrain(tiny.data_bin, tmp_path, max_update=24, **run)  # type: ignore[arg-type]
+    assert [updates_of(path) for path in kept] == [12, 24]  # the model after update 6 is lost
+    wrong = tmp_path / "checkpoint_at_25_percent.pt"
+    assert caplog.messages == [f"{wrong} is not the model after update 6 of 24; delete or rename it"]

@@ -6,19 +6,23 @@ import os
 import signal
 import subprocess
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mlsm_plugin import hub
+from mlsm_plugin.auxiliary.pretraining import separate_words
 from mlsm_plugin.cli.inspect import find_codes
+from mlsm_plugin.cli.pretrain import _codes_in_half_precision
 from mlsm_plugin.fairseq_seams.checkpoint_states import model_fingerprint, updates_of
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
 from tests.conftest import REPOSITORY, Pipeline, failing_mlsm
 from tests.docs.pages import commands_of, read
+from tests.tiny_models import TinyData
 from tests.warm_python import REAL_PYTHON
 
 SLOW = pytest.mark.slow
@@ -157,6 +161,22 @@ def test_what_makes_no_sense_is_refused_at_once(
 ) -> None:
     assert problem in failing_mlsm(capsys, *words(pipeline.data_bin, tmp_path / "run", *options))
     assert not (tmp_path / "run").exists()
+
+
+def test_training_that_ends_before_its_stage_is_named(
+    tiny: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("mlsm_plugin.auxiliary.pretraining.run_child", lambda command: 0)
+    problem = failing_mlsm(capsys, *words(tiny.data_bin, tmp_path / "run", "--max-epoch=1"))
+    assert "training ended after update 0, before update 6 (--max-epoch 1)" in problem
+    assert "the next stage begins with the model after update 6" in problem
+
+
+def test_precision_and_device_are_those_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlsm_plugin.hidden_states.devices.has_fast_bf16", lambda device: True)
+    args = Namespace(device=None, fp16=False)
+    for flags, expected in ((["--cpu"], True), (["--autocast=bf16"], True), (["--autocast=off"], False)):
+        assert _codes_in_half_precision(args, separate_words(flags)) is expected
 
 
 def test_a_dataset_that_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
