@@ -49,7 +49,9 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[A
 
     Raises:
         OSError: the file cannot be written.
+        ValueError: the path is a device, a pipe or the like, which must not become a file.
     """
+    _check_not_special(path)
     path = _target_of(path)
     _tidy_once(path.parent)
     with _temporary_file(path, mode) as (temporary, file):
@@ -98,12 +100,18 @@ def check_output_file(path: str | os.PathLike[str]) -> None:
     """Check, before hours of work, that a file can be written there.
 
     Raises:
-        ValueError: the path is a folder, or its folder does not exist.
+        ValueError: the path is a folder, a device, a pipe or the like, or its folder does not exist.
     """
     if os.path.isdir(path):
         raise ValueError(f"{path} is a folder; name a file in it")
+    _check_not_special(path)
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"{Path(path).absolute().parent} does not exist; make it, or choose another place")
+
+
+def _check_not_special(path: str | os.PathLike[str]) -> None:
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is not a regular file; name a file")
 
 
 def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

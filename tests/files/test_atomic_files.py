@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from mlsm_plugin.files.atomic_files import (
     atomic_directory,
     atomic_open,
+    check_output_file,
     copy_file,
     publish_json,
     read_json,
@@ -71,6 +73,21 @@ def test_a_disk_that_is_full_at_the_flush_leaves_no_file(tmp_path, monkeypatch):
 def test_a_folder_that_does_not_exist_is_an_error_that_names_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"), atomic_open(tmp_path / "missing" / "file"):
         raise AssertionError("the block must not run")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_or_device_is_refused_and_stays(tmp_path, linked):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if linked:
+        (tmp_path / "link").symlink_to(pipe)
+    for path in ("/dev/null", tmp_path / "link" if linked else pipe):
+        for refuse in (check_output_file, lambda path: write_json(path, 1)):
+            with pytest.raises(ValueError, match=f"{path} is not a regular file; name a file"):
+                refuse(path)
+    assert pipe.is_fifo()
+    assert Path("/dev/null").is_char_device()
+    assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
 
 
 def test_json_survives_with_order_and_letters(tmp_path):
