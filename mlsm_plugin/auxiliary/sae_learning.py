@@ -46,7 +46,9 @@ def learn_sae(
     fast_bf16 = device.type == "cpu" and has_fast_bf16(device)
     state = _checkpoint(path, plan, device, overwrite=overwrite)
     if state is None:
-        trainer = SaeTrainer.begin(settings, stream.sample(stream.buffer_rows), fast_bf16=fast_bf16)
+        # more than a buffer where that may have too few different rows
+        sample = stream.sample(max(stream.buffer_rows, 2 * settings.num_atoms))
+        trainer = SaeTrainer.begin(settings, sample, fast_bf16=fast_bf16)
     else:
         try:
             trainer = SaeTrainer.resume(settings, state, fast_bf16=fast_bf16)

@@ -72,8 +72,8 @@ class HiddenStateStream:
                 skip = 0
 
     def sample(self, most: int) -> Tensor:
-        """Hidden states ``(n, dim)`` of random blocks, in the text's order; ``n`` is at most ``most`` and a buffer."""
-        blocks, kept = next(self._buffers(0, min(most, self.buffer_rows)))
+        """Hidden states ``(n, dim)`` of random blocks, in the text's order; ``n`` is at most ``most``."""
+        blocks, kept = next(self._buffers(0, most))
         return self._hidden_states(blocks, kept)[:most]
 
     def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], np.ndarray]]:

@@ -43,6 +43,22 @@ def test_checkpoint_of_the_plan_is_resumed(
     assert capsys.readouterr().out.count("resuming after 5 of 6 updates") == 2
 
 
+def test_more_latents_than_half_a_buffer_begin_with_a_larger_sample(
+    stream: HiddenStateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def sample(most: int) -> torch.Tensor:
+        sizes.append(most)
+        return HiddenStateStream.sample(stream, most)
+
+    monkeypatch.setattr(stream, "sample", sample)
+    for atoms in (24, 250, 700):
+        settings = SaeSettings(num_atoms=atoms, k=4, updates=1)
+        assert learn_sae(stream, settings, output=tmp_path, plan={}).num_atoms == atoms
+    assert sizes == [500, 500, 1400]
+
+
 def test_checkpoint_of_another_plan_is_refused(
     stream: HiddenStateStream, begun: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
