@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,8 @@ LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend"
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3}
 BATCH_SIZES = {LASSO: 400, "topk": 256, "batchtopk": 256}
 OPTION_NAMES = {"lambda_": "--lambda", "published": "--import", "learning_rate": "--learning-rate"}
+# options that decide what is learned, and so do nothing for a published dictionary
+OF_LEARNING = "atoms", "tokens", "iterations", "batch_size", "backend", "frequency_pruning", "pruning_threshold"
 POSITIVE = (
     *("atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "pruning_threshold", "batch_tokens", "k"),
     "learning_rate",
@@ -64,7 +66,8 @@ class LearningSettings:
         batch_tokens: tokens in one forward pass.
 
     Raises:
-        ValueError: a value is out of range, or an option belongs to the other kind of coder.
+        ValueError: a value is out of range, or an option belongs to the other kind of coder, or to learning where a
+            dictionary is imported.
     """
 
     layer: int
@@ -93,11 +96,19 @@ class LearningSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"--{name.strip('_').replace('_', '-')} must be positive, got {value}")
+        if self.published and self.coder == LASSO:
+            self._check_import()
         choose_defaults(self)
         if self.coder != LASSO:
             sae_settings(self)  # raises if a value is out of range
         if self.seed < 0:
             raise ValueError(f"--seed must not be negative, got {self.seed}")
+
+    def _check_import(self) -> None:
+        for field in fields(self):
+            if field.name in OF_LEARNING and getattr(self, field.name) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
+                raise ValueError(f"{option} does not go with --import, which learns nothing; leave it out")
 
 
 def choose_defaults(args: Any) -> None:
@@ -160,6 +171,7 @@ def learning_plan(
     names = ["batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens"]
     if settings.coder == LASSO:
         names = ["iterations", *names]
+        plan["requested_tokens"] = settings.tokens  # the sample may be smaller
         method = {"spams": "spams.trainDL", "torch": "online"}[str(settings.backend)]
     else:
         names = ["k", "matryoshka", "learning_rate", "tokens", *names]
@@ -297,7 +309,14 @@ def _judged(sample: np.ndarray) -> np.ndarray:
 def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
     """Whether ``output`` holds this very dictionary; ValueError where it holds another one."""
     advice = "Pass --overwrite to replace it, or choose another --output"
-    folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
+
+    def plan_of(sealed: dict[str, Any]) -> dict[str, Any]:
+        found = {name: sealed.get(name) for name in plan}
+        if "requested_tokens" not in sealed:  # an older dictionary, or an import
+            found |= {name: value for name, value in plan.items() if name == "requested_tokens"}
+        return found
+
+    folder = PlannedFolder(output, plan, plan_file=None, plan_of_seal=plan_of, advice=advice)
     if folder.standing() is not Standing.COMPLETE:
         folder.check()
         return False

@@ -93,7 +93,7 @@ def _origin(args: argparse.Namespace, dim: int) -> dict[str, Any]:
     found = {} if args.layer is None else {"layer": args.layer}
     if args.auxiliary:
         model = source_of(args.auxiliary)
-        recorded = recorded_in(args.output, "auxiliary_fingerprint")
+        recorded = None if args.overwrite else recorded_in(args.output, "auxiliary_fingerprint")
         found["auxiliary_fingerprint"] = model.recorded_fingerprint(args.auxiliary, recorded)
         if args.layer is not None:
             check_layer(args.layer, model.layers_of(args.auxiliary), args.auxiliary)

@@ -50,7 +50,7 @@ def learn_from_sequences(
     name, folder = source_name(model), Path(output)
     sequences = as_sequences(input_ids)
     blocks, found = blocks_for_model(sequences, model, tokenizer)
-    recorded = recorded_in(folder, "auxiliary_fingerprint")
+    recorded = None if overwrite else recorded_in(folder, "auxiliary_fingerprint")
     plan = learning_plan(
         settings,
         auxiliary=source_of(name).recorded_fingerprint(name, recorded),

@@ -80,7 +80,11 @@ class Inputs:
 
 
 def _dictionary(own: Inputs, output: Path) -> Words:
-    return ("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output, *SMALL)
+    return (*_dictionary_for(own, output), *SMALL)
+
+
+def _dictionary_for(own: Inputs, output: Path) -> Words:
+    return ("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output)
 
 
 def _binarize(own: Inputs, output: Path) -> Words:
@@ -96,7 +100,7 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
         *("auxiliary", own.data_bin, "--save-dir", own.model.parent, "--max-update", 1, "--cpu"),
     ),
     "dictionary": _dictionary,
-    "dictionary --import": lambda own, output: (*_dictionary(own, output), "--import", own.published),
+    "dictionary --import": lambda own, output: (*_dictionary_for(own, output), "--import", own.published),
     "dictionary hf:": lambda own, output: (*_dictionary(own, output), "--auxiliary", f"hf:{own.modernbert}"),
     "dictionary --coder": lambda own, output: (
         *("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output, "--coder", "topk"),

@@ -160,6 +160,10 @@ def test_the_model_that_it_is_for(tiny: TinyData, tmp_path: Path, capsys: Captur
     assert f"mlsm encode DATA_BIN --auxiliary {tiny.model}" in capsys.readouterr().out
     meta = json.loads((tmp_path / "own" / "meta.json").read_text())
     assert (meta["layer"], meta["auxiliary_fingerprint"]) == (1, FairseqEncoder.fingerprint_of(tiny.model))
+    (tmp_path / "own" / "meta.json").write_bytes(b"{")
+    assert "meta.json is not valid JSON" in failing_mlsm(capsys, *words, "--layer", 1)
+    mlsm(*words, "--layer", 1, "--overwrite")
+    assert json.loads((tmp_path / "own" / "meta.json").read_text()) == meta
     data = shutil.copytree(tiny.data_bin, tmp_path / "data-bin")
     mlsm("encode", data, "--auxiliary", tiny.model, "--dictionary", tmp_path / "own", "--tokens-per-sample", 24)
     store = CodeStore(data / "valid.codes")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fairseq import options
 
+from mlsm_plugin.files.atomic_files import write_json
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from tests.cli.coding_runs import (
     BLOCKS,
@@ -25,12 +26,13 @@ from tests.conftest import PLUGIN, Pipeline, failing_mlsm, mlsm
 from tests.tiny_models import TRAINED_TOKENS, TinyData
 
 FEW = ("--atoms", 16, "--tokens", 600, "--iterations", 5, "--batch-size", 50)
+FEW_OF_TINY = ("--atoms", 40, "--tokens", 400, "--iterations", 5, "--batch-size", 50)
 
 
 def learn(pipeline: Pipeline, output: Path, *options: object) -> Path:
     mlsm(
         *("dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", output),
-        *(*FEW, *BLOCKS, *options),
+        *(*(FEW if "--import" not in options else ()), *BLOCKS, *options),
     )
     return output
 
@@ -148,6 +150,35 @@ def test_dictionary_is_replaced_only_when_told_so(
     assert contents(made)["dictionary.npy"] != before["dictionary.npy"]
 
 
+def test_another_number_of_tokens_is_another_dictionary(
+    tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    learn_tiny(tiny, tiny.data_bin, made, "--tokens", 10**6)
+    meta = meta_of(made)
+    assert meta["requested_tokens"] == 10**6
+    assert 100 < meta["tokens"] < 10**5  # the whole text
+    words = ("dictionary", tiny.data_bin, "--auxiliary", tiny.model, "--layer", 1, "--output", made, *FEW_OF_TINY)
+    line = failing_mlsm(capsys, *words, "--tokens", 300)
+    assert "requested_tokens is 1000000 there and 300 now. Pass --overwrite" in line
+    write_json(made / "meta.json", {name: value for name, value in meta.items() if name != "requested_tokens"})
+    mlsm(*words, "--tokens", 300)  # an older dictionary does not say it
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_damaged_meta_file_is_replaced_when_told_so(
+    tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    learn_tiny(tiny, tiny.data_bin, made)
+    before = contents(made)
+    (made / "meta.json").write_bytes(b"{")
+    words = ("dictionary", tiny.data_bin, "--auxiliary", tiny.model, "--layer", 1, "--output", made, *FEW_OF_TINY)
+    assert "meta.json is not valid JSON" in failing_mlsm(capsys, *words)
+    mlsm(*words, "--overwrite")
+    assert contents(made) == before
+
+
 def test_dictionary_that_nothing_uses_is_not_written(
     pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +252,7 @@ def after(output: str, title: str) -> list[str]:
 
 def learn_tiny(tiny: TinyData, data: Path, output: Path, *options: object) -> None:
     words = ("dictionary", data, "--auxiliary", tiny.model, "--layer", 1, "--output", output)
-    mlsm(*words, "--atoms", 40, "--tokens", 400, "--iterations", 5, "--batch-size", 50, *options)
+    mlsm(*words, *(FEW_OF_TINY if "--import" not in options else ()), *options)
 
 
 def test_each_command_ends_with_the_next_one_and_all_see_the_same_blocks(
