@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.next_commands import encode_command
 from mlsm_plugin.files.atomic_files import check_output_file
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     check_positive(args, "max_tokens")
     check_output_file(args.output)
     quality = _quality(args.quality) if args.quality else None
-    data_bin, found = find_codes(Path(args.folder))
-    codes = Path(args.codes) if args.codes else found
+    data_bin, codes = find_codes(Path(args.folder), Path(args.codes) if args.codes else None)
     summaries, store = summarize_split(data_bin, args.split, codes, max_tokens=args.max_tokens)
     facts = _facts(store, summaries, data_bin, args.split)
     if quality is not None:
@@ -73,21 +73,27 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def find_codes(folder: Path) -> tuple[Path, Path]:
+def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
     """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
 
+    Args:
+        folder: a dataset, its parent, or the folder of a run.
+        chosen: folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
+
     Raises:
-        FileNotFoundError: there is no such dataset.
+        FileNotFoundError: there is no such dataset, or it is that of a run in stages without codes.
     """
     for candidate in (folder, folder / "data-bin"):
         if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
-            return candidate, candidate
+            return candidate, chosen or candidate
     for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
         if (folder / name).is_file():
             data, codes = _training_data(folder / name)
             if (data / "dict.txt").exists():
+                if chosen is None and (folder / "stages.json").is_file():
+                    codes = _codes_of_last_stage(folder, data)
                 print(f"{folder} was trained on {data}, which is read")
-                return data, codes
+                return data, chosen or codes
             raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
 
@@ -101,6 +107,28 @@ def _training_data(checkpoint: Path) -> tuple[Path, Path]:
     task = config_in(read_state(checkpoint)).task
     codes = getattr(task, "latent_codes", None) or task.data
     return Path(utils.split_paths(task.data)[0]), Path(utils.split_paths(codes)[0])
+
+
+def _codes_of_last_stage(folder: Path, data: Path) -> Path:
+    """The folder of the last stage that has codes; the best checkpoint may be of an earlier one.
+
+    Raises:
+        FileNotFoundError: no stage has codes.
+    """
+    from mlsm_plugin.sparse_coding.code_store import META_FILE
+
+    stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+    for stage in stages:
+        if any(stage.glob(f"*.codes/{META_FILE}")):
+            return stage
+    for stage in stages:
+        if (stage / "dictionary" / META_FILE).is_file():
+            command = encode_command(data, str(stage / "model.pt"), stage / "dictionary")
+            raise FileNotFoundError(
+                f"{folder} has no stored codes (--latent-source online stores none); make some with "
+                f"`{command} --output DIR`, and pass --codes DIR"
+            )
+    raise FileNotFoundError(f"{folder} has no codes yet; the second stage begins with them")
 
 
 def summarize_split(
@@ -144,12 +172,17 @@ def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Ite
 def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split: str) -> dict[str, str]:
     meta = store.meta
     health = meta.get("dictionary_health") or {}
+    coded, per_token = meta.get("coded_tokens"), meta["mean_nonzeros"]
     facts = {
         "data": f"{data_bin.name}, {split}",
         "tokens": f"{meta['token_count']:,}",
         "atoms": f"{store.num_atoms:,}",
         "dead atoms here": str(sum(summary.frequency == 0 for summary in summaries)),
-        "mean non-zeros per token": f"{meta['mean_nonzeros']:.1f}",
+        **(
+            {"mean non-zeros per coded token": f"{per_token * meta['token_count'] / coded:.1f}"}
+            if coded
+            else {"mean non-zeros per token": f"{per_token:.1f}"}
+        ),
         "layer": str(meta.get("layer", "unknown")),
         **{name: f"{meta[name]:g}" for name in ("lambda",) if name in meta},
         **{name: str(meta[name]) for name in ("coder",) if name in meta},

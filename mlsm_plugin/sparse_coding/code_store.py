@@ -69,6 +69,7 @@ META_CHECK = fields(
         "blocks": BLOCKS_CHECK,
         "fingerprints": fields(known={"split": text, "dictionary": text, "auxiliary": text}),
         "coverage": number,
+        "coded_tokens": whole(),
         "coverage_seed": optional(whole()),
         "dictionary_health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
         "lambda": optional(number),

@@ -15,7 +15,7 @@ import tqdm
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, find_codes, summarize_split
+from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, _facts, find_codes, summarize_split
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.auxiliary.toy_coder import ToyCoder
@@ -83,6 +83,39 @@ def test_codes_of_another_folder_are_found(coded: Path, tmp_path: Path) -> None:
     assert find_codes(run) == (data, codes)
     mlsm("inspect", data, "--codes", codes, "--output", tmp_path / "page.html")
     assert "atoms" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_codes_of_a_run_in_stages_are_those_of_its_last_stage(coded: Path, tmp_path: Path, capsys: Capture) -> None:
+    data, run = coded / "data-bin", tmp_path / "run"
+    save_untrained(data, run, **MASKED_LM)  # the best checkpoint may be of the first stage
+    (run / "stages.json").write_text("{}")
+    assert "no codes yet; the second stage begins with them" in failing_mlsm(capsys, "inspect", run)
+    for stage in ("stage-9", "stage-10"):
+        (run / stage / "dictionary").mkdir(parents=True)
+        (run / stage / "dictionary" / "meta.json").write_text("{}")
+    problem = failing_mlsm(capsys, "inspect", run)
+    last = run / "stage-10"
+    command = f"`mlsm encode {data} --auxiliary {last / 'model.pt'} --dictionary {last / 'dictionary'} --output DIR`"
+    assert f"{run} has no stored codes (--latent-source online stores none); make some with {command}" in problem
+    assert find_codes(run, tmp_path) == (data, tmp_path)
+    shutil.copytree(data / "train.codes", run / "stage-9" / "train.codes")
+    assert find_codes(run) == (data, run / "stage-9")
+    shutil.copytree(data / "train.codes", last / "train.codes")
+    assert find_codes(run) == (data, last)
+
+
+def test_non_zeros_are_those_of_a_coded_token(tiny: TinyData, tmp_path: Path) -> None:
+    settings = CodingSettings(layer=1, blocks=BlockSettings(24), coverage=0.2)
+    data = tiny.copy(tmp_path / "data-bin")
+    encode_split(data, "train", auxiliary=tiny.model, coder=ToyCoder(), settings=settings)
+    mlsm("inspect", data, "--output", tmp_path / "page.html")
+    store = CodeStore(str(data / "train.codes"))
+    nonzeros = np.diff(store.rows(0, len(store)).indptr)
+    assert nonzeros.mean() < 0.5 < 1.9 < (expected := nonzeros[nonzeros > 0].mean()) <= 2
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert re.search(rf"mean non-zeros per coded token\W[^.]*\b{expected:.1f}\b", page)
+    store.meta.pop("coded_tokens")  # as of a store of version 0.1
+    assert _facts(store, [], data, "train")["mean non-zeros per token"] == f"{nonzeros.mean():.1f}"
 
 
 def test_what_cannot_be_shown_is_one_line(coded: Path, tmp_path: Path, capsys: Capture) -> None:
