@@ -85,7 +85,13 @@ def _run_pairs(args: argparse.Namespace) -> int:
     splits = {"train": (args.source, args.target)}
     if args.valid_source:
         splits["valid"] = (args.valid_source, args.valid_target)
-    figures = binarize_pairs(tokenizer=args.tokenizer, splits=splits, output=args.output, sentinels=args.sentinels)
+    figures = binarize_pairs(
+        tokenizer=args.tokenizer,
+        splits=splits,
+        output=args.output,
+        sentinels=args.sentinels,
+        max_unk_rate=args.max_unk_rate,
+    )
     for split, of_split in figures.items():
         print(f"{split}: " + ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in of_split.items()))
     return 0

@@ -97,6 +97,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not up to date; print a table of all steps and the training command."""
+    if extra and args.auxiliary:
+        raise ValueError(
+            f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could have them)"
+        )
     # check now, not hours later in the step that reads them
     check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
     check_positive(args, "k")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from mlsm_plugin.files.planned_folder import Standing, standing
 STEPS = values(
     fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
 )
+# options, each with a value, that say how a step computes and not what: other ones leave it up to date
+NEUTRAL = ("--workers", "--threads", "--device")
+RECORDED_LATER = ("uses", "input_sizes")  # parts of a signature that older records lack
+NEUTRAL_TEXT = re.compile(rf" (?:{'|'.join(NEUTRAL)}) \S+")
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Step:
 
     Attributes:
         name: name of the step, unique in the chain.
-        command: the command that the step runs; if it changes, the step runs again.
+        command: the command that the step runs; if it changes, except for :data:`NEUTRAL` options, the step runs
+            again.
         inputs: files whose contents decide the result.
         outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
         uses: further files whose contents decide the result; version 0.1 did not record them.
@@ -87,13 +93,22 @@ class StepRecord:
         return 0
 
     def _signature(self, step: Step) -> dict[str, Any]:
-        signature = {"command": list(step.command), "inputs": sha256_of_files(*step.inputs), "after": self._before}
+        signature = {
+            "command": list(step.command),
+            "inputs": sha256_of_files(*step.inputs),
+            # lines that move from one file to the next leave the contents as they are
+            "input_sizes": [path.stat().st_size for path in step.inputs],
+            "after": self._before,
+        }
         return {**signature, "uses": sha256_of_files(*step.uses)} if step.uses else signature
 
     def _standing(self, step: Step, known: dict[str, Any], signature: dict[str, Any]) -> Standing:
         """How far the step has come; with changed outputs, as with another plan."""
         recorded = known.get("signature")
-        wanted = signature if "uses" in (recorded or {}) else {**signature, "uses": None}
+        wanted = _deciding(signature)
+        if recorded is not None:
+            wanted |= {key: None for key in RECORDED_LATER if key not in recorded}
+            recorded = _deciding(recorded)
         done = bool(known.get("done")) and all(output.exists() for output in step.outputs)
         found = standing(recorded, wanted, sealed=done)
         made = known.get("outputs")  # version 0.1 did not record them
@@ -110,6 +125,20 @@ class StepRecord:
         for name, state, seconds, size, path in self.rows:
             lines.append(f"{name:<12}{state:<9}{seconds:>7.1f} s{size / 1e6:>9.1f} MB  {path}")
         return "\n".join(lines)
+
+
+def _deciding(signature: dict[str, Any]) -> dict[str, Any]:
+    """A signature without the options that do not decide the result."""
+    command, after = signature.get("command"), signature.get("after")
+    kept = dict(signature)
+    if isinstance(command, list):
+        values_of_neutral = {place + 1 for place, word in enumerate(command) if word in NEUTRAL}
+        kept["command"] = [
+            word for place, word in enumerate(command) if word not in NEUTRAL and place not in values_of_neutral
+        ]
+    if isinstance(after, str):
+        kept["after"] = NEUTRAL_TEXT.sub("", after)
+    return kept
 
 
 def _size(outputs: Sequence[Path]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +11,17 @@ import numpy as np
 
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
-from mlsm_plugin.files.tokenizer_files import FOLDER_NAME, MODEL_NAME
+from mlsm_plugin.tokenization.data_folder import (
+    DEFAULT_MAX_UNK_RATE,
+    SPLITS,
+    SUMMARY_NAME,
+    check_max_unk_rate,
+    remove_earlier_run,
+)
 from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
 
-SPLITS = ("train", "valid", "test")
-SUMMARY_NAME = "binarize.json"
-DEFAULT_MAX_UNK_RATE = 0.01
 NAMED_CHARACTERS = 10
 
 
@@ -113,8 +115,7 @@ def binarize(
     """
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    if not 0 <= max_unk_rate <= 1:
-        raise ValueError(f"--max-unk-rate must be between 0 and 1, got {max_unk_rate}")
+    check_max_unk_rate(max_unk_rate)
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
@@ -136,7 +137,7 @@ def binarize(
         opened.write_to(folder)
         # The new files are renamed next, in the order of their names. Delete the old ones first, so that an old .idx
         # never stands next to a new .bin.
-        _remove_earlier_run(output)
+        remove_earlier_run(output)
     write_json(output / SUMMARY_NAME, figures.as_json())
     return figures
 
@@ -186,9 +187,3 @@ def _count_and_add(figures: SplitFigures, builder: StreamingMMapBuilder, ids: np
 def _name_characters(characters: Counter[str]) -> str:
     ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[:NAMED_CHARACTERS]
     return ", ".join(f"{character!r} U+{ord(character):04X} ({count:,} times)" for character, count in ranked)
-
-
-def _remove_earlier_run(output: Path) -> None:
-    shutil.rmtree(output / FOLDER_NAME, ignore_errors=True)
-    for name in (SUMMARY_NAME, MODEL_NAME, *(f"{split}{ending}" for ending in (".idx", ".bin") for split in SPLITS)):
-        (output / name).unlink(missing_ok=True)

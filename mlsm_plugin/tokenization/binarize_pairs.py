@@ -14,12 +14,16 @@ from fairseq.data import Dictionary
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, sha256_of_files, write_json
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
+from mlsm_plugin.tokenization.data_folder import (
+    DEFAULT_MAX_UNK_RATE,
+    SIDES,
+    SUMMARY_NAME,
+    check_max_unk_rate,
+    remove_earlier_run,
+)
 from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
 from mlsm_plugin.tokenization.sentinels import dictionary_with_sentinels, encode_with_sentinels
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_lines
-
-SIDES = ("source", "target")
-SUMMARY_NAME = "binarize.json"
 
 
 def binarize_pairs(
@@ -28,6 +32,7 @@ def binarize_pairs(
     splits: Mapping[str, tuple[PathLike, PathLike]],
     output: PathLike,
     sentinels: int,
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     progress: bool = True,
 ) -> dict[str, dict[str, int]]:
     """Encode pairs of files, line by line, and write ``<split>.source.{bin,idx}`` and ``<split>.target.{bin,idx}``.
@@ -37,17 +42,19 @@ def binarize_pairs(
     Args:
         tokenizer: folder written by ``mlsm tokenizer``.
         splits: source and target file of each split; lines of the same number belong together.
-        output: the data folder. Nothing appears there unless all splits succeed.
+        output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
         sentinels: number of sentinels.
+        max_unk_rate: largest share of unknown tokens in a file; above it, nothing is written.
         progress: show a progress bar on a terminal.
 
     Returns:
         ``pairs``, ``source_tokens``, ``target_tokens`` and ``unknown`` (tokens) of each split.
 
     Raises:
-        ValueError: a file has more lines than the other, a blank line, or an invalid sentinel.
+        ValueError: a file has more lines than the other, a blank line, an invalid sentinel, or too many unknown tokens.
         OSError: a file cannot be read or written.
     """
+    check_max_unk_rate(max_unk_rate)
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
@@ -61,20 +68,34 @@ def binarize_pairs(
         for split, files in splits.items():
             builders = [StreamingMMapBuilder(str(folder / f"{split}.{side}.bin"), len(dictionary)) for side in SIDES]
             figures[split] = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "unknown": 0}
+            unknown = dict.fromkeys(SIDES, 0)
             with progress_bar(split, sizes[split], progress) as bar:
                 for pair in _pairs(files, processor, dictionary, sentinels, bar):
                     figures[split]["pairs"] += 1
                     for side, builder, ids in zip(SIDES, builders, pair, strict=True):
                         builder.add_sentences(ids, np.array([len(ids)]))
                         figures[split][f"{side}_tokens"] += len(ids)
-                        figures[split]["unknown"] += int((ids == dictionary.unk()).sum())
+                        unknown[side] += int((ids == dictionary.unk()).sum())
+            for side, path in zip(SIDES, files, strict=True):
+                text_tokens = figures[split][f"{side}_tokens"] - figures[split]["pairs"]  # without EOS
+                _check_unknown(path, unknown[side] / max(1, text_tokens), max_unk_rate)
+            figures[split]["unknown"] = sum(unknown.values())
             for side, builder in zip(SIDES, builders, strict=True):
                 builder.finalize(str(folder / f"{split}.{side}.idx"))
         for name in (MODEL_NAME, DICTIONARY_NAME):
             shutil.copyfile(Path(tokenizer, name), folder / name)
+        remove_earlier_run(output)
     summary = {"tokenizer_sha256": sha256_of_files(Path(tokenizer, MODEL_NAME)), "sentinels": sentinels}
     write_json(output / SUMMARY_NAME, {**summary, "splits": figures})
     return figures
+
+
+def _check_unknown(path: PathLike, share: float, most: float) -> None:
+    if share > most:
+        raise ValueError(
+            f"{share:.2%} of the tokens of {path} are unknown, above the limit of {most:.2%} (--max-unk-rate); train "
+            "the tokenizer on text like this"
+        )
 
 
 def _pairs(

@@ -50,7 +50,8 @@ def encode_with_sentinels(
     seen: set[str] = set()
     for number, part in enumerate(re.split(r"(<extra_id_\d+>)", text)):
         if number % 2:
-            if int(part[len("<extra_id_") : -1]) >= num_sentinels:
+            number_text = part[len("<extra_id_") : -1]
+            if number_text != str(int(number_text)) or int(number_text) >= num_sentinels:
                 raise ValueError(
                     f"{part} is not one of the {num_sentinels} sentinels; "
                     f"use <extra_id_0> to <extra_id_{num_sentinels - 1}>"

@@ -165,6 +165,13 @@ def test_number_that_makes_no_sense_is_refused_before_the_first_step(
     assert files_of(here) == before
 
 
+def test_flags_that_nothing_would_read_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["preprocess", "--train", "t", "--valid", "v", "--output", "new", "--auxiliary", "aux.pt"]
+    assert main([*words, "--lamda", "0.3", "stray"]) == 1
+    assert "mlsm: error: unrecognized arguments: --lamda 0.3 stray (with --auxiliary, no" in capsys.readouterr().err
+    assert not (here / "new").exists()
+
+
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = whole_command("--coder", "batchtopk", "--k", "4", "--matryoshka", "4", "8")
     assert "--iterations does not go with --coder batchtopk" in failing_mlsm(capsys, *words)

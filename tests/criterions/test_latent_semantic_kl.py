@@ -230,7 +230,9 @@ def test_a_model_without_a_latent_head_is_refused_unless_the_loss_is_masked_lm(r
     small = ("--encoder-layers", 1, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64)
     cfg = training_config(run.data, *small, "--encoder-attention-heads", 2, arch="roberta_base")
     stock = seeded_model(cfg, run.task).eval()
-    with pytest.raises(ValueError, match="needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta"):
+    with pytest.raises(
+        ValueError, match="needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta"
+    ):
         make_criterion(run)(stock, run.batch)
     loss, size, _ = make_criterion(run, latent_weight=0, mlm_weight=1)(stock, run.batch)
     assert size == len(run.batch["codes"]["atoms"])

@@ -183,3 +183,40 @@ def test_what_a_step_uses_counts_unless_version_0_1_recorded_it(chain):
     chain.ran.clear()
     StepRecord(record).run(new, chain.act)
     assert chain.ran == [("first", False)]
+
+
+def test_lines_that_move_from_one_input_to_another_are_noticed(tmp_path):
+    first, second, result = tmp_path / "first", tmp_path / "second", tmp_path / "result"
+    ran = []
+
+    def run(one, other):
+        first.write_text(one)
+        second.write_text(other)
+        step = Step("join", ["join"], [first, second], [result])
+
+        def act(command):
+            ran.append(command)
+            result.write_text(one)
+            return 0
+
+        StepRecord(tmp_path / "steps.json").run(step, act)
+        return len(ran)
+
+    assert run("a\nb\n", "c\n") == 1
+    assert run("a\nb\n", "c\n") == 1
+    assert run("a\n", "b\nc\n") == 2
+    record = read_json(tmp_path / "steps.json")
+    del record["join"]["signature"]["input_sizes"]  # of an older version
+    write_json(tmp_path / "steps.json", record)
+    assert run("a\n", "b\nc\n") == 2
+
+
+def test_how_many_processes_a_step_has_does_not_matter(chain):
+    chain.commands["first"] = ["copy", "--workers", "4", "--fast", "--threads", "2"]
+    assert chain.run() == (["first", "second"], 0)
+    chain.commands["first"] = ["copy", "--workers", "1", "--fast", "--device", "cuda:0"]
+    chain.commands["second"] = ["pack", "--threads", "3"]
+    assert chain.run() == ([], 0)
+    chain.commands["first"] = ["copy", "--workers", "1", "--slow"]
+    assert chain.run() == (["first", "second"], 0)
+    assert (chain.folder / "middle.old").exists()

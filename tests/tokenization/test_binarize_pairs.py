@@ -6,16 +6,19 @@ import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fairseq.data import data_utils
 
+from mlsm_plugin.cli.main import main
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.tokenization.binarize_pairs import binarize_pairs
 from mlsm_plugin.tokenization.sentinels import dictionary_with_sentinels, encode_with_sentinels
 
 SOURCES = ["The <extra_id_0> of the<extra_id_1>.", "a class <extra_id_2>", "<extra_id_0> \u2603"]
 TARGETS = ["<extra_id_0> value <extra_id_1> name", "<extra_id_2> and objects", "<extra_id_0>"]
+ALLOWED: dict[str, Any] = {"max_unk_rate": 0.2}  # the snowman
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -32,7 +35,12 @@ def test_each_line_is_a_text_of_its_side(loaded: SimpleNamespace, tmp_path: Path
     other = (write(tmp_path / "a", SOURCES[:1]), write(tmp_path / "b", TARGETS[:1]))
     output = tmp_path / "data"
     figures = binarize_pairs(
-        tokenizer=loaded.folder, splits={"train": pair, "valid": other}, output=output, sentinels=3, progress=False
+        tokenizer=loaded.folder,
+        splits={"train": pair, "valid": other},
+        output=output,
+        sentinels=3,
+        progress=False,
+        **ALLOWED,
     )
     dictionary, _ = dictionary_with_sentinels(output, 3)
 
@@ -67,7 +75,9 @@ def test_packed_files_give_the_same_bytes(tokenizer: Path, tmp_path: Path, pair:
     packed.write_bytes(gzip.compress(pair[0].read_bytes()))
     for name, source in (("plain", pair[0]), ("packed", packed)):
         splits = {"train": (source, pair[1])}
-        binarize_pairs(tokenizer=tokenizer, splits=splits, output=tmp_path / name, sentinels=3, progress=False)
+        binarize_pairs(
+            tokenizer=tokenizer, splits=splits, output=tmp_path / name, sentinels=3, progress=False, **ALLOWED
+        )
     plain, again = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("plain", "packed")
     )
@@ -98,10 +108,40 @@ def test_pairs_that_do_not_match_are_refused(
 
 def test_a_failed_run_leaves_earlier_data_alone(tokenizer: Path, tmp_path: Path, pair: tuple[Path, Path]) -> None:
     output = tmp_path / "data"
-    binarize_pairs(tokenizer=tokenizer, splits={"train": pair}, output=output, sentinels=3, progress=False)
+    binarize_pairs(tokenizer=tokenizer, splits={"train": pair}, output=output, sentinels=3, progress=False, **ALLOWED)
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     with pytest.raises(ValueError, match="<extra_id_2> is not one of the 2 sentinels"):
-        binarize_pairs(tokenizer=tokenizer, splits={"train": pair}, output=output, sentinels=2, progress=False)
+        binarize_pairs(
+            tokenizer=tokenizer, splits={"train": pair}, output=output, sentinels=2, progress=False, **ALLOWED
+        )
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     with pytest.raises(ValueError, match=r"source\.txt exists and is "):
-        binarize_pairs(tokenizer=tokenizer, splits={"train": pair}, output=pair[0], sentinels=3, progress=False)
+        binarize_pairs(
+            tokenizer=tokenizer, splits={"train": pair}, output=pair[0], sentinels=3, progress=False, **ALLOWED
+        )
+
+
+def test_too_many_unknown_tokens_name_the_file(tokenizer: Path, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    for rate in (0.0, 0.01):
+        with pytest.raises(ValueError, match=rf"% of the tokens of .*source\.txt are unknown, above .* {rate:.2%}"):
+            binarize_pairs(
+                tokenizer=tokenizer, splits={"train": pair}, output=tmp_path / "data", sentinels=3, max_unk_rate=rate
+            )
+    assert not (tmp_path / "data").exists()
+    words = ["--source", *map(str, (pair[0], "--target", pair[1]))]
+    assert main(["binarize", "--tokenizer", str(tokenizer), *words, "--output", str(tmp_path / "data")]) == 1
+    assert (
+        main(
+            [
+                "binarize",
+                "--tokenizer",
+                str(tokenizer),
+                *words,
+                "--output",
+                str(tmp_path / "data"),
+                "--max-unk-rate",
+                "0.2",
+            ]
+        )
+        == 0
+    )

@@ -91,6 +91,7 @@ def test_texts_between_sentinels_are_encoded_as_alone(order: list[int], parts: l
     ("text", "message"),
     [
         ("a <extra_id_5>", "<extra_id_5> is not one of the 5 sentinels; use <extra_id_0> to <extra_id_4>"),
+        ("a <extra_id_01>", "<extra_id_01> is not one of the 5 sentinels"),  # would be an unknown symbol
         ("<extra_id_12345678901234567890>", "<extra_id_12345678901234567890> is not one of the 5 sentinels"),
         ("<extra_id_1> a <extra_id_1>", "<extra_id_1> occurs twice; give each gap its own sentinel"),
     ],
