@@ -44,6 +44,7 @@ from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
 
 KINDS = ("exchanged", "exchanged-within-types", "type-mean")
 RANDOM_DICTIONARY = "random-dictionary"
+DEFAULT_TOP = 64
 ROWS = 1 << 14  # tokens at once
 # what the plan of a store says that stays true
 PLANNED = ("n_atoms", "lambda", "layer", "coverage", "coverage_seed", "fp16", "blocks", "fingerprints")
@@ -134,9 +135,10 @@ def write_controls(args: argparse.Namespace) -> None:
             codes_at = partial(looked_up, store)
         else:
             sources, codes_at = types, partial(of_types, means)
-        rewrite(
-            store, args.output / f"{split}.codes", {"control": args.kind, "control_seed": args.seed}, sources, codes_at
-        )
+        changes: dict[str, Any] = {"control": args.kind, "control_seed": args.seed}
+        if means is not None and args.top != DEFAULT_TOP:  # older stores do not say which one they have
+            changes["control_top"] = args.top
+        rewrite(store, args.output / f"{split}.codes", changes, sources, codes_at)
         print(f"{args.output / split}.codes: {args.kind}")
 
 
@@ -182,7 +184,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dictionary", type=Path, metavar="DIR", help="of random-dictionary: the one to imitate")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument("--splits", nargs="+", default=["train", "valid"], metavar="SPLIT")
-    parser.add_argument("--top", type=int, default=64, metavar="N", help="of type-mean: atoms of a code (default: 64)")
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=DEFAULT_TOP,
+        metavar="N",
+        help=f"of type-mean: atoms of a code (default: {DEFAULT_TOP})",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default: 1)")
     args = parser.parse_args()
     if args.kind == RANDOM_DICTIONARY:

@@ -10,7 +10,6 @@ each file is held out, the first one included, so that all sources are in both t
 from __future__ import annotations
 
 import argparse
-import gzip
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from tqdm import tqdm
 
 from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.files.atomic_files import atomic_open
+from mlsm_plugin.tokenization.text_files import numbered_lines
 
 NAMES = ("train.txt", "held_out.txt")
 
@@ -27,13 +27,13 @@ NAMES = ("train.txt", "held_out.txt")
 def documents_of(file: Path) -> Iterator[str]:
     """The documents of a file, each with a blank line at its end."""
     lines: list[str] = []
-    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as text:
-        for line in text:
-            if line.strip():
-                lines.append(f"{line.rstrip()}\n")
-            elif lines:
-                yield "".join([*lines, "\n"])
-                lines = []
+    before = 0
+    for number, line in numbered_lines(file):
+        if number > before + 1 and lines:
+            yield "".join([*lines, "\n"])
+            lines = []
+        lines.append(f"{line.rstrip()}\n")
+        before = number
     if lines:
         yield "".join([*lines, "\n"])
 
@@ -47,19 +47,23 @@ def main() -> int:
     args = parser.parse_args()
     if args.every < 2:
         parser.error(f"--every must be at least 2, got {args.every}")
+    outputs = {(args.output / name).resolve() for name in NAMES}
+    for file in args.texts:
+        if file.resolve() in outputs:
+            parser.error(f"{file} would be overwritten; choose another --output")
     args.output.mkdir(parents=True, exist_ok=True)
     counts = [0, 0]
     try:
         with ExitStack() as stack:
-            outputs = [stack.enter_context(atomic_open(args.output / name, "w")) for name in NAMES]
+            files = [stack.enter_context(atomic_open(args.output / name, "w")) for name in NAMES]
             for file in args.texts:
                 for number, document in enumerate(tqdm(documents_of(file), desc=file.name, unit="document")):
                     held_out = int(number % args.every == 0)
-                    outputs[held_out].write(document)
+                    files[held_out].write(document)
                     counts[held_out] += 1
             if 0 in counts:
                 raise ValueError("a text would be empty; there are too few documents")
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     print("\n".join(f"{args.output / name}: {count:,} documents" for name, count in zip(NAMES, counts, strict=True)))
     return 0

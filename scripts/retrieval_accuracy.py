@@ -25,6 +25,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.masked_lm_loss import frequent_types
 from mlsm_plugin.files.atomic_files import write_json
+from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.retrieval import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import FillingSettings
 from mlsm_plugin.tokenization.masked_text import MASK
@@ -103,7 +104,14 @@ def retrieving(model: Any, datastore: PhraseDatastore, *, max_length: int) -> Ca
 
 
 def predicting(model: Any) -> Callable[[str], list[str]]:
-    """Fills the mask with the most likely tokens."""
+    """Fills the mask with the most likely tokens.
+
+    Raises:
+        ValueError: the masked-LM head of the model was not trained.
+    """
+    why = why_untrained(model.cfg)
+    if why is not None:
+        raise ValueError(f"{why}: --predict needs a masked LM")
     return lambda text: [filled.strip() for filled, _, _ in model.fill_mask(text, topk=TOP)]
 
 

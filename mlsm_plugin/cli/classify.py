@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from tqdm import tqdm
 
     from mlsm_plugin.files.atomic_files import atomic_open, check_output_file
+    from mlsm_plugin.hidden_states.masked_lms import why_untrained
     from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
     from mlsm_plugin.retrieval.zero_shot import (
         ParametricClassifier,
@@ -62,6 +63,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     interface, store = open_model_and_datastore(args)
     classifier: ParametricClassifier | RetrievalClassifier
     if args.parametric:
+        why = why_untrained(interface.cfg)
+        if why is not None:
+            raise ValueError(f"{why}: --parametric needs a masked LM; pass --datastore instead")
         classifier = ParametricClassifier(interface, verbalizer)
     else:
         classifier = RetrievalClassifier(

@@ -58,6 +58,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
 
     check_positive(args, "topk", "k", "max_length")
+    for option, value in (("--contexts", args.contexts), ("--continue", args.steps)):
+        if value is not None and value < 0:
+            raise ValueError(f"{option} must not be negative, got {value}")
     if args.datastore is None:
         raise ValueError("--datastore is required; make one with `mlsm datastore build`")
     interface, store = open_model_and_datastore(args)

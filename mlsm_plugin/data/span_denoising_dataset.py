@@ -97,6 +97,13 @@ class WithoutEos(BaseWrapperDataset):
     def sizes(self) -> np.ndarray:
         return self._sizes
 
+    @property
+    def longest_document(self) -> int:
+        """Tokens of the longest document; the boundaries must have been kept."""
+        boundaries = self._sizes == self.boundary_size
+        documents = np.bincount(boundaries.cumsum(), weights=np.where(boundaries, 0, self._sizes))
+        return int(documents.max())
+
 
 class ChosenBlocks(BaseWrapperDataset):
     """A selection of blocks, by their numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,11 @@ def read_labelled_texts(path: str | os.PathLike[str], *, regression: bool = Fals
 
 def _check_number(label: str, where: str) -> None:
     try:
-        float(label)
+        finite = math.isfinite(float(label))
     except ValueError:
-        raise ValueError(f"{where}: {label!r} is not a number; --regression needs numbers as labels") from None
+        finite = False
+    if not finite:
+        raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels")
 
 
 def check_same_kind(train: LabelledTexts, others: list[LabelledTexts], *, regression: bool) -> None:

@@ -28,7 +28,7 @@ class TrainingLog:
 
     Attributes:
         train: for each metric its (update, value) pairs, in order.
-        valid: the same for validation; ``best_`` values are left out.
+        valid: the same for validation; ``best_`` values are left out. Of several subsets, ``valid`` or else the first.
     """
 
     train: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -49,15 +49,17 @@ def read_training_log(path: str | os.PathLike[str]) -> TrainingLog:
         OSError: the log cannot be read.
     """
     log = TrainingLog()
+    subsets: dict[str, dict[str, list[tuple[int, float]]]] = {}
     with open(path, encoding="utf-8", errors="replace") as file:
-        for kind, values in _entries(file):
-            curves = log.train if kind == "train" else log.valid
+        for subset, values in _entries(file):
+            curves = log.train if subset is None else subsets.setdefault(subset, {})
             if not math.isfinite(values.get("num_updates", 0)):
                 continue
             update = int(values.get("num_updates", 0))
             for name, value in values.items():
                 if name != "num_updates" and not name.startswith("best_"):
                     _append(curves.setdefault(name, []), update, value)
+    log.valid = subsets.get("valid") or next(iter(subsets.values()), {})
     if not log.train and not log.valid:
         raise ValueError(f"{path} holds no progress of fairseq-train; log with --log-format simple or json")
     return log
@@ -69,23 +71,23 @@ def _append(curve: list[tuple[int, float]], update: int, value: float) -> None:
     curve.append((update, value))
 
 
-def _entries(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, float]]]:
-    """(``train`` or ``valid``, values by name) of each line that has values; ``num_updates`` is one of them."""
+def _entries(lines: Iterator[str]) -> Iterator[tuple[str | None, dict[str, float]]]:
+    """(validation subset or None, values by name) of each line that has values; ``num_updates`` is one of them."""
     for line in lines:
         message = re.sub(r"^\S+ \S+ \| INFO \| \S+ \| ", "", line.strip())
         if message.startswith("{"):
             yield from _json_entry(message)
         elif match := PROGRESS.fullmatch(message):
-            yield "train", _numbers(rf"([\w.]+)=({NUMBER})(?:,|$)", match.group(2))
+            yield None, _numbers(rf"([\w.]+)=({NUMBER})(?:,|$)", match.group(2))
         elif (match := SUMMARY.fullmatch(message)) and (validation := VALIDATION.fullmatch(match.group(2))):
-            yield "valid", _numbers(rf"(?:^|\| )([\w.]+) ({NUMBER})(?= \||$)", validation.group(2))
+            yield validation.group(1), _numbers(rf"(?:^|\| )([\w.]+) ({NUMBER})(?= \||$)", validation.group(2))
 
 
 def _numbers(pattern: str, text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(pattern, text)}
 
 
-def _json_entry(message: str) -> Iterator[tuple[str, dict[str, float]]]:
+def _json_entry(message: str) -> Iterator[tuple[str | None, dict[str, float]]]:
     try:
         entry = parse_json(message)
     except ValueError:
@@ -97,9 +99,11 @@ def _json_entry(message: str) -> Iterator[tuple[str, dict[str, float]]]:
         except (TypeError, ValueError):
             continue
     if "num_updates" in values:
-        yield "train", values
-    elif "valid_num_updates" in values:
-        yield "valid", {name.removeprefix("valid_"): value for name, value in values.items()}
+        yield None, values
+        return
+    for subset in (name.removesuffix("_num_updates") for name in values if name.endswith("_num_updates")):
+        if subset != "train":  # the means of an epoch
+            yield subset, {name.removeprefix(f"{subset}_"): value for name, value in values.items()}
 
 
 def log_file_of(run: str | os.PathLike[str]) -> Path:

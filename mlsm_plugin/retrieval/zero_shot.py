@@ -40,6 +40,8 @@ def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
         if line.startswith("#"):
             continue
         label, tab, words = line.partition("\t")
+        if label.strip() in found:
+            raise ValueError(f"{path}, line {number}: {label.strip()!r} has words already; give each label one line")
         found[label.strip()] = [word.strip() for word in words.split(",") if word.strip()]
         if not tab or not found[label.strip()]:
             raise ValueError(f"{path}, line {number}: expected a label, a tab, and words with commas between them")

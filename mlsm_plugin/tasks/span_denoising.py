@@ -38,6 +38,8 @@ from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 logger = logging.getLogger(__name__)
 
+NO_LONG_TEXT = "no text of {split} can be corrupted, as all have fewer than 2 tokens; use longer texts"
+
 
 @dataclass
 class SpanDenoisingConfig(TextBlocksConfig):
@@ -173,6 +175,8 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
         sentences = WithoutEos(dataset, self.dictionary.eos(), keep_boundaries=documents)
         if len(sentences) == 0:
             raise ValueError(f"{split} has no text, only document boundaries; check the text that was binarized")
+        if documents and sentences.longest_document < 2:  # of which fairseq makes no block at all
+            raise ValueError(NO_LONG_TEXT.format(split=split))
         blocks = TokenBlockDataset(
             sentences,
             sentences.sizes,
@@ -193,7 +197,7 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
             logger.warning("%s: %d texts of one token are left out", split, num_short)
         fitting = np.flatnonzero(~short)
         if len(fitting) == 0:
-            raise ValueError(f"no text of {split} can be corrupted, as all have fewer than 2 tokens; use longer texts")
+            raise ValueError(NO_LONG_TEXT.format(split=split))
         return blocks if len(fitting) == len(sizes) else ChosenBlocks(blocks, fitting)
 
     def _pieces(self) -> PieceClasses:

@@ -34,7 +34,17 @@ def test_command_prints_the_accuracy_and_writes_predictions(
 
 
 def test_classifying_needs_a_datastore_or_the_head(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    words = ("--verbalizer", tmp_path, "--input", tmp_path, "--template", "{} <mask>")
+    words = ("--verbalizer", tmp_path / "v.tsv", "--input", tmp_path / "i.tsv", "--template", "{} <mask>")
     assert "--datastore is required unless --parametric" in failing_mlsm(
         capsys, "classify", "--checkpoint", tiny.model, *words
+    )
+
+
+def test_a_head_that_was_not_trained_does_not_classify(npm: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "v.tsv").write_text("a\tthe\nb\tof\n")
+    (tmp_path / "i.tsv").write_text("a\tthe value\n")
+    words = ("--verbalizer", tmp_path / "v.tsv", "--input", tmp_path / "i.tsv", "--template", "{} <mask>")
+    message = failing_mlsm(capsys, "classify", "--checkpoint", npm.parent, *words, "--parametric")
+    assert (
+        "was not trained (--task nonparametric_masked_lm has no loss on it): --parametric needs a masked LM" in message
     )

@@ -26,4 +26,7 @@ def test_command_prints_phrases_and_sources(npm: Path, capsys: Capture) -> None:
     assert "longer than the model's positions" in capsys.readouterr().err
     assert "the text has no <mask>" in failing_mlsm(capsys, "fill", "nothing", *where)
     assert "--k 1000000 is more than the" in failing_mlsm(capsys, "fill", TEXT, *where, "--k", 10**6)
+    for option, value in (("--contexts", -1), ("--continue", -3)):
+        message = f"{option} must not be negative, got {value}"
+        assert message in failing_mlsm(capsys, "fill", TEXT, *where, option, value)
     assert "--datastore is required" in failing_mlsm(capsys, "fill", TEXT, *where[:2])

@@ -113,6 +113,9 @@ def test_sentences_lose_their_eos_and_boundaries_their_place() -> None:
     assert [kept[i].tolist() for i in range(len(kept))] == [[5, 6], [], [7], [], [8, 9, 10]]
     assert kept.boundary_size == 4  # longer than any sentence
     assert kept.sizes.tolist() == [2, 4, 1, 4, 3]
+    assert kept.longest_document == 3
+    of_two = Texts([5, EOS], [6, EOS], [EOS], [7, EOS])
+    assert WithoutEos(of_two, EOS, keep_boundaries=True).longest_document == 2
     without_boundaries = WithoutEos(Texts([5, EOS], [6, 7, EOS]), EOS)
     assert [without_boundaries[i].tolist() for i in range(2)] == [[5], [6, 7]]
     with pytest.raises(ValueError, match=r"do not end in </s>; write it with `mlsm binarize`"):

@@ -42,9 +42,10 @@ def test_lines_of_another_form_are_named(tmp_path: Path, content: str, message: 
         read(tmp_path, content)
 
 
-def test_regression_needs_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.tsv, line 2: 'good' is no.* number.* --regression needs"):
-        read(tmp_path, "0.5\tx\ngood\ty\n", regression=True)
+@pytest.mark.parametrize("label", ["good", "nan", "-inf"])
+def test_regression_needs_numbers(tmp_path: Path, label: str) -> None:
+    with pytest.raises(ValueError, match=rf"train\.tsv, line 2: '{label}' is not a finite number; --regression needs"):
+        read(tmp_path, f"0.5\tx\n{label}\ty\n", regression=True)
 
 
 def of(name: str, *labels: str, texts: int = 1) -> LabelledTexts:

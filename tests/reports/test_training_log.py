@@ -93,6 +93,20 @@ def test_tensorboard_has_what_the_log_has(logs: dict[str, Path], pipeline: Pipel
     assert scalars(tmp_path / "board" / "valid")["kl"][4] == pytest.approx(dict(log.valid["kl"])[4], abs=6e-4)
 
 
+@pytest.mark.parametrize("subsets", [("valid", "test"), ("test", "valid"), ("dev", "test"), ("dev",)])
+def test_validation_is_that_of_one_subset(tmp_path: Path, subsets: tuple[str, ...]) -> None:
+    chosen = "valid" if "valid" in subsets else subsets[0]
+    losses = {name: 5.0 if name == chosen else 9.0 for name in subsets}
+    simple = [f"epoch 001 | valid on '{name}' subset | loss {loss} | num_updates 4" for name, loss in losses.items()]
+    as_json = [
+        json.dumps({"epoch": 1, f"{name}_loss": str(loss), f"{name}_num_updates": "4"}) for name, loss in losses.items()
+    ]
+    of_epoch = json.dumps({"epoch": 1, "train_loss": "7.0", "train_num_updates": "4"})
+    for lines in (simple, [*as_json, of_epoch]):
+        (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
+        assert read_training_log(tmp_path / "train.log").valid["loss"] == [(4, 5.0)]
+
+
 def test_lines_without_a_number_of_updates_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     lines = [json.dumps({"loss": "2", "num_updates": updates}) for updates in ("inf", "nan", "3")]

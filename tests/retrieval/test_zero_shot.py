@@ -84,6 +84,7 @@ def test_parametric_scores_are_those_of_the_masked_lm_head(pipeline: Pipeline) -
     [
         ("a\tgood\nb bad\n", "line 2: expected a label, a tab, and words with commas between them"),
         ("a\t, ,\nb\tbad\n", "line 1: expected a label"),
+        ("a\tgood\na\tgreat\nb\tbad\n", "line 2: 'a' has words already; give each label one line"),
         ("# nothing\na\tgood\n", "has 1 labels; at least 2 are needed"),
     ],
 )

@@ -73,6 +73,7 @@ def test_stores_of_controls(coded: Path, tmp_path: Path, run: Callable[..., int]
         before, after, types = rows_of(coded, split), rows_of(tmp_path / "codes", split), types_of(coded, split)
         meta = CodeStore(tmp_path / "codes" / f"{split}.codes").meta
         assert (meta["control"], meta["control_seed"]) == (kind, 3)
+        assert meta.get("control_top") == (5 if kind == "type-mean" else None)
         assert meta["fingerprints"] == CodeStore(coded / f"{split}.codes").meta["fingerprints"]
         assert (after[types < 0] == 0).all()
         assert (before != after).any()
@@ -89,6 +90,14 @@ def test_stores_of_controls(coded: Path, tmp_path: Path, run: Callable[..., int]
         for number in groups:
             chosen = types >= 0 if number is None else types == number
             assert sorted(map(tuple, before[chosen])) == sorted(map(tuple, after[chosen]))
+
+
+def test_means_with_other_atoms_need_another_folder(coded: Path, tmp_path: Path, run: Callable[..., int]) -> None:
+    words = (coded, "--output", tmp_path / "codes", "--kind", "type-mean", "--top")
+    assert run(*words, 5) == 0
+    for other in (6, controls.DEFAULT_TOP):
+        with pytest.raises(SystemExit, match="control_top is 5 there and "):
+            run(*words, other)
 
 
 @pytest.mark.parametrize("kind", ["lasso", "sae"])

@@ -116,6 +116,7 @@ def test_what_cannot_be_measured_is_one_line(tiny: TinyData, runs: tuple[Path, P
         ("absent.txt", "--predict", tiny.model),
         (tiny.text, "--retrieve", runs[0], "absent"),
         (tiny.text, "--retrieve", tiny.model, runs[1]),  # a datastore of another model
+        (tiny.text, "--predict", runs[0]),  # its masked-LM head was not trained
     ):
         with pytest.raises(SystemExit, match=r"^error: "):
             run(*words)

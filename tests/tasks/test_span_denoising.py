@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from fairseq import tasks
 
 from mlsm_plugin.data.span_corruption import restore_spans
 from mlsm_plugin.data.token_blocks import load_split
+from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from tests.conftest import Pipeline
 from tests.denoising_flags import TINY
 from tests.tiny_models import TinyData
@@ -20,7 +23,7 @@ from tests.tiny_run import training_config
 Capture = pytest.CaptureFixture[str]
 
 
-def task_of(made: Pipeline | TinyData, *flags: object, split: str = "train") -> Any:
+def task_of(made: Any, *flags: object, split: str = "train") -> Any:
     cfg = training_config(
         made.data_bin, *TINY, *flags, task="span_denoising", criterion="cross_entropy", arch="denoising_small"
     )
@@ -106,6 +109,21 @@ def test_whole_words_fit_and_are_whole(pipeline: Pipeline, density: float) -> No
 def test_options_without_meaning_are_refused(tiny: TinyData, flags: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task_of(tiny, *flags)
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+def test_texts_of_one_token_are_refused_in_every_mode(tiny: TinyData, tmp_path: Path, mode: str) -> None:
+    data = tiny.copy(tmp_path / "data")
+    builder = StreamingMMapBuilder(str(data / "valid.bin"), 100)
+    documents = np.array([9, 2, 2, 8, 2])  # a token, a boundary, a token
+    builder.add_sentences(documents, np.array([2, 1, 2]))
+    builder.finalize(str(data / "valid.idx"))
+    short = SimpleNamespace(data_bin=data)
+    if mode in ("complete_doc", "eos"):
+        with pytest.raises(ValueError, match="no text of valid can be corrupted, as all have fewer than 2 tokens"):
+            task_of(short, "--sample-break-mode", mode, split="valid")
+    else:
+        assert len(task_of(short, "--sample-break-mode", mode, split="valid").dataset("valid")) == 1
 
 
 def test_model_with_too_few_positions_is_refused(tiny: TinyData) -> None:
