@@ -33,7 +33,8 @@ class SpanContrastiveConfig(FairseqDataclass):
         default=False, metadata={"help": "retrieve from the sequences of all ranks' batches"}
     )
     negative_group_size: Optional[int] = field(  # noqa: UP045
-        default=None, metadata={"help": "number of ranks that share their sequences (default: all)"}
+        default=None,
+        metadata={"help": "number of ranks that share their sequences, with --negatives-across-ranks (default: all)"},
     )
 
 
@@ -42,7 +43,8 @@ class SpanContrastiveCriterion(FairseqCriterion):
     """The loss of a span's start plus the loss of its end, as a mean over the spans.
 
     Raises:
-        ValueError: the task is not ``nonparametric_masked_lm``, or the temperature is not positive.
+        ValueError: the task is not ``nonparametric_masked_lm``, the temperature is not positive, or
+            ``negative_group_size`` is given without ``negatives_across_ranks``.
     """
 
     def __init__(self, cfg: SpanContrastiveConfig, task: Any) -> None:
@@ -51,6 +53,8 @@ class SpanContrastiveCriterion(FairseqCriterion):
             raise ValueError("--criterion span_contrastive needs --task nonparametric_masked_lm, which masks its spans")
         if cfg.similarity_temperature is not None and not cfg.similarity_temperature > 0:
             raise ValueError(f"--similarity-temperature must be positive, got {cfg.similarity_temperature}")
+        if cfg.negative_group_size is not None and not cfg.negatives_across_ranks:
+            raise ValueError("--negative-group-size needs --negatives-across-ranks")
         self.cfg = cfg
         self.dictionary = task.source_dictionary
         self.single = str(task.cfg.span_mode) == "single"

@@ -178,6 +178,7 @@ def test_checkpoint_without_the_masks_of_spans_loads_and_they_begin_as_its_mask(
         ("--span-length-p", 2, r"length_p must be in \(0, 1\], got 2"),
         ("--context-masking-ratio", 2, r"--context-masking-ratio must be in \[0, 1\], got 2"),
         ("--similarity-temperature", 0, "--similarity-temperature must be positive, got 0"),
+        ("--negative-group-size", 2, "--negative-group-size needs --negatives-across-ranks"),
     ],
 )
 def test_options_without_meaning_are_refused(pipeline: Any, flag: str, value: float, message: str) -> None:
