@@ -126,7 +126,7 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
     ),
     "preprocess": lambda own, output: (
         *("preprocess", "--train", own.text, "--valid", own.text, "--auxiliary", own.model, "--layer", 1),
-        *("--output", output, *SMALL),
+        *("--output", output, *SMALL[:6], "--threads", 1),
     ),
     "datastore": lambda own, output: (
         *("datastore", "build", own.data_bin, "--checkpoint", own.npm, "--output", output),
