@@ -70,10 +70,10 @@ class MaskedLmCollator:
         self.masking = masking or Masking()
         check_tokenizer(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
-        self.size = len(tokenizer)
+        self.size = number_of_ids(tokenizer)
         self.special = np.zeros(self.size, bool)
         self.special[special_ids(tokenizer)] = True
-        self._plain = np.flatnonzero(~self.special)
+        self._plain = np.setdiff1d([*tokenizer.get_vocab().values()], special_ids(tokenizer))
         self._pieces = piece_classes(tokenizer) if self.masking.whole_words else None
 
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
@@ -98,8 +98,8 @@ class MaskedLmCollator:
         ids = sequence.input_ids
         if len(ids) and int(ids.max()) >= self.size:
             raise ValueError(
-                f"sequence {sequence.index} has the id {int(ids.max())}, and the tokenizer has only {self.size} "
-                "tokens; pass the tokenizer that made the ids"
+                f"sequence {sequence.index} has the id {int(ids.max())}, and the tokenizer has only ids below "
+                f"{self.size}; pass the tokenizer that made the ids"
             )
         return ~self.special[ids]
 
@@ -283,6 +283,11 @@ def check_tokenizer(tokenizer: Any) -> None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
 
 
+def number_of_ids(tokenizer: Any) -> int:
+    """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def special_ids(tokenizer: Any) -> list[int]:
     """Ids that are never masked and never coded: of tokens that begin, end and pad a text, and of masks."""
     names = ("cls", "sep", "bos", "eos", "pad", "mask")
@@ -299,4 +304,5 @@ def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
     special = {*special_ids(tokenizer), *masks}
     if getattr(tokenizer, "unk_token_id", None) is not None:
         special.add(int(tokenizer.unk_token_id))
-    return PieceClasses.of_vocabulary(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), special)
+    found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
+    return PieceClasses.of_vocabulary([token or "" for token in found], special)

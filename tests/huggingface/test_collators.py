@@ -19,6 +19,7 @@ from mlsm_plugin.huggingface.collators import (
     MaskedLmCollator,
     Masking,
     TokenContrastiveCollator,
+    piece_classes,
     special_ids,
 )
 from tests.huggingface.tiny_corpus import (
@@ -115,6 +116,22 @@ def test_whole_words_are_masked_or_left(tokenizer: Any) -> None:
     assert 0.3 < masked.sum() / sum(len(dataset[row].input_ids) - 2 for row in range(200)) < 0.5
 
 
+def test_ids_without_a_token_are_never_drawn() -> None:
+    """A vocab.txt that has a line twice gives such a tokenizer."""
+    missing, last = (6, 7, 40), 4 + WORDS
+    tokenizer = make_tokenizer(without=missing)
+    assert len(tokenizer) < last + 1
+    text = PretrainingSequences([[CLS, *[last] * 3000, SEP]])
+    masking = Masking(mask_prob=0.5, leave_unmasked_prob=0, random_token_prob=1)
+    batch = MaskedLmCollator(tokenizer, masking)(items(text, 0))
+    drawn = set(batch["input_ids"].unique().tolist())
+    assert drawn == {CLS, SEP, UNK, *range(5, last + 1)} - {*missing}
+    pieces = piece_classes(tokenizer)
+    assert len(pieces.special) == last + 1
+    assert not pieces.begins_word[last]
+    MaskedLmCollator(tokenizer, Masking(whole_words=True))(items(text, 0))
+
+
 def test_codes_are_those_of_the_masked_tokens(tokenizer: Any, coded: tuple[PretrainingSequences, Any]) -> None:
     dataset, codes = coded
     batch = LatentSemanticCollator(tokenizer, Masking(mask_prob=0.4))(items(dataset, 7, 0, 30, 7))
@@ -189,7 +206,7 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
         (lambda: LatentSemanticCollator(make_tokenizer(), latent_top=0), "latent_top must be at least 1"),
         (
             lambda: MaskedLmCollator(make_tokenizer())(items(PretrainingSequences([[2, 900, 3]]), 0)),
-            "sequence 0 has the id 900, and the tokenizer has only 65 tokens",
+            "sequence 0 has the id 900, and the tokenizer has only ids below 65",
         ),
         (
             lambda: LatentSemanticCollator(make_tokenizer())(items(PretrainingSequences([[2, 9, 3]]), 0)),

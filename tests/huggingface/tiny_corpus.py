@@ -19,10 +19,10 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 WORDS, ATOMS = 60, 11
 
 
-def make_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer of WordPiece pieces: the second half of them go on with a word."""
+def make_tokenizer(*, without: tuple[int, ...] = (), **options: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer of WordPiece pieces: the second half of them go on with a word; ids ``without`` have no token."""
     pieces = [f"w{number}" if number < WORDS // 2 else f"##w{number}" for number in range(WORDS)]
-    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
+    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *pieces]) if number not in without}
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **{**names, **options})
