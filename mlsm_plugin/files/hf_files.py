@@ -12,6 +12,7 @@ from typing import Any
 HF_PREFIX = "hf:"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 FILES = ["*.json", "*.txt", "*.model"]
+LATENT_HEAD = "latent_head.safetensors"  # beside the weights of a model with a latent head
 SHARDS = {"model.safetensors.index.json": "model-*.safetensors", "pytorch_model.bin.index.json": "pytorch_model-*.bin"}
 
 
@@ -52,9 +53,11 @@ def _leave_out_broken_torchaudio() -> None:
 def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
+    Without a network, a model counts that is in the library's cache.
+
     Args:
         name: with or without ``hf:``.
-        weights: also get the weights of the model.
+        weights: also get the weights of the model, and its latent head if it has one.
 
     Raises:
         ValueError: there is no such folder, and the hub has no such model or cannot be reached.
@@ -66,17 +69,37 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"{name or HF_PREFIX} is not a folder of a Hugging Face model; pass hf:FOLDER or hf:HUB-NAME")
     import_transformers()
+    try:
+        return _snapshot(name, weights=weights)
+    except Exception as error:  # network, permission and name errors of several libraries
+        cached = _cached_with_weights(name) if weights else None
+        if cached is not None:
+            return cached
+        raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
+
+
+def _snapshot(name: str, *, weights: bool) -> Path:
+    """The folder of a hub name; without weights, the library takes it from its cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
+    wanted = list(FILES)
+    if weights:
+        there = set(list_repo_files(name))
+        chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
+        wanted += [chosen, SHARDS.get(chosen, chosen), LATENT_HEAD]
+    return Path(snapshot_download(name, allow_patterns=wanted))
+
+
+def _cached_with_weights(name: str) -> Path | None:
+    """The folder of a hub name in the library's cache; None if it is not there, or has no weights."""
+    from huggingface_hub import snapshot_download
+
     try:
-        wanted = list(FILES)
-        if weights:
-            there = set(list_repo_files(name))
-            chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
-            wanted += [chosen, SHARDS.get(chosen, chosen)]
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except Exception as error:  # network, permission and name errors of several libraries
-        raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
+        folder = Path(snapshot_download(name, local_files_only=True))
+        weight_files(folder)
+    except Exception:  # errors of several libraries
+        return None
+    return folder
 
 
 @contextmanager

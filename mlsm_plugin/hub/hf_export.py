@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from mlsm_plugin.fairseq_seams import roberta_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import written_by_library
+from mlsm_plugin.files.hf_files import LATENT_HEAD, written_by_library
 from mlsm_plugin.hub.modernbert_export import modernbert_model
 from mlsm_plugin.hub.roberta_export import roberta_model
 from mlsm_plugin.models.modern_layers import ModernTransformer
@@ -20,7 +21,6 @@ from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
-LATENT_HEAD = "latent_head.safetensors"
 LARGEST_DIFFERENCE = 1e-4
 
 
@@ -180,6 +180,8 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         written = AutoModelForMaskedLM.from_pretrained(folder).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
         reordered, tokens, difference = compare(interface, ids, tokenizer, written, lines, word="exported")
+        if not interface.num_atoms:
+            Path(output, LATENT_HEAD).unlink(missing_ok=True)  # of an earlier export to this folder
     return ExportProof(len(lines) - reordered, reordered, tokens, difference, interface.num_atoms)
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.masked_lms import head_of, initialize, open_masked_lm
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
-LATENT_HEAD = "latent_head.safetensors"  # the file that `mlsm export-hf` writes, too
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
@@ -49,7 +48,7 @@ class LatentSemanticModel(PretrainingModel):
             ValueError: the model does not exist, has no trained masked-LM head, or has no latent head and ``num_atoms``
                 is not given; the latent head is damaged.
         """
-        saved = _read_latent_head(Path(hf_folder(path)) / LATENT_HEAD)
+        saved = _read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")

@@ -23,6 +23,18 @@ def test_command_says_what_it_proved(tiny: TinyData, tmp_path: Path, capsys: Cap
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"config.json", "model.safetensors"}
 
 
+def test_the_latent_head_of_an_earlier_export_is_removed(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    head = tmp_path / "out" / "latent_head.safetensors"
+    head.parent.mkdir()
+    head.touch()
+    words = ("export-hf", tiny.model, head.parent, "--text", tiny.text, "--lines")
+    failing_mlsm(capsys, *words, 0)
+    assert head.exists()
+    mlsm(*words, 5)
+    assert (head.parent / "model.safetensors").exists()
+    assert not head.exists()
+
+
 def test_what_cannot_be_compared_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     words = ("export-hf", tiny.model, tmp_path / "out", "--text")
     assert "--lines must be positive, got 0" in failing_mlsm(capsys, *words, tiny.text, "--lines", 0)

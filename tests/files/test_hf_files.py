@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, is_hf, weight_files
+from mlsm_plugin.files.hf_files import LATENT_HEAD, first_line, hf_folder, import_transformers, is_hf, weight_files
 
 
 def test_the_prefix_tells_the_names_of_the_library() -> None:
@@ -51,9 +51,31 @@ def test_a_hub_name_is_its_folder_in_the_cache_or_an_error(tmp_path: Path, monke
     refs.mkdir()
     (refs / "main").write_text(commit)
     assert hf_folder("hf:someone/tiny") == hf_folder("someone/tiny") == cached
+    with pytest.raises(ValueError, match=r"^someone/tiny is .*, and the hub does not offer it: [^\n]+$"):
+        hf_folder("someone/tiny", weights=True)  # they are not in the cache
+    (cached / "model.safetensors").touch()
+    assert hf_folder("hf:someone/tiny", weights=True) == cached
     for weights in (False, True):
         with pytest.raises(ValueError, match=r"^someone/else is .*, and the hub does not offer it: [^\n]+$"):
             hf_folder("hf:someone/else", weights=weights)
+
+
+def test_the_latent_head_comes_with_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_transformers()
+    import huggingface_hub
+
+    wanted: list[str] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        wanted[:] = allow_patterns
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: ["config.json", "pytorch_model.bin"])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert hf_folder("someone/tiny", weights=True) == tmp_path
+    assert {"*.json", "pytorch_model.bin", LATENT_HEAD} <= {*wanted}
+    assert hf_folder("someone/tiny") == tmp_path
+    assert not {"pytorch_model.bin", LATENT_HEAD} & {*wanted}
 
 
 def test_the_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

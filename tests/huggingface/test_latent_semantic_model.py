@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
-from mlsm_plugin.huggingface import LatentSemanticCollator, LatentSemanticModel, PretrainingSequences, TokenSequences
+from mlsm_plugin.files.hf_files import LATENT_HEAD
+from mlsm_plugin.huggingface import LatentSemanticCollator, PretrainingSequences, TokenSequences
 from mlsm_plugin.huggingface.collators import IGNORED, Masking
-from mlsm_plugin.huggingface.latent_semantic_model import LATENT_HEAD
+from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.trainer_callback import prepare
 from tests.huggingface.tiny_corpus import ATOMS, make_tokenizer, random_ids, tiny_bert, write_codes
 
