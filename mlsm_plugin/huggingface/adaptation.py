@@ -18,7 +18,7 @@ from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, recorded_in
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.library_encoder import check_vocabulary, positions_of, supported_config
 from mlsm_plugin.huggingface.coding import encode_sequences
@@ -120,8 +120,9 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
     """
     share = work_share(None, None, os.environ)
     output = Path(settings.output)
+    processes = _processes(output, share.count)
     tokenizer, length = _check(settings)
-    folder = PlannedFolder(output, _plan(settings, length), advice=ADVICE)
+    folder = PlannedFolder(output, {**_plan(settings, length), **processes}, advice=ADVICE)
     with only_writer(output) if share.index == 0 else nullcontext():
         folder.check()
         if folder.is_sealed:
@@ -207,6 +208,22 @@ def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
         plan["learning"] = {**learning, **({"published": sha256_of_files(published)} if published else {})}
         plan |= {"auxiliary": _fingerprint(settings.coded_model), "latent_top": settings.latent_top}
     return plan
+
+
+def _processes(output: Path, count: int) -> dict[str, int]:
+    """The number of processes for the plan, since it decides batches and updates; a folder without it is resumed, too.
+
+    Raises:
+        ValueError: the folder was begun by another number of processes.
+    """
+    there = recorded_in(output, "processes")
+    if there not in (None, count):
+        raise ValueError(
+            f"the number of processes is {there} in {output} and {count} now; start {there} (several: with torchrun "
+            "--nproc-per-node), or choose another --output"
+        )
+    begun_before_it_was_recorded = there is None and recorded_in(output, "objective") is not None
+    return {} if begun_before_it_was_recorded else {"processes": count}
 
 
 def _fingerprint(model: str) -> str:
