@@ -47,6 +47,7 @@ OBJECTIVES = ("mlm", "mlsm", "mlsm+mlm", "taco", "npm")
 WITH_CODES = ("mlsm", "mlsm+mlm")
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
+FEWEST_FOR_SPANS = 2  # sequences; npm finds spans in others
 ADVICE = "Pass these settings again, or choose another --output"
 
 
@@ -242,18 +243,30 @@ def _prepared(settings: Adaptation, tokenizer: Any, length: int, *, anew: bool) 
     if settings.valid_texts:
         train, valid = text, sequences(settings.valid_texts, "valid")
     else:
-        held_out = min(max(1, math.ceil(HELD_OUT * len(text))), MOST_HELD_OUT)
+        fewest = FEWEST_FOR_SPANS if settings.objective == "npm" else 1
+        held_out = min(max(fewest, math.ceil(HELD_OUT * len(text))), MOST_HELD_OUT)
         if len(text) < 2 * held_out + 1:
             raise ValueError(
                 f"the text has only {len(text)} sequences of at most {length} ids, too few to hold some out; pass more "
                 "text, or text to evaluate on with --valid"
             )
         train, valid = text.part(0, len(text) - held_out), text.part(len(text) - held_out, len(text))
+    if settings.objective == "npm":
+        _check_spans(train, "--text")
+        _check_spans(valid, "--valid")
     if settings.objective in WITH_CODES:
         learn_from_sequences(
             train, settings.coded_model, output=output / "dictionary", settings=_learning(settings), overwrite=anew
         )
     return Prepared(train, valid, tokenizer, length)
+
+
+def _check_spans(sequences: TokenSequences, option: str) -> None:
+    if len(sequences) < FEWEST_FOR_SPANS:
+        raise ValueError(
+            f"the text of {option} is only {len(sequences)} sequence, and npm finds spans in other sequences; pass "
+            "more text, or a smaller --max-length"
+        )
 
 
 def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:

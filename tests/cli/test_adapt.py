@@ -70,6 +70,18 @@ def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys:
     assert (tmp_path / "out" / "meta.json").exists()
 
 
+def test_npm_holds_out_two_sequences_of_a_short_text(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    short, one = tmp_path / "short.txt", tmp_path / "one.txt"
+    lines = (start / "text.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    short.write_text("".join(lines[:20]), encoding="utf-8")
+    one.write_text("one line\n", encoding="utf-8")
+    command = words(start, tmp_path / "out", "--updates", 1, "--text", short, objective="npm")
+    line = failing_mlsm(capsys, *command, "--valid", one)
+    assert "the text of --valid is only 1 sequence, and npm finds spans in other sequences" in line
+    mlsm(*command)
+    assert (tmp_path / "out" / "model").exists()
+
+
 SLOW = pytest.mark.slow
 
 
