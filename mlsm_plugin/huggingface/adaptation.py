@@ -134,7 +134,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
             new = folder.standing() is Standing.ABSENT
             folder.begin()
             try:
-                prepared = _prepared(settings, tokenizer, length, anew=new)
+                prepared = _prepared(settings, tokenizer, length, share, anew=new)
             except ValueError:
                 if new:
                     folder.forget()  # so that the corrected command is not refused
@@ -171,6 +171,7 @@ def _check(settings: Adaptation) -> tuple[Any, int]:
     limit = min([positions_of(config), *([_positions(settings.auxiliary)] if settings.auxiliary else [])])
     if length > limit:
         raise ValueError(f"--max-length {length} is more than the {limit} positions of the model")
+    open_masked_lm(source)  # last, as it takes longest; the training opens it again
     return tokenizer, length
 
 
@@ -232,7 +233,7 @@ def _fingerprint(model: str) -> str:
     return sha256_of_files(folder / "config.json", *weight_files(folder))
 
 
-def _prepared(settings: Adaptation, tokenizer: Any, length: int, *, anew: bool) -> Prepared:
+def _prepared(settings: Adaptation, tokenizer: Any, length: int, share: WorkShare, *, anew: bool) -> Prepared:
     """The sequences to train and to evaluate on, and the dictionary; ``anew`` replaces what another plan has made."""
     output = Path(settings.output)
 
@@ -256,8 +257,9 @@ def _prepared(settings: Adaptation, tokenizer: Any, length: int, *, anew: bool) 
         _check_spans(valid, "--valid")
     if settings.objective in WITH_CODES:
         learn_from_sequences(
-            train, settings.coded_model, output=output / "dictionary", settings=_learning(settings), overwrite=anew
-        )
+            *(train, settings.coded_model),
+            output=output / "dictionary", settings=_learning(settings), device=_device(settings, share), overwrite=anew,
+        )  # fmt: skip
     return Prepared(train, valid, tokenizer, length)
 
 
@@ -267,6 +269,11 @@ def _check_spans(sequences: TokenSequences, option: str) -> None:
             f"the text of {option} is only {len(sequences)} sequence, and npm finds spans in other sequences; pass "
             "more text, or a smaller --max-length"
         )
+
+
+def _device(settings: Adaptation, share: WorkShare) -> str | None:
+    """Where hidden states and codes are computed."""
+    return "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
 
 
 def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:
@@ -285,7 +292,7 @@ def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:
             encode_sequences(
                 *(sequences, settings.coded_model),
                 coder=coder, output=output / f"{name}.codes", settings=coding, share=share,
-                device=share.device(torch.cuda.device_count()),
+                device=_device(settings, share),
             )  # fmt: skip
             if share.count == 1:
                 break

@@ -6,11 +6,12 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlsm_plugin.huggingface import LatentSemanticModel
+from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.tiny_hf_models import make_model, make_tokenizer
@@ -58,6 +59,29 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     mlsm(*command)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == made
+
+
+def test_cpu_is_for_learning_and_coding_too(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def spied(function: Any) -> Any:
+        def spy(*args: Any, device: str | None, **options: Any) -> Any:
+            found.append(device)
+            return function(*args, device=device, **options)
+
+        return spy
+
+    for name in ("learn_from_sequences", "encode_sequences"):
+        monkeypatch.setattr(adaptation, name, spied(getattr(adaptation, name)))
+    mlsm(*words(start, tmp_path / "out", "--updates", 1))
+    assert found == ["cpu"] * 3
+
+
+def test_a_model_without_a_head_is_refused_first(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = make_model("bert", start / "text.txt", tmp_path / "headless")
+    line = failing_mlsm(capsys, "adapt", model, "--text", start / "text.txt", "--output", tmp_path / "out", "--cpu")
+    assert "it was saved without its head" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:
