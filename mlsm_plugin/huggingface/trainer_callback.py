@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 
@@ -50,13 +50,26 @@ def prepare(trainer: Trainer) -> Trainer:
         the Trainer.
 
     Raises:
-        ValueError: its model has no objective of this package.
+        ValueError: its model has no objective of this package, or its process sees several GPUs.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
+    check_gpus(trainer.args)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer
+
+
+def check_gpus(arguments: TrainingArguments) -> None:
+    """Raise ValueError if the Trainer of a process would split its batches over several GPUs (``DataParallel``).
+
+    It splits every tensor by its rows, and codes, pairs and spans are not rows of a batch.
+    """
+    if arguments.n_gpu > 1:
+        raise ValueError(
+            f"this process sees {arguments.n_gpu} GPUs; start one for each with torchrun --nproc-per-node "
+            f"{arguments.n_gpu}, or show it one with CUDA_VISIBLE_DEVICES=0"
+        )
 
 
 def loss_metrics(model: PretrainingModel) -> Callable[[Any], dict[str, float]]:

@@ -88,12 +88,17 @@ class TrainingSettings:
         Args:
             checkpoints: folder of the Trainer's checkpoints.
             updates: takes the place of :attr:`updates`.
+
+        Raises:
+            ValueError: this process sees several GPUs.
         """
         import_transformers()
         from transformers import TrainingArguments
 
+        from mlsm_plugin.huggingface.trainer_callback import check_gpus
+
         number = updates or self.updates
-        return TrainingArguments(
+        arguments = TrainingArguments(
             output_dir=str(checkpoints),
             max_steps=number,
             per_device_train_batch_size=self.batch_size,
@@ -118,6 +123,8 @@ class TrainingSettings:
             ddp_timeout=SECONDS_TO_WAIT,
             average_tokens_across_devices=True,
         )
+        check_gpus(arguments)
+        return arguments
 
 
 def make_trainer(

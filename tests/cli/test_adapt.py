@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from tests.cli.coding_runs import start_mlsm
@@ -82,6 +82,16 @@ def test_a_model_without_a_head_is_refused_first(start: Path, tmp_path: Path, ca
     line = failing_mlsm(capsys, "adapt", model, "--text", start / "text.txt", "--output", tmp_path / "out", "--cpu")
     assert "it was saved without its head" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_several_gpus_need_several_processes(
+    start: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingArguments, "n_gpu", 2)
+        line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
+    assert "this process sees 2 GPUs; start one for each with torchrun --nproc-per-node 2, or show it one" in line
+    assert not (tmp_path / "out" / "plan.json").exists()
 
 
 def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys: Capture) -> None:

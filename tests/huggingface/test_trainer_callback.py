@@ -52,6 +52,13 @@ def test_a_stock_model_has_no_parts(tmp_path: Path) -> None:
         prepare(make_trainer(tmp_path, tiny_bert()))
 
 
+def test_several_gpus_of_one_process_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()))
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 3)
+    with pytest.raises(ValueError, match="this process sees 3 GPUs; start one for each with torchrun"):
+        prepare(trainer)
+
+
 def test_each_epoch_has_its_own_masks(tmp_path: Path) -> None:
     trainer, epochs = make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()), max_steps=5), []
     collate = trainer.data_collator
