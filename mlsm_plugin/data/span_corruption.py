@@ -303,6 +303,9 @@ class SpanCorruptionCollator:
 
     def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
         """Make a batch of ``texts``, each ids ``(n_i,)`` without EOS."""
+        return collate_spans(self.pairs(texts), pad=self.pad, eos=self.eos)
+
+    def pairs(self, texts: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The source and the target of each text, with new spans; see :func:`corrupt_spans`."""
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
-        pairs = [write_sentinels(text, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng) for text in texts]
-        return collate_spans(pairs, pad=self.pad, eos=self.eos)
+        return [write_sentinels(text, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng) for text in texts]

@@ -18,6 +18,7 @@ _MODULE_OF = {
     "PretrainingCallback": "huggingface.trainer_callback",
     "PretrainingSequences": "huggingface.pretraining_sequences",
     "SpanContrastiveModel": "huggingface.span_contrastive_model",
+    "SpanDenoisingCollator": "huggingface.span_denoising",
     "SpanGroups": "huggingface.span_groups",
     "SpanGroupsCollator": "huggingface.span_groups",
     "TokenContrastiveCollator": "huggingface.collators",
