@@ -127,7 +127,7 @@ class MaskedLmCollator:
         generators: Sequence[np.random.Generator],
     ) -> dict[str, Any]:
         """The batch in which the tokens ``masked`` are masked."""
-        shape = len(sequences), max(len(sequence.input_ids) for sequence in sequences)
+        shape = len(sequences), max(1, *(len(sequence.input_ids) for sequence in sequences))
         ids, labels = torch.full(shape, self.pad), torch.full(shape, IGNORED)
         attention = torch.zeros(shape, dtype=torch.int64)
         for row, (sequence, places, rng) in enumerate(zip(sequences, masked, generators, strict=True)):
@@ -135,9 +135,8 @@ class MaskedLmCollator:
             length = len(original)
             ids[row, :length] = torch.from_numpy(self._replaced(original, places, rng))
             labels[row, :length] = torch.from_numpy(np.where(places, original, IGNORED))
-            attended = original != self.pad
-            attended[:1] = True  # attention to nothing may not be finite
-            attention[row, :length] = torch.from_numpy(attended)
+            attention[row, :length] = torch.from_numpy(original != self.pad)
+            attention[row, 0] = 1  # attention to nothing may not be finite
         return {"input_ids": ids, "attention_mask": attention, "labels": labels}
 
     def _replaced(self, original: np.ndarray, masked: np.ndarray, rng: np.random.Generator) -> np.ndarray:

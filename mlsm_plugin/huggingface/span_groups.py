@@ -100,7 +100,10 @@ class SpanGroupsCollator:
         """
         drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
         batch = collate_groups(drawn, self.masking)
-        masked = batch["net_input"]["src_tokens"]
+        masked, context = (
+            ids if ids.size(1) else ids.new_full((len(ids), 1), self.pad)  # all sequences are empty
+            for ids in (batch["net_input"]["src_tokens"], batch["context"]["src_tokens"])
+        )
         counts = torch.tensor([len(one["spans"]) for one in drawn])
         places = torch.arange(max(1, int(counts.max())))
         return {
@@ -108,7 +111,7 @@ class SpanGroupsCollator:
             "labels": torch.where(places < counts[:, None], 1, IGNORED),
             "input_ids": masked,
             "attention_mask": (masked != self.pad).long(),
-            "context_ids": batch["context"]["src_tokens"],
+            "context_ids": context,
             "spans": batch["spans"],
             "special": self._special,
         }

@@ -11,7 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.huggingface import PretrainingSequences, TokenSequences
+from mlsm_plugin.huggingface import (
+    LatentSemanticModel,
+    MaskedLmModel,
+    PretrainingSequences,
+    TokenContrastiveModel,
+    TokenSequences,
+)
 from mlsm_plugin.huggingface.collators import (
     IGNORED,
     Contrast,
@@ -32,6 +38,7 @@ from tests.huggingface.tiny_corpus import (
     WORDS,
     make_tokenizer,
     random_ids,
+    tiny_bert,
     write_codes,
 )
 
@@ -59,6 +66,25 @@ def test_padding_among_the_ids_is_not_attended_to(tokenizer: Any) -> None:
     # attention to nothing may not be finite
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
     assert batch["labels"][2].tolist() == [IGNORED] * 5
+
+
+def test_a_batch_of_empty_sequences_has_a_loss_of_0(tokenizer: Any, tmp_path: Path) -> None:
+    ids = TokenSequences([[], [CLS, 7, 8, SEP], []])
+    write_codes(ids, tmp_path / "codes")
+    plain, coded = PretrainingSequences(ids), PretrainingSequences(ids, tmp_path / "codes")
+    for model, dataset, collator in (
+        (MaskedLmModel.of(tiny_bert()), plain, MaskedLmCollator(tokenizer)),
+        (TokenContrastiveModel.of(tiny_bert()), plain, TokenContrastiveCollator(tokenizer)),
+        (LatentSemanticModel.of(tiny_bert(), num_atoms=ATOMS), coded, LatentSemanticCollator(tokenizer)),
+    ):
+        batch = collator(items(dataset, 0, 2))
+        assert batch["input_ids"].tolist() == [[PAD], [PAD]]
+        assert batch["attention_mask"].tolist() == [[1], [1]]  # attention to nothing may not be finite
+        loss = model.train()(**batch)["loss"]
+        loss.backward()
+        assert loss.item() == 0
+        assert all(bool(values.grad.isfinite().all()) for values in model.parameters() if values.grad is not None)
+    assert MaskedLmCollator(tokenizer)(items(plain, 0, 1))["attention_mask"].tolist() == [[1, 0, 0, 0], [1] * 4]
 
 
 def test_the_special_tokens_are_never_masked_and_unknown_ones_may_be(tokenizer: Any) -> None:

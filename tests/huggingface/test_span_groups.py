@@ -44,6 +44,15 @@ def test_a_batch_has_the_spans_with_their_masks() -> None:
     assert not torch.equal(collator([groups[0], groups[1]])["input_ids"], batch["input_ids"])
 
 
+def test_a_group_of_empty_sequences_has_a_loss_of_0() -> None:
+    groups = SpanGroups([[], [], [CLS, 7, SEP], []], group_size=2)
+    batch = SpanGroupsCollator(make_tokenizer(), max_length=40)([groups[0]])
+    assert batch["input_ids"].tolist() == batch["context_ids"].tolist() == [[PAD], [PAD]]
+    loss = SpanContrastiveModel.of(tiny_bert()).train()(**batch)["loss"]
+    loss.backward()
+    assert loss.item() == 0
+
+
 def test_npm_trains_and_evaluates(tmp_path: Path) -> None:
     groups = SpanGroups(repeated_ids(), group_size=5)
     trainer = Trainer(
