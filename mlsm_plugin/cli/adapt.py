@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coding_options import check_positive
@@ -140,9 +142,9 @@ def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
         before = figures["before"].get(name)
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
     print(f"model: {output}/model")
-    print_next(
-        "Use it with", f"python -c \"from transformers import pipeline; pipeline('fill-mask', '{output}/model')\""
-    )
+    path = json.dumps(f"{output}/model", ensure_ascii=False)  # a literal of Python, too
+    code = f'from transformers import pipeline; pipeline("fill-mask", {path})'
+    print_next("Use it with", shlex.join(["python", "-c", code]))
 
 
 def _learning(args: argparse.Namespace, *, half: bool) -> LearningSettings:

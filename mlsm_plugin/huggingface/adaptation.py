@@ -87,8 +87,8 @@ class Adaptation:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise ValueError(f"the objective must be one of {', '.join(OBJECTIVES)}, got {self.objective}")
-        if self.epochs is not None and not self.epochs > 0:
-            raise ValueError(f"--epochs must be positive, got {self.epochs:g}")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ValueError(f"--epochs must be positive and finite, got {self.epochs:g}")
 
     @property
     def coded_model(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,15 @@ def test_a_corrected_command_is_not_refused(start: Path, tmp_path: Path, capsys:
     failing_mlsm(capsys, *words(start, tmp_path / "out", "--text", empty))
     mlsm(*words(start, tmp_path / "out"))
     assert (tmp_path / "out" / "meta.json").exists()
+
+
+def test_the_last_line_can_be_pasted(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / 'the writer\'s "own" $HOME'
+    mlsm(*words(start, output, "--updates", 1, objective="mlm"))
+    python, flag, code = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (python, flag) == ("python", "-c")
+    call = ast.parse(code).body[-1].value  # type: ignore[attr-defined]
+    assert [ast.literal_eval(argument) for argument in call.args] == ["fill-mask", f"{output}/model"]
 
 
 def test_npm_holds_out_two_sequences_of_a_short_text(start: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tests.huggingface.tiny_corpus import tiny_bert
 def test_settings_out_of_range_are_one_line() -> None:
     with pytest.raises(ValueError, match="the objective must be one of mlm, mlsm"):
         Adaptation("model", ["text"], "out", objective="none")
-    with pytest.raises(ValueError, match="--epochs must be positive"):
-        Adaptation("model", ["text"], "out", epochs=0)
+    for epochs in (0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="--epochs must be positive and finite"):
+            Adaptation("model", ["text"], "out", epochs=epochs)
 
 
 def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> None:
