@@ -20,6 +20,8 @@ from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
 
 CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+# parts of a plan that decide only how sums are rounded: a training resumes with other ones
+NEUTRAL = ("threads", "batch_tokens")
 
 
 def learn_sae(
@@ -34,7 +36,8 @@ def learn_sae(
         stream: the hidden states.
         settings: what is trained.
         output: folder of the checkpoint.
-        plan: everything that decides the result, as values that JSON can hold.
+        plan: everything that decides the result, as values that JSON can hold; a resumed training may have other
+            :data:`NEUTRAL` ones.
         overwrite: start anew if the checkpoint was begun with another plan.
 
     Raises:
@@ -80,7 +83,10 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
         if overwrite:
             return None
         raise _damaged(path, error) from None
-    named = differences(found, json.loads(json.dumps(plan)))
+    wanted = json.loads(json.dumps(plan))
+    if isinstance(found, dict):
+        found |= {name: wanted.get(name) for name in NEUTRAL}
+    named = differences(found, wanted)
     if named and not overwrite:
         raise ValueError(
             f"{path} belongs to a training that was begun with other settings: {'; '.join(named[:4])}. "

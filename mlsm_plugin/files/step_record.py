@@ -19,7 +19,7 @@ STEPS = values(
     fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
 )
 # options, each with a value, that say how a step computes and not what: other ones leave it up to date
-NEUTRAL = ("--workers", "--threads", "--device")
+NEUTRAL = ("--workers", "--threads", "--device", "--batch-tokens")
 RECORDED_LATER = ("uses", "input_sizes")  # parts of a signature that older records lack
 NEUTRAL_TEXT = re.compile(rf" (?:{'|'.join(NEUTRAL)}) \S+")
 

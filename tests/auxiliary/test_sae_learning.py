@@ -43,6 +43,14 @@ def test_checkpoint_of_the_plan_is_resumed(
     assert capsys.readouterr().out.count("resuming after 5 of 6 updates") == 2
 
 
+def test_checkpoint_is_resumed_with_other_threads_and_batches(
+    stream: HiddenStateStream, begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learn_sae(stream, SETTINGS, output=begun, plan={"seed": 1, "threads": 2, "batch_tokens": 4096})
+    learn_sae(stream, SETTINGS, output=begun, plan={"seed": 1, "batch_tokens": 512})
+    assert capsys.readouterr().out.count("resuming after 5 of 6 updates") == 2
+
+
 def test_more_latents_than_half_a_buffer_begin_with_a_larger_sample(
     stream: HiddenStateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

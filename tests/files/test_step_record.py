@@ -215,7 +215,7 @@ def test_how_many_processes_a_step_has_does_not_matter(chain):
     chain.commands["first"] = ["copy", "--workers", "4", "--fast", "--threads", "2"]
     assert chain.run() == (["first", "second"], 0)
     chain.commands["first"] = ["copy", "--workers", "1", "--fast", "--device", "cuda:0"]
-    chain.commands["second"] = ["pack", "--threads", "3"]
+    chain.commands["second"] = ["pack", "--threads", "3", "--batch-tokens", "512"]
     assert chain.run() == ([], 0)
     chain.commands["first"] = ["copy", "--workers", "1", "--slow"]
     assert chain.run() == (["first", "second"], 0)
