@@ -15,7 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template", required=True, metavar="TEXT", help="sentence with {} for the text and one <mask>"
     )
     parser.add_argument(
-        "--verbalizer", required=True, metavar="FILE", help="words of the labels; lines are: label TAB word, word, ..."
+        "--verbalizer",
+        required=True,
+        metavar="FILE",
+        help="words of the labels, a line for each label: label TAB word, word, ...",
     )
     parser.add_argument(
         "--input", required=True, metavar="TSV", help="texts to classify; lines are: label TAB text, or text alone"

@@ -30,10 +30,11 @@ class LabelledText:
 
 
 def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Read the words of each label; lines are ``label TAB word, word, ...``.
+    """Read the words of each label; its line is ``label TAB word, word, ...``.
 
     Raises:
-        ValueError: a line has another form (the message names it), or there are fewer than two labels.
+        ValueError: a line has another form, or a label that has one already (the message names it), or there are fewer
+            than two labels.
     """
     found: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
