@@ -216,9 +216,11 @@ def _processes(output: Path, count: int) -> dict[str, int]:
     """The number of processes for the plan, since it decides batches and updates; a folder without it is resumed, too.
 
     Raises:
-        ValueError: the folder was begun by another number of processes.
+        ValueError: the folder was begun by another number of processes, and is not finished.
     """
     there = recorded_in(output, "processes")
+    if there is not None and PlannedFolder(output, {}, advice=ADVICE).is_sealed:
+        return {"processes": there}
     if there not in (None, count):
         raise ValueError(
             f"the number of processes is {there} in {output} and {count} now; start {there} (several: with torchrun "

@@ -195,7 +195,11 @@ def test_another_number_of_processes_is_refused(
     with monkeypatch.context() as environment:
         for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
             environment.setenv(name, value)
+        mlsm(*command)  # it is finished
+        sealed = seal.read_bytes()
+        seal.unlink()
         line = failing_mlsm(capsys, *command)
+        seal.write_bytes(sealed)
     assert f"the number of processes is 1 in {tmp_path / 'out'} and 2 now; start 1 (several: with torchrun" in line
     for path in (plan, seal):  # an earlier version did not record it
         content = json.loads(path.read_text(encoding="utf-8"))
