@@ -129,16 +129,10 @@ class StepRecord:
 
 def _deciding(signature: dict[str, Any]) -> dict[str, Any]:
     """A signature without the options that do not decide the result."""
-    command, after = signature.get("command"), signature.get("after")
-    kept = dict(signature)
-    if isinstance(command, list):
-        values_of_neutral = {place + 1 for place, word in enumerate(command) if word in NEUTRAL}
-        kept["command"] = [
-            word for place, word in enumerate(command) if word not in NEUTRAL and place not in values_of_neutral
-        ]
-    if isinstance(after, str):
-        kept["after"] = NEUTRAL_TEXT.sub("", after)
-    return kept
+    words = signature.get("command")
+    command = " ".join(map(str, words)) if isinstance(words, list) else str(words)  # a record may be damaged
+    after = str(signature.get("after"))
+    return {**signature, "command": NEUTRAL_TEXT.sub("", command), "after": NEUTRAL_TEXT.sub("", after)}
 
 
 def _size(outputs: Sequence[Path]) -> int:

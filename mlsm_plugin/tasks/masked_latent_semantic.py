@@ -119,7 +119,11 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
 
     def _check_options_of_source(self) -> None:
         for source, options in OPTIONS_OF.items():
-            given = [f"--{option.replace('_', '-')}" for option in options if getattr(self.cfg, option)]
+            given = [
+                f"--{option.replace('_', '-')}"
+                for option in options
+                if (value := getattr(self.cfg, option)) is not None and value is not False  # 0 is given, too
+            ]
             if given and source != str(self.cfg.latent_source):
                 raise ValueError(f"{', '.join(given)}: only --latent-source {source} reads this")
 

@@ -211,6 +211,15 @@ def test_lines_that_move_from_one_input_to_another_are_noticed(tmp_path):
     assert run("a\n", "b\nc\n") == 2
 
 
+@pytest.mark.parametrize("damaged", [{}, {"command": 3, "after": 4}, {"command": "copy", "after": ["x"]}])
+def test_a_step_with_a_damaged_signature_runs_again(chain, damaged):
+    chain.run()
+    record = read_json(chain.folder / "steps.json")
+    record["first"]["signature"] = damaged
+    write_json(chain.folder / "steps.json", record)
+    assert chain.run() == (["first", "second"], 0)
+
+
 def test_how_many_processes_a_step_has_does_not_matter(chain):
     chain.commands["first"] = ["copy", "--workers", "4", "--fast", "--threads", "2"]
     assert chain.run() == (["first", "second"], 0)

@@ -289,6 +289,7 @@ def test_fewer_atoms_than_the_codes_have_are_refused(pipeline):
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
+        (("--latent-layer", 0), "--latent-layer: only --latent-source online reads this"),
         (("--latent-lambda", 0.1), "--latent-lambda: only --latent-source online reads this"),
         (
             ("--auxiliary-checkpoint", "absent.pt", "--latent-dictionary", "absent", "--auxiliary-fp16"),
