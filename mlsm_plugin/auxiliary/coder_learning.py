@@ -311,10 +311,9 @@ def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
     advice = "Pass --overwrite to replace it, or choose another --output"
 
     def plan_of(sealed: dict[str, Any]) -> dict[str, Any]:
-        found = {name: sealed.get(name) for name in plan}
-        if "requested_tokens" not in sealed:  # an older dictionary, or an import
-            found |= {name: value for name, value in plan.items() if name == "requested_tokens"}
-        return found
+        # an older dictionary, or an import, lacks the number
+        known = {"requested_tokens": plan.get("requested_tokens"), **sealed}
+        return {name: known.get(name) for name in plan}
 
     folder = PlannedFolder(output, plan, plan_file=None, plan_of_seal=plan_of, advice=advice)
     if folder.standing() is not Standing.COMPLETE:
