@@ -22,6 +22,8 @@ USES_TO_KEEP = 100
 # An atom that no code has used for PATIENCE * n_atoms rows is replaced: early enough for the new atom to be learned,
 # late enough to keep rare atoms.
 PATIENCE = 10
+# a row is a new atom if its cosine with every atom is below 1 - EQUAL
+EQUAL = 1e-6
 
 
 class Surrogate:
@@ -111,7 +113,7 @@ def learn_online(
 
     Alternates between coding a mini-batch over the current dictionary and one pass of block coordinate descent on the
     surrogate ``0.5 tr(D^T A D) - tr(D^T B)``. An atom that stays unused is replaced by a random row of the current
-    mini-batch.
+    mini-batch, each by another one.
 
     Args:
         hidden: (n_tokens, dim) float32, finite; read one mini-batch at a time.
@@ -141,13 +143,28 @@ def learn_online(
         surrogate.improve(dictionary)
         unused = np.flatnonzero(seen - last_use > PATIENCE * len(initial))
         if len(unused):
-            drawn = normalize_rows(rows[rng.choice(len(rows), len(unused))].astype(np.float64))
-            unused = unused[drawn.any(axis=1)]
+            new = new_directions(rows, dictionary)
+            unused = unused[: len(new)]
             index = torch.from_numpy(unused).to(device)
-            dictionary[index] = torch.from_numpy(drawn[drawn.any(axis=1)]).to(dictionary)
+            dictionary[index] = new[rng.choice(len(new), len(unused), replace=False)]
             surrogate.forget(index)
             last_use[unused] = seen
     return dictionary.float().cpu().numpy()
+
+
+def new_directions(rows: np.ndarray, atoms: Tensor) -> Tensor:
+    """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique.
+
+    Args:
+        rows: (b, dim); rows of zeros have no direction.
+        atoms: (n_atoms, dim).
+
+    Returns:
+        (n, dim) like ``atoms``, n <= b.
+    """
+    different = normalize_rows(np.unique(rows, axis=0).astype(np.float64))
+    found = torch.from_numpy(different[different.any(axis=1)]).to(atoms)
+    return found[(found @ atoms.T).amax(dim=1) < 1 - EQUAL]
 
 
 def mini_batches(hidden: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

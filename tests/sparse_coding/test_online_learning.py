@@ -96,6 +96,18 @@ def test_atoms_that_nothing_uses_are_drawn_anew(hidden, monkeypatch):
     assert dictionary_health(hidden, normalize_rows(learned), lambda_=0.05).unused_atoms > 0
 
 
+def test_atoms_that_are_drawn_anew_differ(hidden, monkeypatch):
+    monkeypatch.setattr(online_learning, "PATIENCE", 1)
+    rows = np.repeat(hidden[:20], 3, axis=0)  # with equal rows, such as those of word vectors
+    initial = np.concatenate([hidden[:3], np.eye(16, dtype=np.float32)])  # the first are rows, which use them
+    learned = learn_online(
+        rows, initial, lambda_=0.99, iterations=1, batch_size=60, rng=np.random.default_rng(0), threads=1
+    )
+    drawn = ~(learned[3:] == initial[3:]).all(axis=1)
+    assert drawn.all()  # 16 of the 17 other rows
+    assert len(np.unique(learned.round(5), axis=0)) == 19
+
+
 def test_a_lambda_that_empties_all_codes_leaves_a_dictionary(hidden):
     learned = learn_dictionary(hidden, **{**LEARNING, "lambda_": 5.0}, backend="torch")
     np.testing.assert_allclose(np.linalg.norm(learned, axis=1), 1, atol=1e-6)
