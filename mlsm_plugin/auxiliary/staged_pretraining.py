@@ -126,13 +126,18 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
 
 @contextmanager
 def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
-    """Record the seconds of the block in ``seconds.json``, unless it fails."""
-    path = save_dir / SECONDS
+    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run goes on.
+
+    A run that resumes makes the codes of its stage again, which takes no time where they are complete.
+    """
+    path, name = save_dir / SECONDS, f"stage {stage.number}: {part}"
     start = time.perf_counter()
-    yield
-    found = read_json(path) if path.exists() else {}
-    found[f"stage {stage.number}: {part}"] = round(time.perf_counter() - start, 2)
-    write_json(path, found)
+    try:
+        yield
+    finally:
+        found = read_json(path) if path.exists() else {}
+        found[name] = round(found.get(name, 0) + time.perf_counter() - start, 2)
+        write_json(path, found)
 
 
 def run_stages(
