@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, learn_sae
+from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
@@ -307,13 +307,13 @@ def _judged(sample: np.ndarray) -> np.ndarray:
 
 
 def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
-    """Whether ``output`` holds this very dictionary; ValueError where it holds another one."""
+    """Whether ``output`` holds this very dictionary, up to rounding; ValueError where it holds another one."""
     advice = "Pass --overwrite to replace it, or choose another --output"
 
     def plan_of(sealed: dict[str, Any]) -> dict[str, Any]:
         # an older dictionary, or an import, lacks the number
         known = {"requested_tokens": plan.get("requested_tokens"), **sealed}
-        return {name: known.get(name) for name in plan}
+        return {name: plan[name] if name in NEUTRAL else known.get(name) for name in plan}
 
     folder = PlannedFolder(output, plan, plan_file=None, plan_of_seal=plan_of, advice=advice)
     if folder.standing() is not Standing.COMPLETE:

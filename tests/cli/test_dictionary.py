@@ -166,6 +166,17 @@ def test_another_number_of_tokens_is_another_dictionary(
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_a_dictionary_is_complete_whatever_threads_and_batches_say(
+    tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `mlsm pretrain` asks for it again when it resumes with other ones."""
+    learn_tiny(tiny, tiny.data_bin, tmp_path / "made", "--threads", 1)
+    before = contents(tmp_path / "made")
+    learn_tiny(tiny, tiny.data_bin, tmp_path / "made", "--threads", 2, "--batch-tokens", 100)
+    assert "nothing to do" in capsys.readouterr().out
+    assert contents(tmp_path / "made") == before
+
+
 def test_a_damaged_meta_file_is_replaced_when_told_so(
     tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
