@@ -153,8 +153,8 @@ def _encode(args: argparse.Namespace, options: dict[str, Any]) -> int:
         figures = encode_split(args.data_bin, split, **options, output=args.output)
         report(split, figures, time.perf_counter() - start, options["share"])
     if figures.meta is not None:
-        tokens = options["settings"].blocks.tokens_per_sample
-        command = training_command(args.data_bin, "model", tokens, args.user_dir, codes=args.output)
+        blocks = options["settings"].blocks
+        command = training_command(args.data_bin, "model", blocks, args.user_dir, codes=args.output)
         print_next("Train with", command)
     return 0
 

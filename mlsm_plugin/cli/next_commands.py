@@ -7,6 +7,10 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hidden_states.blocks import BlockSettings
 
 _in_a_chain: ContextVar[bool] = ContextVar("in_a_chain", default=False)
 
@@ -38,7 +42,7 @@ def encode_command(
 def training_command(
     data_bin: str | os.PathLike[str],
     save_dir: str | os.PathLike[str],
-    tokens_per_sample: int,
+    blocks: BlockSettings,
     user_dir: str | None,
     *,
     codes: str | None = None,
@@ -46,7 +50,8 @@ def training_command(
     """The ``fairseq-train`` command that trains MLSM and MLM together on a coded dataset.
 
     Args:
-        data_bin, save_dir, tokens_per_sample, user_dir: as for ``fairseq-train``.
+        data_bin, save_dir, user_dir: as for ``fairseq-train``.
+        blocks: how the text was cut when it was coded.
         codes: folder of the codes, if that is not the dataset.
     """
     from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR  # needs fairseq
@@ -54,7 +59,7 @@ def training_command(
     where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
     return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)}{where} \\
     --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
-    --sample-break-mode complete --tokens-per-sample {tokens_per_sample} \\
+    --sample-break-mode {blocks.sample_break_mode} --tokens-per-sample {blocks.tokens_per_sample} \\
     --optimizer fused_adamw --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
     --autocast auto --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates 1000 --total-num-update 100000 \\
     --max-update 100000 --batch-size 32 --log-format simple --log-interval 100 \\

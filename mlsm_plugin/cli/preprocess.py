@@ -133,7 +133,7 @@ def _run_steps(args: argparse.Namespace, extra: list[str], blocks: BlockSettings
     for step in _coding_steps(args, output, checkpoint, layer, blocks):
         if record.run(step, run_command) != 0:
             return 1
-    command = training_command(output / "data-bin", output / "model", blocks.tokens_per_sample, args.user_dir)
+    command = training_command(output / "data-bin", output / "model", blocks, args.user_dir)
     print(f"\n{record.table()}\n\nTrain with:\n\n{command}")
     return 0
 

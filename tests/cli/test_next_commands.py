@@ -11,6 +11,7 @@ from fairseq import options
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.cli.next_commands import encode_command, training_command
+from mlsm_plugin.hidden_states.blocks import BlockSettings
 from tests.conftest import PLUGIN
 
 ODD = "it's a $folder; with 'quotes'"
@@ -36,18 +37,18 @@ def parsed(*arguments: Any) -> Any:
 
 
 def test_training_command_is_one_of_mlsm_on_the_blocks_of_the_codes() -> None:
-    args = parsed(f"{ODD}/data", ODD, 48, None)
+    args = parsed(f"{ODD}/data", ODD, BlockSettings(48, "eos"), None)
     assert (args.data, args.save_dir, args.tokens_per_sample) == (f"{ODD}/data", ODD, 48)
     assert (args.task, args.criterion, args.arch) == (
         "masked_latent_semantic",
         "latent_semantic_kl",
         "mlsm_modern_small",
     )
-    assert (args.sample_break_mode, args.mlm_weight, args.user_dir) == ("complete", 1, str(PLUGIN))
+    assert (args.sample_break_mode, args.mlm_weight, args.user_dir) == ("eos", 1, str(PLUGIN))
     assert args.max_update == int(args.total_num_update) == 100_000
 
 
 def test_plugin_of_the_user_takes_the_place_of_this_one() -> None:
-    words = words_of(training_command("data", "model", 48, ODD))
+    words = words_of(training_command("data", "model", BlockSettings(48), ODD))
     assert words[words.index("--user-dir") + 1] == ODD
     assert words.count("--user-dir") == 1
