@@ -224,6 +224,13 @@ def _quality_facts(quality: dict[str, Any], store: CodeStore, path: str) -> dict
             f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "
             f"({str(coded)[:12]}); run `mlsm evaluate-dictionary` with that one"
         )
+    options = {"layer": quality.get("layer"), **quality["dictionary"]}
+    for name in ("layer", "lambda", "max_nonzeros"):
+        if options.get(name) != store.meta.get(name):
+            raise ValueError(
+                f"{path} judges codes of the same dictionary with {name} {options.get(name)}, but these have "
+                f"{store.meta.get(name)}; run `mlsm evaluate-dictionary` with the options of `mlsm encode`"
+            )
     split, loss = quality["split"], quality["loss"] or {}
     chosen = {label: quality["reconstruction"][name] for name, label in RECONSTRUCTION_FACTS.items()}
     chosen |= {label: loss[name] for name, label in LOSS_FACTS.items() if name in loss}

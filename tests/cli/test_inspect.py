@@ -130,6 +130,7 @@ def judged(coded: Path, path: Path, **changes: Any) -> Path:
     fingerprint = CodeStore(str(coded / "data-bin" / "train.codes")).meta["fingerprints"]["dictionary"]
     record = {
         "dictionary": {"fingerprint": fingerprint},
+        "layer": 1,
         "split": "valid",
         "reconstruction": dict.fromkeys(RECONSTRUCTION_FACTS, 0.8765432) | {"cossim": None, "tokens": 10},
         "loss": dict.fromkeys(LOSS_FACTS, 1.2345678) | {"ablation": "zero"},
@@ -161,6 +162,10 @@ def test_figures_of_another_dictionary_are_refused(coded: Path, tmp_path: Path, 
     words = ("inspect", coded, "--output", tmp_path / "page.html", "--quality")
     other = judged(coded, tmp_path / "other.json", dictionary={"fingerprint": "1" * 64})
     assert "other.json judges another dictionary (SHA-256 111111111111) than" in failing_mlsm(capsys, *words, other)
+    own = json.loads(judged(coded, tmp_path / "own.json").read_text())["dictionary"]
+    sparser = judged(coded, tmp_path / "sparser.json", dictionary={**own, "lambda": 0.5})
+    line = failing_mlsm(capsys, *words, sparser)
+    assert "sparser.json judges codes of the same dictionary with lambda 0.5, but these have None; run" in line
     broken = judged(coded, tmp_path / "broken.json", reconstruction={})
     assert "broken.json is not a file that `mlsm" in failing_mlsm(capsys, *words, broken)
     assert "absent.json" in failing_mlsm(capsys, *words, tmp_path / "absent.json")
