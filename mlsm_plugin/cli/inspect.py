@@ -66,6 +66,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     data_bin, codes = find_codes(Path(args.folder), Path(args.codes) if args.codes else None)
     summaries, store = summarize_split(data_bin, args.split, codes, max_tokens=args.max_tokens)
     facts = _facts(store, summaries, data_bin, args.split)
+    if args.max_tokens < store.num_tokens:
+        facts["tokens"] = f"the first {args.max_tokens:,} of {store.num_tokens:,}"
     if quality is not None:
         facts |= _quality_facts(quality, store, args.quality)
     render_report(summaries, title="Latent semantic properties", facts=facts, output_path=args.output)
@@ -189,7 +191,7 @@ def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split
         "auxiliary model": f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}",
     }
     if "unused_atoms" in health:
-        facts["atoms never used in learning"] = str(health["unused_atoms"])
+        facts["atoms that a sample of the text learned from does not use"] = str(health["unused_atoms"])
     if "reconstruction_error" in health:
         facts["relative reconstruction error"] = f"{health['reconstruction_error']:.4f}"
     return facts

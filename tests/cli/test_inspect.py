@@ -45,6 +45,13 @@ def test_page_shows_the_atoms_and_facts(coded: Path, tmp_path: Path, capsys: Cap
         assert fact in page
 
 
+def test_page_says_how_many_tokens_were_read(coded: Path, tmp_path: Path) -> None:
+    count = len(CodeStore(coded / "data-bin" / "train.codes"))
+    for read, fact in ((300, f"the first 300 of {count:,}"), (count, f"<td>{count:,}</td>")):
+        mlsm("inspect", coded, "--output", tmp_path / "page.html", "--max-tokens", read)
+        assert fact in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
     whole, store = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=10**9)
     part, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
