@@ -205,12 +205,14 @@ def learn_into(
         whether something was learned; False: this very coder is there.
 
     Raises:
-        ValueError: another coder is there, another process writes to the folder, the imported dictionary does not fit
-            the model, frequency pruning removed all tokens, or no hidden state uses any atom.
+        ValueError: another coder or its stopped training is there, another process writes to the folder, the imported
+            dictionary does not fit the model, frequency pruning removed all tokens, or no hidden state uses any atom.
     """
     with only_writer(output):
         if not overwrite and _is_complete(output, plan):
             return False
+        if settings.coder == LASSO and not overwrite:
+            _check_no_training(output)
         learn = _lasso if settings.coder == LASSO else _sae
         coder, judged = learn(settings, plan, reader, open_encoder(), output, overwrite)
         health = coder_health(judged, coder, threads=settings.threads)
@@ -221,6 +223,16 @@ def learn_into(
         (output / CHECKPOINT_FILE).unlink(missing_ok=True)
         print(health)
     return True
+
+
+def _check_no_training(output: Path) -> None:
+    """Raise ValueError if a training of an SAE was stopped here, whose state would be lost."""
+    path = output / CHECKPOINT_FILE
+    if path.is_file():
+        raise ValueError(
+            f"{path} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or choose "
+            "another --output"
+        )
 
 
 def _lasso(

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learning_plan
-from mlsm_plugin.hidden_states.blocks import BlockSettings
+from mlsm_plugin.auxiliary.coder_learning import CHECKPOINT_FILE, LearningSettings, learn_into, learning_plan
+from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
 
 
 def test_each_kind_has_its_defaults() -> None:
@@ -78,3 +79,18 @@ def test_plan_holds_what_decides_the_coder() -> None:
     assert (plan["method"], sae["method"], plan["blocks"]) == ("spams.trainDL", "batchtopk", {
         "tokens_per_sample": 9, "sample_break_mode": "eos",
     })  # fmt: skip
+
+
+def test_a_stopped_training_of_an_autoencoder_is_not_lost_to_a_dictionary(tmp_path: Path) -> None:
+    class OpenedError(Exception):
+        """Instead of learning."""
+
+    def opened() -> Any:
+        raise OpenedError
+
+    (tmp_path / CHECKPOINT_FILE).touch()
+    settings, reader = LearningSettings(layer=1), cast(TokenBlocks, None)
+    with pytest.raises(ValueError, match=r"training\.pt belongs to a stopped training of a sparse autoenc"):
+        learn_into(tmp_path, settings, {}, reader, opened)
+    with pytest.raises(OpenedError):
+        learn_into(tmp_path, settings, {}, reader, opened, overwrite=True)
