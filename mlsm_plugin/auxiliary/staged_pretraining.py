@@ -28,7 +28,9 @@ from mlsm_plugin.files.atomic_files import link_file, read_json, write_json
 from mlsm_plugin.files.planned_folder import PlannedFolder
 
 TEACHER = "model.pt"
+DICTIONARY = "dictionary"
 SECONDS = "seconds.json"
+PLAN = "stages.json"
 INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
 
 
@@ -52,6 +54,11 @@ class Stage:
     def teacher(self) -> Path:
         """The frozen copy of the model at the beginning of the stage."""
         return self.folder / TEACHER
+
+    @property
+    def dictionary(self) -> Path:
+        """The folder of the dictionary that is learned from it."""
+        return self.folder / DICTIONARY
 
 
 def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> list[Stage]:
@@ -78,14 +85,30 @@ def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> li
     ]
 
 
-def plan_of(save_dir: Path, settings: dict[str, Any]) -> PlannedFolder:
+def plan_of(
+    stages: Sequence[Stage], save_dir: Path, settings: dict[str, Any], of_codes: Sequence[str]
+) -> PlannedFolder:
     """The record of what decides the stages of a run; other settings must not continue it.
 
-    A run that has not saved a checkpoint yet may begin with other settings.
+    A run that has not saved a checkpoint yet may begin with other settings. One without a dictionary yet may have other
+    settings of its codes: to correct a layer that the model lacks must not cost the first stage.
+
+    Args:
+        stages: all stages, in order.
+        save_dir: folder of the run.
+        settings: what decides the result.
+        of_codes: the names of those that the first stage does not depend on.
+
+    Raises:
+        ValueError: the record is damaged.
     """
-    folder = PlannedFolder(save_dir, settings, plan_file="stages.json", advice="Choose another --save-dir")
+    path = save_dir / PLAN
+    folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice="Choose another --save-dir")
     if updates_of(save_dir / LAST) == 0:
         folder.forget()
+    elif path.exists() and not stages[1].dictionary.exists():
+        known = read_json(path)
+        write_json(path, {name: (settings if name in of_codes else known).get(name) for name in settings})
     return folder
 
 

@@ -92,7 +92,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     stages = stages_of(save_dir, args.max_update, args.stages)
     load_dictionary(args.data_bin)
     begin_run(args.data_bin, save_dir)
-    plan_of(save_dir, _plan(args, blocks)).begin()
+    of_codes = _settings_of_codes(args)
+    plan_of(stages, save_dir, {**_settings_of_training(args, blocks), **of_codes}, list(of_codes)).begin()
     flags = [*extra, "--seed", str(args.seed), *block_flags(blocks), *user_dir_flags(args)]
 
     def make_codes(stage: Stage) -> None:
@@ -132,12 +133,17 @@ def _check(args: argparse.Namespace, extra: Sequence[str]) -> BlockSettings:
     return block_settings(args, "", {**DEFAULT_BLOCKS})
 
 
-def _plan(args: argparse.Namespace, blocks: BlockSettings) -> dict[str, object]:
-    """What decides the result of the stages."""
-    names = ["max_update", "stages", "latent_weight", "mlm_weight", "latent_source", "latent_top", "layer", "coder"]
-    names += ["atoms", "tokens", "seed"]
+def _settings_of_training(args: argparse.Namespace, blocks: BlockSettings) -> dict[str, object]:
+    """What decides the result of the first stage."""
+    names = ("max_update", "stages", "mlm_weight", "atoms", "seed")
+    return {**{name: getattr(args, name) for name in names}, "blocks": vars(blocks)}
+
+
+def _settings_of_codes(args: argparse.Namespace) -> dict[str, object]:
+    """What else decides the result of the later stages."""
+    names = ["latent_weight", "latent_source", "latent_top", "layer", "coder", "tokens"]
     names += ["lambda_", "iterations"] if args.coder == LASSO else ["k", "matryoshka"]
-    return {**{name.strip("_"): getattr(args, name) for name in names}, "blocks": vars(blocks)}
+    return {name.strip("_"): getattr(args, name) for name in names}
 
 
 def _training_flags(args: argparse.Namespace, stage: Stage, extra: Sequence[str]) -> list[str]:
@@ -152,7 +158,7 @@ def _training_flags(args: argparse.Namespace, stage: Stage, extra: Sequence[str]
         return [*flags, "--latent-codes", str(stage.folder)]
     flags += ["--latent-source", "online", "--auxiliary-checkpoint", str(stage.teacher)]
     flags += ["--auxiliary-fp16"] if _codes_in_half_precision(args, extra) else []
-    return [*flags, "--latent-dictionary", str(stage.folder / "dictionary")]
+    return [*flags, "--latent-dictionary", str(stage.dictionary)]
 
 
 def _device(args: argparse.Namespace, extra: Sequence[str]) -> str | None:
@@ -175,7 +181,7 @@ def _coding_commands(
     """The commands that make the dictionary and the codes of a stage."""
     from mlsm_plugin.hidden_states.sources import source_of
 
-    teacher, dictionary = str(stage.teacher), str(stage.folder / "dictionary")
+    teacher, dictionary = str(stage.teacher), str(stage.dictionary)
     layer = args.layer if args.layer is not None else source_of(teacher).layers_of(teacher)
     device = _device(args, extra)
     how = ["--auxiliary", teacher, *block_flags(blocks), *user_dir_flags(args)]

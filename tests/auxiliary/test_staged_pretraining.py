@@ -117,12 +117,22 @@ def test_a_lost_copy_of_the_model_is_named(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused_once_a_checkpoint_is_there(tmp_path: Path) -> None:
-    plan_of(tmp_path, {"stages": [20]}).begin()
-    plan_of(tmp_path, {"stages": [30]}).begin()  # a mistyped flag that nothing was trained with
+    stages = stages_of(tmp_path, 100, [20])
+
+    def begin(**settings: object) -> None:
+        plan_of(stages, tmp_path, settings, [name for name in settings if name != "stages"]).begin()
+
+    begin(stages=[20], layer=1)
+    begin(stages=[30], layer=1)  # a mistyped flag that nothing was trained with
     write_checkpoint(tmp_path / LAST, 5)
     with pytest.raises(ValueError, match=r"stages is \[30\] there and \[40\] now\. Choose another --save-dir"):
-        plan_of(tmp_path, {"stages": [40]}).begin()
-    plan_of(tmp_path, {"stages": [30]}).begin()
+        begin(stages=[40], layer=1)
+    begin(stages=[30], layer=9, k=4)
+    begin(stages=[30], layer=2, iterations=5)  # as long as there are no codes
+    stages[1].dictionary.mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"layer is 2 there and 1 now\. Choose another --save-dir"):
+        begin(stages=[30], layer=1, iterations=5)
+    begin(stages=[30], layer=2, iterations=5)
 
 
 def test_a_new_head_leaves_everything_else_as_it_is(tiny: TinyData, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from argparse import Namespace
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from mlsm_plugin.auxiliary.pretraining import separate_words
 from mlsm_plugin.cli.inspect import find_codes
 from mlsm_plugin.cli.pretrain import _codes_in_half_precision
 from mlsm_plugin.fairseq_seams.checkpoint_states import model_fingerprint, updates_of
+from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
@@ -131,6 +133,16 @@ def test_a_killed_run_ends_as_one_that_was_never_stopped(run: Run, pipeline: Pip
         own, expected = (parent / f"stage-{number}" / "valid.codes" for parent in (folder, run.folder))
         assert {p.name: p.read_bytes() for p in own.iterdir()} == {p.name: p.read_bytes() for p in expected.iterdir()}
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")]
+
+
+@SLOW
+@pytest.mark.usefixtures("warm_python")
+def test_a_layer_that_the_model_lacks_can_be_corrected(run: Run, pipeline: Pipeline, tmp_path: Path) -> None:
+    wrong = [sys.executable, "-m", "mlsm_plugin.cli.main", *words(pipeline.data_bin, tmp_path / "run", "--layer", 9)]
+    assert subprocess.run(wrong, capture_output=True).returncode == 2
+    assert updates_of(tmp_path / "run" / LAST) == 6
+    output_of("mlsm_plugin.cli.main", *words(pipeline.data_bin, tmp_path / "run"))
+    assert_equal(state_of(tmp_path / "run" / LAST), state_of(run.folder / LAST))
 
 
 @SLOW
