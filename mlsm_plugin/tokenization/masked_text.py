@@ -7,21 +7,28 @@ from typing import Any
 
 from fairseq.data import Dictionary
 
+from mlsm_plugin.tokenization.word_boundaries import as_rest_of_a_word
+
 MASK = "<mask>"
 
 
 def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
     """The ids of the parts of a text between its masks: one list more than there are masks.
 
+    Text that follows a mask without a space is the rest of a word, or punctuation.
+
     Args:
         text: any text with any number of ``<mask>``; spaces before a mask are ignored.
         bpe: the tokenizer, in fairseq's form: ``encode(text)`` gives pieces separated by spaces.
         dictionary: the dictionary of the pieces; pieces that it lacks become its unknown symbol.
     """
-    return [
-        dictionary.encode_line(bpe.encode(part.rstrip()), append_eos=False, add_if_not_exist=False).tolist()
-        for part in text.split(MASK)
-    ]
+    found = []
+    for number, part in enumerate(text.split(MASK)):
+        pieces = bpe.encode(part.rstrip()).split()
+        if number and pieces and not part[0].isspace():
+            pieces = as_rest_of_a_word(pieces, dictionary)
+        found.append([dictionary.index(piece) for piece in pieces])
+    return found
 
 
 def encode_masked_text(

@@ -10,7 +10,7 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
-from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.tokenization.word_boundaries import as_rest_of_a_word
 
 DEFAULT_SENTINELS = 100
 
@@ -63,13 +63,6 @@ def encode_with_sentinels(
         elif part.strip():
             pieces = pieces_of(part.strip())
             if number and not part[0].isspace():
-                pieces = _as_rest_of_a_word(pieces, dictionary)
+                pieces = as_rest_of_a_word(pieces, dictionary)
             ids += [dictionary.index(piece) for piece in pieces]
     return ids
-
-
-def _as_rest_of_a_word(pieces: list[str], dictionary: Dictionary) -> list[str]:
-    bare = pieces[0].removeprefix(SENTENCEPIECE_BEGIN)
-    if not bare:
-        return pieces[1:]
-    return [bare, *pieces[1:]] if bare in dictionary else pieces

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +100,19 @@ def word_boundaries(tokens: np.ndarray, sequence: np.ndarray, pieces: PieceClass
     begins = begins | (inner_punctuation & (at_end | begins[next_stop] | special[next_stop] | first[next_stop]))
     ends = np.append(begins[1:] | special[1:] | first[1:], True) & ~special
     return begins, ends
+
+
+def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str]:
+    """The pieces of a text that stands right after another symbol: SentencePiece marks its beginning as that of a word.
+
+    Args:
+        pieces: one or more, as the tokenizer gives them.
+        vocabulary: all pieces that there are; the first piece keeps its mark if it has no form without one.
+    """
+    bare = pieces[0].removeprefix(SENTENCEPIECE_BEGIN)
+    if not bare:
+        return pieces[1:]
+    return [bare, *pieces[1:]] if bare in vocabulary else pieces
 
 
 def _is_punctuation(char: str) -> bool:

@@ -25,7 +25,7 @@ def ids_of(loaded: SimpleNamespace, text: str) -> list[int]:
     ("text", "parts"),
     [
         ("The statement is here.", ["The statement is here."]),
-        ("The <mask> is  <mask>.", ["The", " is", "."]),
+        ("The <mask> is  <mask> .", ["The", " is", " ."]),
         ("<mask> of it <mask>", ["", " of it", ""]),
         ("<mask><mask>", ["", "", ""]),
         ("", [""]),
@@ -46,6 +46,18 @@ def test_parts_and_masks(
     assert without == [id_ for part in expected for id_ in part]
     starts = [1, *(place + len(masks) for place in places)]
     assert [ids[start : start + len(part)] for start, part in zip(starts, expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize("text", ["The statement is here.", "The values, and others", "The testing of values"])
+def test_text_right_after_a_mask_is_the_rest_of_its_word(
+    loaded: SimpleNamespace, bpe: SentencepieceBPE, text: str
+) -> None:
+    pieces, decode = loaded.processor.encode(text, out_type=str), loaded.processor.decode
+    place = next(i for i, piece in enumerate(pieces) if i > 1 and not piece.startswith("▁"))
+    before, after = pieces[: place - 1], pieces[place:]
+    masked = f"{decode(before)} <mask>{decode(['x', *after])[1:]}"
+    expected = [[loaded.dictionary.index(piece) for piece in part] for part in (before, after)]
+    assert ids_between_masks(masked, bpe, loaded.dictionary) == expected
 
 
 @given(
