@@ -32,10 +32,11 @@ import scipy.sparse as sp
 import torch
 from tqdm import tqdm
 
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, is_content
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, is_content, load_dictionary
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
 from mlsm_plugin.sparse_coding.coder import load_coder
+from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
@@ -50,19 +51,21 @@ ROWS = 1 << 14  # tokens at once
 PLANNED = ("n_atoms", "lambda", "layer", "coverage", "coverage_seed", "fp16", "blocks", "fingerprints")
 
 
-def types_of(data_bin: Path, split: str, blocks: BlockSettings) -> np.ndarray:
-    """The type of each token of a split, ``(n_tokens,)`` int32; -1 for special symbols."""
-    reader = BlockReader(data_bin, split, blocks)
+def types_of(data_bin: Path, split: str, store: CodeStore) -> np.ndarray:
+    """The type of each token of a split, ``(n_tokens,)`` int32; -1 for special symbols and what was not to be coded."""
+    reader = BlockReader(data_bin, split, BlockSettings(**store.meta["blocks"]))
     found = np.full(reader.num_tokens, -1, np.int32)
     for number in tqdm(range(len(reader)), desc=f"reading {split}", unit="block"):
         for block in reader.block(number):
             content = is_content(block.tokens, reader.dictionary).numpy()
             found[block.positions.numpy()[content]] = block.tokens.numpy()[content]
+    coverage, seed = store.meta.get("coverage", 1.0), store.meta.get("coverage_seed", 0)
+    found[~covered_positions(np.arange(len(found)), coverage=coverage, seed=seed)] = -1
     return found
 
 
 def exchanged_sources(types: np.ndarray, rng: np.random.Generator, *, within_types: bool) -> np.ndarray:
-    """For each token, the token whose code it gets: ``(n_tokens,)`` int64; -1 for special symbols."""
+    """For each token, the token whose code it gets: ``(n_tokens,)`` int64; -1 for those without a type."""
     coded = np.flatnonzero(types >= 0)
     sources = np.full(len(types), -1, np.int64)
     if within_types:
@@ -128,7 +131,7 @@ def write_controls(args: argparse.Namespace) -> None:
     for split in args.splits:
         store = CodeStore(args.codes / f"{split}.codes")
         check_codes_belong_to(args.data_bin / split, store.meta, args.codes / f"{split}.codes")
-        types = types_of(args.data_bin, split, BlockSettings(**store.meta["blocks"]))
+        types = types_of(args.data_bin, split, store)
         if means is None:
             rng = np.random.default_rng([args.seed, len(types)])
             sources = exchanged_sources(types, rng, within_types=args.kind != "exchanged")
@@ -151,9 +154,8 @@ def of_types(means: sp.csr_matrix, types: np.ndarray) -> sp.csr_matrix:
 def train_means(args: argparse.Namespace) -> sp.csr_matrix:
     """The mean codes of the types in the split ``train``."""
     store = CodeStore(args.codes / "train.codes")
-    blocks = BlockSettings(**store.meta["blocks"])
-    types = types_of(args.data_bin, "train", blocks)
-    return means_of_types(store, types, len(BlockReader(args.data_bin, "train", blocks).dictionary), args.top)
+    types = types_of(args.data_bin, "train", store)
+    return means_of_types(store, types, len(load_dictionary(args.data_bin)), args.top)
 
 
 def write_random_dictionary(args: argparse.Namespace) -> None:

@@ -92,6 +92,20 @@ def test_stores_of_controls(coded: Path, tmp_path: Path, run: Callable[..., int]
             assert sorted(map(tuple, before[chosen])) == sorted(map(tuple, after[chosen]))
 
 
+@pytest.mark.parametrize("kind", controls.KINDS)
+def test_tokens_that_coverage_leaves_out_stay_without_a_code(
+    coded: Path, tiny: TinyData, tmp_path: Path, run: Callable[..., int], kind: str
+) -> None:
+    settings = CodingSettings(layer=1, blocks=BLOCKS, shard_tokens=1000, coverage=0.4)
+    options = {"auxiliary": tiny.model, "coder": ToyCoder(), "settings": settings, "device": "cpu"}
+    encode_split(coded, "train", output=tmp_path / "own", **options)
+    words = ("--codes", tmp_path / "own", "--splits", "train", "--kind", kind)
+    assert run(coded, *words, "--output", tmp_path / "codes") == 0
+    before, after = (rows_of(tmp_path / folder, "train").any(axis=1) for folder in ("own", "codes"))
+    assert 0.3 < before.sum() / (types_of(coded, "train") >= 0).sum() < 0.5
+    assert (before == after).all()
+
+
 def test_means_with_other_atoms_need_another_folder(coded: Path, tmp_path: Path, run: Callable[..., int]) -> None:
     words = (coded, "--output", tmp_path / "codes", "--kind", "type-mean", "--top")
     assert run(*words, 5) == 0
