@@ -124,7 +124,9 @@ def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
         merged["rows"] = [*merged["rows"], *(name for name in figures["rows"] if name not in merged["rows"])]
         merged["costs"] = {**figures["costs"], **merged["costs"]}
         merged["runs"] = [*merged["runs"], *(run for run in figures["runs"] if (run["row"], run["seed"]) not in known)]
-        for name in ("baseline", "tasks", "pair_sets"):
+        if not (merged["baseline"] or {}).get("finetuned"):  # of a result without tasks
+            merged["baseline"] = figures["baseline"]
+        for name in ("tasks", "pair_sets"):
             merged[name] = merged[name] or figures[name]
     if BASE not in merged["rows"]:
         raise ValueError(

@@ -164,7 +164,7 @@ def use_table(figures: dict[str, Any]) -> str:
     tasks = [task.partition("=")[0] for task in figures["tasks"]]
     files = figures["pair_sets"]
     rows = []
-    if tasks and figures["baseline"]:
+    if tasks and (figures["baseline"] or {}).get("finetuned"):
         finetuned = (_finetuned([figures["baseline"]], task) for task in tasks)
         rows.append(["random weights", "", *finetuned, *[""] * (len(tasks) + len(files))])
     for name in figures["rows"]:
@@ -174,20 +174,22 @@ def use_table(figures: dict[str, Any]) -> str:
         rows.append(
             [
                 *(name, str(len(runs)), *(_finetuned(runs, task) for task in tasks)),
-                *(mean_and_deviation([run["probe"][task] for run in runs], 1, 100) for task in tasks),
-                *(
-                    mean_and_deviation([run["pairs"][file] for run in runs if file in run.get("pairs", {})], 1, 100)
-                    for file in files
-                ),
+                *(mean_and_deviation(_figures_of(runs, "probe", task), 1, 100) for task in tasks),
+                *(mean_and_deviation(_figures_of(runs, "pairs", file), 1, 100) for file in files),
             ]
         )
     head = ["row", "seeds", *(f"{task}, fine-tuned" for task in tasks), *(f"{task}, probe" for task in tasks), *files]
     return table(head, rows)
 
 
+def _figures_of(runs: Sequence[dict[str, Any]], kind: str, name: str) -> list[Any]:
+    """A figure of each run that has it; merged runs may have been measured on different things."""
+    return [run[kind][name] for run in runs if name in run.get(kind, {})]
+
+
 def _finetuned(runs: Sequence[dict[str, Any]], task: str) -> str:
     """Mean over the seeds; with one run, the deviation is that of fine-tuning."""
-    found = [run["finetuned"][task] for run in runs]
+    found = _figures_of(runs, "finetuned", task)
     if len(found) == 1:
         return f"{100 * found[0]['mean']:.1f} ± {100 * found[0]['deviation']:.1f}"
     return mean_and_deviation([one["mean"] for one in found], 1, 100)

@@ -101,6 +101,24 @@ def test_other_budgets_are_merged_if_they_cost_as_much(
     assert "b.json has a budget of 5 updates, 11 s; the first result has 10, 10 s; they" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("tasks_first", [False, True])
+def test_results_may_be_measured_on_different_things(
+    run: Callable[..., int], tmp_path: Path, tasks_first: bool
+) -> None:
+    accuracy = {"finetuned": {"sst2": {"mean": 0.75, "deviation": 0.01}}, "probe": {"sst2": 0.5}}
+    tasks, pairs = result(("mlm", 1, 5.0)), result(("mlm", 2, 5.5))
+    tasks |= {"tasks": ["sst2"], "baseline": {"finetuned": {"sst2": {"mean": 0.6, "deviation": 0.0}}, "probe": {}}}
+    tasks["runs"][0] |= {**accuracy, "pairs": {}}
+    nothing: dict[str, Any] = {"finetuned": {}, "probe": {}}
+    pairs |= {"pair_sets": ["agreement"], "baseline": nothing}
+    pairs["runs"][0] |= {**nothing, "pairs": {"agreement": 0.9}}
+    files = [write(tmp_path / f"{name}.json", own) for name, own in (("tasks", tasks), ("pairs", pairs))]
+    first, second = files if tasks_first else reversed(files)
+    assert run("--add", first, "--add", second, "--output", tmp_path / "merged") == 0
+    rows = use_table(read_json(tmp_path / "merged" / "comparison.json")).splitlines()
+    assert rows[2:] == ["| random weights |  | 60.0 ± 0.0 |  |  |", "| mlm | 2 | 75.0 ± 1.0 | 50.0 | 90.0 |"]
+
+
 def test_results_from_before_there_was_a_share_of_masked_tokens_have_15_percent(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
