@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -101,9 +102,11 @@ class Comparison:
     def speeds(self) -> dict[str, dict[str, float]]:
         """For each objective the seconds of an update, and of what comes before the first one."""
         few, many = self.args.timing_updates
+        folder = self.output / "timing"
+        if folder.exists():  # of a stopped command: a run that resumes, or is finished, takes no time
+            shutil.rmtree(folder)
         found: dict[str, dict[str, float]] = {}
         for objective in self.args.objectives:
-            folder = self.output / "timing"
             runs = [self.adapt(objective, 1, updates, folder / f"{objective}-{updates}") for updates in (few, many)]
             update = (runs[1][1] - runs[0][1]) / (many - few)
             found[objective] = {"update": update, "start": runs[1][0] - many * update}

@@ -83,6 +83,21 @@ def test_a_folder_keeps_the_settings_that_it_was_begun_with(
         compare.main()
 
 
+def test_what_a_stopped_timing_left_is_timed_again(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    comparison = compare.Comparison(compare.parse_arguments())
+    (tmp_path / "out" / "timing" / "mlm-1").mkdir(parents=True)
+
+    def adapt(objective: str, seed: int, updates: int, folder: Path) -> tuple[float, float]:
+        training = 0.0 if folder.exists() else 2.0 * updates
+        return 10 + training, training
+
+    monkeypatch.setattr(comparison, "adapt", adapt)
+    assert all(times["update"] == 2 for times in comparison.speeds().values())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 def test_it_compares_and_resumes(words: list[str], tmp_path: Path) -> None:
