@@ -56,17 +56,18 @@ class Codes:
     def learn(self, coder: str, auxiliary: object) -> None:
         """Learn a dictionary from the hidden states of a model."""
         args = self.args
+        made = self.dictionary(coder)
         words = ["mlsm", "dictionary", self.data_bin, "--auxiliary", auxiliary]
-        words += ["--layer", args.layer or args.auxiliary_size[0], "--output", self.dictionary(coder)]
+        words += ["--layer", args.layer or args.auxiliary_size[0], "--output", made]
         words += ["--coder", coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.how]
         words += ["--k", args.k] if coder != "lasso" else []
-        self.seconds_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words).seconds
+        self.seconds_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words, made=made).seconds
 
     def encode(self, name: str, auxiliary: object, dictionary: Path) -> None:
         """Code the dataset."""
         words = ["mlsm", "encode", self.data_bin, "--auxiliary", auxiliary, "--dictionary", dictionary]
         words += ["--output", self.folder(name), *self.how]
-        self.seconds_of_codes[name] = self.commands.run(f"codes-{name}", words).seconds
+        self.seconds_of_codes[name] = self.commands.run(f"codes-{name}", words, made=self.folder(name)).seconds
 
     def make_control(self, kind: str, name: str, codes: Path) -> None:
         """Change some codes as a control."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.files.output_lock import only_writer
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PLUGIN = REPOSITORY / "mlsm_plugin"
@@ -49,19 +53,30 @@ class Commands:
         """Where the output of a command goes."""
         return self.output / "logs" / f"{name}.log"
 
-    def run(self, name: str, words: Sequence[object], *, inputs: Sequence[object] = ()) -> Finished:
+    def run(
+        self, name: str, words: Sequence[object], *, inputs: Sequence[object] = (), made: Path | None = None
+    ) -> Finished:
         """Run a command of this package, of fairseq, or a script.
 
+        Args:
+            name: of its record and its log.
+            words: of the command; another number of ``--threads`` does not make it another command.
+            inputs: files whose contents belong to the record.
+            made: of a command whose cost is a figure, the folder that it makes. What a stopped one left there is
+                removed, since one that resumes would seem to cost less.
+
         Raises:
-            SystemExit: the command failed; the message holds its last line.
+            SystemExit: the command failed; the message holds its last line. Or another process writes to ``made``.
         """
         command = [str(word) for word in words]
         record = self.output / "steps" / f"{name}.json"
         signature = {"command": command, "inputs": sha256_of_files(*(str(path) for path in inputs))}
         if record.exists():
             known = read_json(record)
-            if known["signature"] == signature:
+            if _without_threads(known["signature"]) == _without_threads(signature):
                 return Finished(known["seconds"], known["peak_bytes"])
+        elif made is not None and made.exists():
+            _remove(made)
         finished = self._run(command, self.log_of(name), name)
         write_json(record, {"signature": signature, "seconds": finished.seconds, "peak_bytes": finished.peak_bytes})
         return finished
@@ -86,3 +101,16 @@ class Commands:
         passed, used = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
         seconds = passed if torch.cuda.is_available() else used / self.threads
         return Finished(seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def _without_threads(signature: dict[str, Any]) -> dict[str, Any]:
+    words = signature["command"]
+    return {**signature, "command": [word for before, word in pairwise(["", *words]) if before != "--threads"]}
+
+
+def _remove(folder: Path) -> None:
+    try:
+        with only_writer(folder):
+            shutil.rmtree(folder)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None

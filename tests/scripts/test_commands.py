@@ -33,3 +33,12 @@ def test_waiting_costs_nothing(tmp_path: Path) -> None:
     assert 0 < finished.seconds < 0.5
     script.write_text("raise SystemExit(1)", encoding="utf-8")
     assert commands.run("waits", [script]) == finished  # it is not run again
+
+
+def test_a_command_whose_cost_counts_does_not_resume(tmp_path: Path) -> None:
+    script, made = tmp_path / "makes.py", tmp_path / "made"
+    script.write_text(f"import pathlib\npathlib.Path({str(made)!r}).mkdir()\n", encoding="utf-8")
+    commands = Commands(tmp_path, 1)
+    made.mkdir()  # by a command that was stopped
+    finished = commands.run("makes", [script, "--threads", 1], made=made)
+    assert commands.run("makes", [script, "--threads", 2], made=made) == finished  # it is not run again
