@@ -31,6 +31,7 @@ from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.output_lock import hold_lock
 from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
 
@@ -422,9 +423,15 @@ class Comparison:
 
 
 def planned_folder(args: argparse.Namespace) -> PlannedFolder:
-    """The folder of a comparison: its settings stay, and later commands may add rows, seeds and what is measured."""
+    """The folder of a comparison: its settings stay, and later commands may add rows, seeds and what is measured.
+
+    Raises:
+        ValueError, OSError: a text or the auxiliary model cannot be read.
+    """
     settings = {name: value for name, value in vars(args).items() if name not in (*FILES, *MAY_CHANGE)}
     plan = {"settings": settings, "texts": sha256_of_files(*args.train, *args.valid, *args.held_out)}
+    if args.auxiliary:  # its tokenizer is that of all rows
+        plan["auxiliary"] = sha256_of_files(*source_of(args.auxiliary).files_of(args.auxiliary))
 
     def plan_of_figures(figures: dict[str, Any]) -> dict[str, Any]:  # of a folder without a plan
         known = {"mask_prob": MASKED_SHARE, **figures["settings"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from comparison.commands import REPOSITORY, Commands
 from comparison.rows import RANDOM
 from mlsm_plugin.files.atomic_files import read_json
+from mlsm_plugin.hidden_states.sources import source_of
 
 CONTROL_SCRIPT = REPOSITORY / "scripts" / "control_codes.py"
 
@@ -58,10 +59,14 @@ class Codes:
         args = self.args
         made = self.dictionary(coder)
         words = ["mlsm", "dictionary", self.data_bin, "--auxiliary", auxiliary]
-        words += ["--layer", args.layer or args.auxiliary_size[0], "--output", made]
+        words += ["--layer", args.layer or self._last_layer(), "--output", made]
         words += ["--coder", coder, "--atoms", args.atoms, "--tokens", args.dictionary_tokens, *self.how]
         words += ["--k", args.k] if coder != "lasso" else []
         self.seconds_of_dictionary[coder] = self.commands.run(f"dictionary-{coder}", words, made=made).seconds
+
+    def _last_layer(self) -> int:
+        ready = self.args.auxiliary
+        return int(source_of(ready).layers_of(ready) if ready else self.args.auxiliary_size[0])
 
     def encode(self, name: str, auxiliary: object, dictionary: Path) -> None:
         """Code the dataset."""

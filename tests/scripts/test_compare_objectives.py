@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
 from tests.scripts.script_module import load_script
@@ -184,6 +185,35 @@ def test_a_folder_keeps_the_settings_that_it_was_begun_with(
         with pytest.raises(SystemExit, match=re.escape(message)):
             script.main()
     assert sorted((texts / "out").iterdir()) == files
+
+
+def test_a_ready_auxiliary_model_belongs_to_the_settings(
+    script: ModuleType, texts: Path, tiny: TinyData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brings the tokenizer of all rows; a later command with it would compare rows of two vocabularies."""
+    script.planned_folder(with_options(script, monkeypatch, "--objectives", "taco")).begin()
+    for auxiliary, message in (
+        (str(tiny.model), "out was begun with other settings: auxiliary is None there and"),
+        ("none.pt", "none.pt does not exist"),
+    ):
+        with_options(script, monkeypatch, "--auxiliary", auxiliary)
+        with pytest.raises(SystemExit, match=message):
+            script.main()
+
+
+def test_the_last_layer_is_that_of_a_ready_auxiliary_model(
+    script: ModuleType, texts: Path, tiny: TinyData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = with_options(script, monkeypatch, "--auxiliary", str(tiny.model), "--layers", "7")
+    comparison, started = script.Comparison(args), []
+
+    def run(name: str, words: list[object], **more: object) -> argparse.Namespace:
+        started.append(words)
+        return argparse.Namespace(seconds=1.0)
+
+    monkeypatch.setattr(comparison.commands, "run", run)
+    comparison.codes.learn("topk", comparison.auxiliary)
+    assert started[0][started[0].index("--layer") + 1] == FairseqEncoder.layers_of(tiny.model) < 7
 
 
 def test_a_run_with_another_rate_is_not_resumed(
