@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,10 @@ class Measures:
         found: dict[str, Any] = {"finetuned": {}, "probe": {}}
         for task in self.args.tasks:
             self.hold_out(task)
-            found["finetuned"][task.name] = self.finetuned(task, checkpoint, name, from_scratch=from_scratch)
+            finetuned = partial(self.finetuned, task, checkpoint, name, from_scratch=from_scratch)
+            # random weights are those of any checkpoint; a later command may have another one first
+            once = self._once(f"{name}-finetuned-{task.name}", finetuned) if from_scratch else finetuned()
+            found["finetuned"][task.name] = once
             if not from_scratch:
                 found["probe"][task.name] = self._once(f"{name}-probe-{task.name}", self._probe, task, checkpoint)
         if has_mlm_head and not from_scratch:

@@ -216,6 +216,23 @@ def test_the_last_layer_is_that_of_a_ready_auxiliary_model(
     assert started[0][started[0].index("--layer") + 1] == FairseqEncoder.layers_of(tiny.model) < 7
 
 
+def test_random_weights_are_measured_once(script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later command may have another seed first, whose model the folder of the fine-tuning would refuse."""
+    task = ("--task", "sst2=sst2-train.tsv,sst2-test.tsv")
+    comparison, asked = script.Comparison(with_options(script, monkeypatch, *task)), []
+
+    def finetuned(task: object, checkpoint: Path, name: str, *, from_scratch: bool) -> dict[str, float]:
+        asked.append(checkpoint)
+        return {"mean": 0.5, "deviation": 0.0}
+
+    monkeypatch.setattr(comparison.measures, "finetuned", finetuned)
+    for seed in (1, 4):
+        first = comparison.checkpoint("mlm", seed)
+        found = comparison.measures.of("random", first, has_mlm_head=False, from_scratch=True)
+        assert found["finetuned"] == {"sst2": {"mean": 0.5, "deviation": 0.0}}
+    assert asked == [comparison.checkpoint("mlm", 1)]
+
+
 def test_a_run_with_another_rate_is_not_resumed(
     script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
