@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mlsm_plugin.losses.similarity import similarity_of
 from mlsm_plugin.retrieval.datastore_files import DICTIONARY_FILE, FORMAT, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.tokenization.text_files import numbered_lines
-from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN, PieceClasses, word_boundaries
+from mlsm_plugin.tokenization.word_boundaries import PieceClasses, without_marks, word_boundaries
 
 DTYPES = ("float16", "float32")
 # How many entries of the keys a search on the CPU reads at once; in float32 they fit into its cache.
@@ -110,6 +110,7 @@ class DatastoreBuilder:
         dictionary = self.encoder.dictionary
         special = [*range(dictionary.nspecial), dictionary.index("<mask>")]
         self._pieces = PieceClasses.of_vocabulary(dictionary.symbols, special)
+        self._stopword_ids = ids_of_words(dictionary.symbols, settings.stopwords)
         self.writer = DatastoreWriter(directory, self._planned(fp16), [self._tokens_of(shard) for shard in self.shards])
 
     def _cut(self) -> Iterator[_Shard]:
@@ -233,13 +234,7 @@ class DatastoreBuilder:
         if settings.word_boundaries_only:
             kept &= (begins | ends)[places]
         if settings.stopwords:
-            symbols = self.encoder.dictionary.symbols
-            stop = {
-                i
-                for i, symbol in enumerate(symbols)
-                if symbol.lstrip(SENTENCEPIECE_BEGIN).lower() in settings.stopwords
-            }
-            kept &= ~((begins & ends)[places] & np.isin(ids[places], list(stop)))
+            kept &= ~((begins & ends)[places] & np.isin(ids[places], self._stopword_ids))
         return kept
 
     def _text(self) -> Iterator[np.ndarray]:
@@ -266,6 +261,11 @@ def _chunks_of(blocks: list[Block], max_tokens: int) -> Iterator[list[Block]]:
         size += len(block.tokens)
     if chunk:
         yield chunk
+
+
+def ids_of_words(symbols: Iterable[str], words: frozenset[str]) -> list[int]:
+    """The ids of the symbols that are one of some lower-case words, whatever marks and capitals they have."""
+    return [number for number, symbol in enumerate(symbols) if without_marks(symbol).lower() in words]
 
 
 def read_stopwords(path: str | os.PathLike[str] | None) -> frozenset[str]:

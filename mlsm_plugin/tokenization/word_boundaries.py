@@ -45,7 +45,7 @@ class PieceClasses:
         is_special = np.zeros(len(pieces), bool)
         is_special[list(special)] = True
         begins_word, ends_word = _marked_words(pieces, is_special)
-        bare = [_without_marks(piece) for piece in pieces]
+        bare = [without_marks(piece) for piece in pieces]
         punctuation = np.array([bool(text) and all(_is_punctuation(char) for char in text) for text in bare], bool)
         sentence = np.array([not SENTENCE_PUNCTUATION.isdisjoint(text) for text in bare], bool)
         return cls(is_special, begins_word, ends_word, punctuation, punctuation & sentence)
@@ -71,7 +71,8 @@ def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, n
     )
 
 
-def _without_marks(piece: str) -> str:
+def without_marks(piece: str) -> str:
+    """A piece without what says where its word begins or goes on."""
     for mark in (SENTENCEPIECE_BEGIN, BYTE_LEVEL_BEGIN):
         piece = piece.replace(mark, "")
     if len(piece) > 2:

@@ -14,7 +14,7 @@ import pytest
 from mlsm_plugin import hub
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.retrieval import DatastoreSettings, PhraseDatastore
-from mlsm_plugin.retrieval.datastore_builder import read_stopwords
+from mlsm_plugin.retrieval.datastore_builder import ids_of_words, read_stopwords
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 from tests.cli.coding_runs import contents, kill_once_there, start_mlsm
 from tests.conftest import Pipeline, failing_mlsm, mlsm
@@ -219,3 +219,9 @@ def test_stopwords_are_lower_case_lines(tmp_path: Path) -> None:
     (tmp_path / "words").write_text("The\n\n  of \n", encoding="utf-8")
     assert read_stopwords(tmp_path / "words") == {"the", "of"}
     assert read_stopwords(None) == frozenset()
+
+
+@pytest.mark.parametrize("symbols", [["\u2581The", "\u2581of"], ["\u0120The", "of"], ["The", "of"]])
+def test_stopwords_are_found_in_every_kind_of_vocabulary(symbols: list[str]) -> None:
+    """Those of SentencePiece, of byte-level BPE, and those that mark other pieces than the first of a word."""
+    assert ids_of_words(["<s>", *symbols, "\u2581cat", "\u0120cat"], frozenset({"the", "of"})) == [1, 2]
