@@ -56,7 +56,9 @@ def _add_code_options(group: Any) -> None:
     group.add_argument("--coder", default=CODERS[0], choices=CODERS, help="kind of coder, as in `mlsm dictionary`")
     group.add_argument("--atoms", type=int, default=3000, metavar="N", help="number of latent properties")
     group.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="hidden states to learn from")
-    group.add_argument("--lambda", dest="lambda_", type=float, help="lasso: weight of the L1 penalty (default: 0.05)")
+    group.add_argument(
+        "--lambda", dest="lambda_", type=float, metavar="X", help="lasso: weight of the L1 penalty (default: 0.05)"
+    )
     group.add_argument("--iterations", type=int, metavar="N", help="lasso: number of mini-batches (default: 1000)")
     add_sae_options(group)
     group.add_argument("--latent-top", type=int, metavar="N", help="keep the N strongest atoms of each code")

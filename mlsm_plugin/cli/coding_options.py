@@ -32,9 +32,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_block_options(
-    parser: argparse.ArgumentParser, *, default: str = "what the model can take, at most 512"
+    parser: argparse.ArgumentParser,
+    *,
+    default: str = "what the model can take, at most 512",
+    break_mode: str = "complete",
 ) -> None:
-    """Add the options that cut the text into blocks; ``default`` describes the default length of a block."""
+    """Add the options that cut the text into blocks; ``default`` and ``break_mode`` describe their defaults."""
     parser.add_argument(
         "--tokens-per-sample",
         type=int,
@@ -46,7 +49,7 @@ def add_block_options(
         "--sample-break-mode",
         default=argparse.SUPPRESS,
         choices=["none", "complete", "complete_doc", "eos"],
-        help="where blocks may end, as in fairseq-train (default: complete, or what the dictionary was learned with)",
+        help=f"where blocks may end, as in fairseq-train (default: {break_mode})",
     )
 
 

@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"hidden states in a mini-batch (default: {BATCH_SIZES[LASSO]}; of an SAE: {BATCH_SIZES['topk']})",
     )
     lasso = parser.add_argument_group("options of --coder lasso")
-    lasso.add_argument("--lambda", dest="lambda_", type=float, help="weight of the L1 penalty (default: 0.05)")
+    lasso.add_argument(
+        "--lambda", dest="lambda_", type=float, metavar="X", help="weight of the L1 penalty (default: 0.05)"
+    )
     lasso.add_argument("--iterations", type=int, metavar="N", help="number of mini-batches (default: 1000)")
     lasso.add_argument(
         "--backend",

@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dictionary_options(parser)
     parser.add_argument("--splits", nargs="+", default=["train", "valid"], metavar="SPLIT", help="splits to code")
     add_coding_options(parser)
-    add_block_options(parser, default="what the dictionary was learned with")
+    learned = "what the dictionary was learned with"
+    add_block_options(parser, default=learned, break_mode=f"{learned}, or else complete")
     add_model_options(parser)
 
 

@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
     add_coder_flags(parser)
-    add_block_options(parser, default="what the dictionary was learned with")
+    learned = "what the dictionary was learned with"
+    add_block_options(parser, default=learned, break_mode=f"{learned}, or else complete")
     add_model_options(parser)
 
 

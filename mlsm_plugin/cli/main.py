@@ -21,7 +21,7 @@ COMMANDS = {
     "dictionary": "learn (or import) the dictionary of latent properties",
     "convert-dictionary": "bring in a dictionary or sparse autoencoder of another program, or export one",
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
-    "preprocess": "do all of the above: turn raw text into everything that training reads",
+    "preprocess": "turn raw text into everything that MLSM training reads: tokenizer to encode in one command",
     "pretrain": "pre-train MLSM in stages with the codes of the model itself, without an auxiliary model",
     "tokenize-hf": "turn raw text into sequences of ids of a Hugging Face tokenizer; needs no fairseq",
     "encode-hf": "sparse-code a Hugging Face model's hidden states of sequences of ids; needs no fairseq",
@@ -47,6 +47,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, []) or "(default" in (action.help or ""):
             return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
         return super()._get_help_string(action)
 
 

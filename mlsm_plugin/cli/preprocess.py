@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dictionary.add_argument("--atoms", type=int, default=3000, metavar="N", help="number of latent properties")
     dictionary.add_argument("--coder", default=LASSO, choices=CODERS, help="kind of coder, as in `mlsm dictionary`")
     dictionary.add_argument(
-        "--lambda", dest="lambda_", type=float, help="lasso: weight of the L1 penalty (default: 0.05)"
+        "--lambda", dest="lambda_", type=float, metavar="X", help="lasso: weight of the L1 penalty (default: 0.05)"
     )
     dictionary.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="hidden states to learn from")
     dictionary.add_argument("--iterations", type=int, metavar="N", help="lasso: number of mini-batches (default: 1000)")
