@@ -137,11 +137,15 @@ class Comparison:
         words = ["fairseq-train", self.data_bin, "--user-dir", PLUGIN, "--save-dir", self.output / name]
         words += [*flags, "--max-update", updates, *batch, *self.training_flags(updates, rate, size)]
         words += ["--seed", seed, *more]
-        try:  # fairseq would resume a run that had another rate, and find it complete
+        self.begin_run(name, updates, rate)
+        self.commands.run(name.replace("/", "-"), words)
+
+    def begin_run(self, name: str, updates: int, rate: float) -> None:
+        """Refuse a run that had another rate: fairseq would resume it, and find it complete."""
+        try:
             PlannedFolder(self.output / name, {"learning_rate": rate, "updates": updates}, advice=ADVICE).begin()
         except ValueError as error:
             raise SystemExit(str(error)) from None
-        self.commands.run(name.replace("/", "-"), words)
 
     def masking_flags(self) -> list[object]:
         """The flags of another share of masked tokens; validation masks as many as in every comparison."""
@@ -313,6 +317,7 @@ class Comparison:
         words += ["--latent-weight", args.latent_weight, "--latent-source", args.latent_source]
         words += ["--layer", args.layer or args.layers, "--batch-size", args.batch_size, "--threads", args.threads]
         words += [*self.masking_flags(), *more]
+        self.begin_run(name, updates, rate)
         self.commands.run(name.replace("/", "-"), [*words, *self.training_flags(updates, rate)])
 
     def checkpoint(self, name: str, seed: int) -> Path:

@@ -236,12 +236,14 @@ def test_random_weights_are_measured_once(script: ModuleType, texts: Path, monke
 def test_a_run_with_another_rate_is_not_resumed(
     script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = PlannedFolder(texts / "out" / "runs" / "mlm-1", {"learning_rate": 1e-3, "updates": 20})
-    run.begin()
+    for name in ("mlm-1", "self-1"):
+        PlannedFolder(texts / "out" / "runs" / name, {"learning_rate": 1e-3, "updates": 20}).begin()
     comparison = script.Comparison(with_options(script, monkeypatch, "--rates", "2e-3"))
-    message = "mlm-1 was begun with other settings: learning_rate is 0.001 there and 0.002 now"
+    message = "-1 was begun with other settings: learning_rate is 0.001 there and 0.002 now"
     with pytest.raises(SystemExit, match=re.escape(message)):
         comparison.train("runs/mlm-1", ROWS["mlm"].flags, 20, 2e-3, 1)
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        comparison.train_in_stages("runs/self-1", 20, 2e-3, 1, begin=20)
     assert not list((texts / "out" / "steps").iterdir())
 
 
