@@ -50,11 +50,14 @@ def prepare(trainer: Trainer) -> Trainer:
         the Trainer.
 
     Raises:
-        ValueError: its model has no objective of this package, or its process sees several GPUs.
+        ValueError: its model has no objective of this package, its process sees several GPUs, or its arguments have
+            label smoothing.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
     check_gpus(trainer.args)
+    if trainer.args.label_smoothing_factor:  # the Trainer then hides the labels from the model
+        raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer

@@ -23,9 +23,11 @@ class Reporter(TrainerCallback):
         self.seen.append(dict(logs))
 
 
-def make_trainer(folder: Path, model: Any, *, max_steps: int = 2, **options: Any) -> Trainer:
+def make_trainer(folder: Path, model: Any, *, max_steps: int = 2, smoothing: float = 0.0, **options: Any) -> Trainer:
     quiet = {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
-    arguments = TrainingArguments(str(folder), max_steps=max_steps, logging_steps=1, **quiet)
+    arguments = TrainingArguments(
+        str(folder), max_steps=max_steps, logging_steps=1, label_smoothing_factor=smoothing, **quiet
+    )
     data = PretrainingSequences(random_ids(16))
     collator = MaskedLmCollator(make_tokenizer())
     return Trainer(model, arguments, train_dataset=data, eval_dataset=data, data_collator=collator, **options)
@@ -57,6 +59,12 @@ def test_several_gpus_of_one_process_are_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(TrainingArguments, "n_gpu", 3)
     with pytest.raises(ValueError, match="this process sees 3 GPUs; start one for each with torchrun"):
         prepare(trainer)
+
+
+def test_label_smoothing_is_refused(tmp_path: Path) -> None:
+    # the Trainer takes the labels out of the batch, without which the forward pass is the stock one
+    with pytest.raises(ValueError, match="label_smoothing_factor replaces the objective by masked LM"):
+        prepare(make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()), smoothing=0.1))
 
 
 def test_each_epoch_has_its_own_masks(tmp_path: Path) -> None:
