@@ -306,8 +306,7 @@ def _train(settings: Adaptation, prepared: Prepared, share: WorkShare) -> dict[s
     model, datasets, collator = _parts_of(settings, prepared)
     updates = settings.training.updates
     if settings.epochs is not None:
-        of_update = settings.training.batch_size * settings.training.accumulate * share.count
-        updates = max(1, round(settings.epochs * len(datasets[0]) / of_update))
+        updates = settings.training.updates_of_epochs(settings.epochs, len(datasets[0]), share.count)
     trainer = make_trainer(model, datasets, collator, settings.training, output / "checkpoints", updates=updates)
     before = output / "before.json"
     if not before.exists():

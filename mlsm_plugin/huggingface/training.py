@@ -78,6 +78,14 @@ class TrainingSettings:
         """Whether matrix products are in bfloat16."""
         return has_fast_bf16(torch.device(self.device_type)) if self.bf16 == "auto" else self.bf16 == "on"
 
+    def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
+        """How many updates are ``epochs`` passes over ``number`` sequences or groups, at least one.
+
+        The last batch of a pass may be smaller than the others, and its last update may have fewer batches.
+        """
+        batches = math.ceil(number / (self.batch_size * processes))
+        return max(1, round(epochs * math.ceil(batches / self.accumulate)))
+
     def deciding(self) -> dict[str, Any]:
         """What the result depends on."""
         return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}

@@ -33,6 +33,16 @@ def test_training_learns_saves_and_resumes(tmp_path: Path) -> None:
     assert train(trainer_of(tmp_path / "checkpoints", learning_rate=1e-2))["loss"] == figures["loss"]
 
 
+def test_an_epoch_is_a_pass_over_all_sequences(tmp_path: Path) -> None:
+    settings = {"batch_size": 6, "accumulate": 2}  # 16 sequences: batches of 6, 6 and 4, updates of 2 batches and 1
+    updates = TrainingSettings(**settings).updates_of_epochs(3, 16, 1)
+    trainer = trainer_of(tmp_path, updates=updates, **settings)
+    trainer.train()
+    assert trainer.state.epoch == 3
+    assert TrainingSettings(**settings).updates_of_epochs(2, 25, 2) == 4
+    assert TrainingSettings(**settings).updates_of_epochs(0.01, 16, 1) == 1
+
+
 def test_unfinished_checkpoints_are_not_resumed(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path / "nothing") is None
     for number, state in (("9", "{}"), ("10", "{"), ("11", None), ("x", "{}")):
