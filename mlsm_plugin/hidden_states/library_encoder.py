@@ -30,7 +30,8 @@ SUPPORTED = (
 )
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
-LARGEST_PADDING = 128  # extra rows that an embedding may have after the vocabulary, to make its size round
+# extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
+LARGEST_PADDING = 1024
 
 
 class LibraryEncoder:

@@ -238,7 +238,7 @@ def test_models_that_do_not_belong_together_are_one_line(start: Path, tmp_path: 
     line = failing_mlsm(capsys, *words(start, tmp_path / "out", "--auxiliary", other))
     assert "has another vocabulary than" in line
     make_tokenizer("byte_level", start / "text.txt", tmp_path / "mixed")
-    model = make_model("bert", start / "text.txt", tmp_path / "mixed-model", kind=AutoModelForMaskedLM, vocab_size=900)
+    model = make_model("bert", start / "text.txt", tmp_path / "mixed-model", kind=AutoModelForMaskedLM, vocab_size=2000)
     line = failing_mlsm(capsys, "adapt", model, "--text", start / "text.txt", "--output", tmp_path / "out")
     assert "embeddings" in line
     empty = tmp_path / "empty.txt"

@@ -191,8 +191,8 @@ def test_models_that_do_not_work_are_named(
     assert f"of type gpt2; supported types: {', '.join(SUPPORTED)}" in gpt
     assert "--layer 4 is out of range" in refused(roberta, layer=4)
     assert "is more than the 68 positions" in refused(roberta, "--tokens-per-sample", 69)
-    larger = changed("larger", "config.json", vocab_size=900)
-    assert "the tokenizer's ids need 600 embeddings, the model has 900" in refused(larger)
+    larger = changed("larger", "config.json", vocab_size=2000)
+    assert "the tokenizer's ids need 600 embeddings, the model has 2000" in refused(larger)
     smaller = changed("smaller", "config.json", vocab_size=500)
     assert "the tokenizer's ids need 600 embeddings, the model has 500" in refused(smaller)
     wider = changed("wider", "config.json", intermediate_size=128)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModel
 
-from mlsm_plugin.hidden_states.library_encoder import SUPPORTED, LibraryEncoder, positions_of, supported_config
+from mlsm_plugin.hidden_states.library_encoder import (
+    SUPPORTED,
+    LibraryEncoder,
+    check_vocabulary,
+    positions_of,
+    supported_config,
+)
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from tests.tiny_hf_models import make_model, make_tokenizer
 
@@ -36,6 +43,11 @@ def test_hidden_states_of_ids_are_the_librarys(model_type: str, text: Path, tmp_
         torch.testing.assert_close(encoder.hidden_states(ids, kept), found, rtol=0, atol=0)
     assert encoder.max_tokens == positions_of(supported_config(folder))
     assert encoder.num_embeddings > tokenizer.largest_id
+
+
+def test_embeddings_may_have_more_rows_than_the_tokenizer_has_ids() -> None:
+    for largest_id, rows in ((128_000, 128_100), (31_101, 32_102)):  # DeBERTa-v3, an Italian BERT
+        check_vocabulary(SimpleNamespace(largest_id=largest_id), rows, Path("model"))  # type: ignore[arg-type]
 
 
 def test_tokenizer_is_checked_before_the_weights_are_read(text: Path, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_p
          "has rotary positions of type yarn"),
         ({"local_attention": 1}, "has local_attention 1; it must be at least 2"),
         ({"layer_types": ["sliding_attention"] * 4}, "has other layer_types than every N-th layer global"),
-        ({"vocab_size": 900}, "the tokenizer's ids need 600 embeddings, the model has 900"),
+        ({"vocab_size": 2000}, "the tokenizer's ids need 600 embeddings, the model has 2000"),
         ({"intermediate_size": 64}, "cannot be read"),
     ],
 )  # fmt: skip
