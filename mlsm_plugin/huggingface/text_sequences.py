@@ -24,11 +24,25 @@ ADVICE = "Pass --overwrite to replace it, or choose another --output"
 
 
 def ids_of_lines(lines: Iterable[str], tokenizer: HuggingFaceTokenizer) -> Iterator[list[int] | None]:
-    """The library's ids of each line, without special tokens; None for a blank line, the end of a document."""
-    lines = iter(lines)
+    """The library's ids of each line, without special tokens; None for a blank line, the end of a document.
+
+    A line that follows another one is read with a space before it, as words within a line are.
+    """
+    lines = _apart(lines)
     while batch := list(islice(lines, LINES_AT_ONCE)):
         found = iter(tokenizer.backend.encode_batch([line for line in batch if line], add_special_tokens=False))
         yield from (next(found).ids if line else None for line in batch)
+
+
+def _apart(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, with a space before those that follow another: byte-level pieces would else go on with its last word.
+
+    The tokenizers of BERT and SentencePiece begin a word with each line, with or without the space.
+    """
+    follows = False
+    for line in lines:
+        yield f" {line}" if line and follows else line
+        follows = bool(line)
 
 
 def default_max_length(tokenizer: str | os.PathLike[str]) -> int:

@@ -29,6 +29,15 @@ def test_ids_of_lines_are_the_librarys(kind: str, english_text: tuple[Path, Path
     assert found == [library_ids(theirs, line) if line else None for line in lines]
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_lines_of_a_document_are_words_apart(kind: str, english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(kind, english_text[1], tmp_path / "tokenizer")
+    lines = ["A name is bound.", "It is a value.", "", "Names are bound"]
+    found = list(ids_of_lines(lines, HuggingFaceTokenizer(tmp_path / "tokenizer")))
+    assert found[0] + found[1] == library_ids(tokenizer, "A name is bound. It is a value.")
+    assert found[3] == library_ids(tokenizer, lines[3])
+
+
 def test_sequences_hold_the_text_in_order(made: CodedModel) -> None:
     sequences, tokenizer = TokenSequences(made.tokens), AutoTokenizer.from_pretrained(made.model)
     lines = [line for line in made.text.read_text("utf-8").splitlines() if line.strip()]
