@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
 
 Step = Callable[[Tensor], Tensor]
+HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ def open_masked_lm(path: str | os.PathLike[str], **options: Any) -> Any:
     except Exception as error:  # transformers has no common error for missing and damaged files and unknown types
         raise ValueError(f"{folder} does not hold a masked LM of Hugging Face: {first_line(error)}") from None
     missing = sorted(info["missing_keys"])
+    if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
+        raise ValueError(
+            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '
+            "false in its config.json"
+        )
     if missing:
         raise ValueError(
             f"{folder} lacks {len(missing)} weights of a masked LM, such as {missing[0]}; it was saved without its head"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,3 +58,13 @@ def test_what_is_no_masked_lm_is_one_line(tmp_path: Path, tiny: object) -> None:
     (broken / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match="does not hold a masked LM"):
         open_masked_lm(broken)
+
+
+def test_a_deberta_of_its_authors_is_told_how_its_head_is_read(tmp_path: Path, tiny: object) -> None:
+    text = tiny.text  # type: ignore[attr-defined]
+    folder = make_model("deberta-v2", text, tmp_path / "model", kind=AutoModelForMaskedLM, legacy=False)
+    settings = json.loads((folder / "config.json").read_text("utf-8"))
+    del settings["legacy"]
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ValueError, match=r'head in lm_predictions.lm_head, .*; set "legacy": false in its config.json'):
+        open_masked_lm(folder)
