@@ -54,17 +54,21 @@ class PieceClasses:
 def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which pieces begin words and which end words, whatever their neighbours are: bool ``(V,)`` each."""
     nothing = np.zeros(len(pieces), bool)
-    for mark in (SENTENCEPIECE_BEGIN, BYTE_LEVEL_BEGIN):
-        begins = np.array([piece.startswith(mark) for piece in pieces], bool)
-        if begins.any():
-            # byte-level BPE does not mark the first word of a text: a piece after a special token begins a word
-            return begins, special if mark == BYTE_LEVEL_BEGIN else nothing
-    goes_on = np.array([piece.startswith(WORDPIECE_GOES_ON) and len(piece) > 2 for piece in pieces], bool)
-    if goes_on.any():
-        return ~goes_on & ~special, nothing
-    goes_on = np.array([piece.endswith(BPE_GOES_ON) and len(piece) > 2 for piece in pieces], bool)
-    if goes_on.any():
-        return nothing, ~goes_on
+    marked = {
+        SENTENCEPIECE_BEGIN: [piece.startswith(SENTENCEPIECE_BEGIN) for piece in pieces],
+        BYTE_LEVEL_BEGIN: [piece.startswith(BYTE_LEVEL_BEGIN) for piece in pieces],
+        WORDPIECE_GOES_ON: [piece.startswith(WORDPIECE_GOES_ON) and len(piece) > 2 for piece in pieces],
+        BPE_GOES_ON: [piece.endswith(BPE_GOES_ON) and len(piece) > 2 for piece in pieces],
+    }
+    # a few pieces can look like those of another kind: \u0120 is also a letter of Maltese
+    mark = max(marked, key=lambda mark: sum(marked[mark]))
+    found = np.array(marked[mark], bool)
+    if found.any():
+        if mark == BYTE_LEVEL_BEGIN:  # does not mark the first word of a text: a piece after a special token begins one
+            return found, special
+        if mark == WORDPIECE_GOES_ON:
+            return ~found & ~special, nothing
+        return (found, nothing) if mark == SENTENCEPIECE_BEGIN else (nothing, ~found)
     raise ValueError(
         f"nothing in the vocabulary marks where words begin or end: {SENTENCEPIECE_BEGIN} or {BYTE_LEVEL_BEGIN} before "
         f"the first piece of a word, {WORDPIECE_GOES_ON} before the others, or {BPE_GOES_ON} after all but the last"

@@ -71,6 +71,7 @@ def test_classes_of_pieces() -> None:
         ("<s> the long ##est word , or . </s>", "0 1 1 0 1 1 1 1 0", "0 1 0 1 1 1 1 1 0"),
         ("<s> the lon@@ gest word , or . </s>", "0 1 1 0 1 1 1 1 0", "0 1 0 1 1 1 1 1 0"),
         ("<s> Ġ( a ) ) </s>", "0 1 0 1 1 0", "0 0 1 1 1 0"),
+        ("<s> Ġunju lon ##g ##est , or . </s>", "0 1 1 0 0 1 1 1 0", "0 1 0 0 1 1 1 1 0"),  # WordPiece, Maltese
     ],
 )
 def test_words_of_other_tokenizers_are_found(pieces: str, begins: str, ends: str) -> None:
