@@ -20,9 +20,7 @@ class PretrainingCallback(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Set the epoch of the sequences."""
-        dataset = getattr(train_dataloader, "dataset", None)
-        if dataset is not None and hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(int(state.epoch or 0))
+        _set_epoch(getattr(train_dataloader, "dataset", None), int(state.epoch or 0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any) -> None:
         """Add the parts of the loss to the logs of training steps."""
@@ -41,6 +39,15 @@ class PretrainingCallback(TrainerCallback):
         """
         if args.world_size > 1 and not args.fsdp and not args.deepspeed:
             vars(model).pop("_is_accelerate_prepared", None)
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    """Set the epoch of a dataset, and of those within torch's ``Subset`` and ``ConcatDataset``."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
+        if inner is not None:
+            _set_epoch(inner, epoch)
 
 
 def prepare(trainer: Trainer) -> Trainer:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import ConcatDataset, Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences
@@ -67,8 +68,10 @@ def test_label_smoothing_is_refused(tmp_path: Path) -> None:
         prepare(make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()), smoothing=0.1))
 
 
-def test_each_epoch_has_its_own_masks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: ConcatDataset([Subset(data, range(16))])])
+def test_each_epoch_has_its_own_masks(tmp_path: Path, wrapped: Any) -> None:
     trainer, epochs = make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()), max_steps=5), []
+    trainer.train_dataset = wrapped(trainer.train_dataset)
     collate = trainer.data_collator
     trainer.data_collator = lambda rows: epochs.extend(one.epoch for one in rows) or collate(rows)
     prepare(trainer).train()
