@@ -180,8 +180,8 @@ class LatentSemanticCollator(MaskedLmCollator):
             (n, m) float16, padded with 0, of the n masked tokens in the order in which ``labels != -100`` selects them.
 
         Raises:
-            ValueError: an id is not in the vocabulary, the dataset has no codes, or the coverage of its codes is below
-                ``mask_prob`` or does not go with ``whole_words``.
+            ValueError: an id is not in the vocabulary, the dataset has no codes, the sequences are of several datasets,
+                or the coverage of the codes is below ``mask_prob`` or does not go with ``whole_words``.
         """
         codes = self._codes(sequences)
         generators = self._generators(sequences)
@@ -203,6 +203,11 @@ class LatentSemanticCollator(MaskedLmCollator):
         codes = sequences[0].codes
         if codes is None:
             raise ValueError("these sequences have no codes; pass the folder of their codes to PretrainingSequences")
+        if any(one.codes is not codes for one in sequences):
+            raise ValueError(
+                "a batch mixes sequences of several datasets, each with codes of its own; put all sequences into one "
+                "dataset, and code that"
+            )
         if self.masking.mask_prob > codes.coverage:
             raise ValueError(
                 f"mask_prob {self.masking.mask_prob} is more than the share {codes.coverage} of the positions that has "

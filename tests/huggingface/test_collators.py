@@ -173,6 +173,16 @@ def test_codes_are_those_of_the_masked_tokens(tokenizer: Any, coded: tuple[Pretr
         assert found.sum() > 0.99  # a token without a code is not masked
 
 
+def test_sequences_with_other_codes_are_not_looked_up(
+    tokenizer: Any, coded: tuple[PretrainingSequences, Any], tmp_path: Path
+) -> None:
+    other = TokenSequences(random_ids(seed=1))
+    write_codes(other, tmp_path / "codes")
+    rows = [coded[0][3], PretrainingSequences(other, tmp_path / "codes")[4]]  # as torch's ConcatDataset gives them
+    with pytest.raises(ValueError, match="mixes sequences of several datasets"):
+        LatentSemanticCollator(tokenizer)(rows)
+
+
 def test_only_the_strongest_atoms_are_kept(tokenizer: Any, coded: tuple[PretrainingSequences, Any]) -> None:
     dataset, _ = coded
     whole = LatentSemanticCollator(tokenizer)(items(dataset, *range(10)))["codes"]
