@@ -145,7 +145,8 @@ def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
     print(f"model: {output}/model")
     path = json.dumps(f"{output}/model", ensure_ascii=False)  # a literal of Python, too
-    code = f'from transformers import pipeline; pipeline("fill-mask", {path})'
+    task = "fill-mask" if "mlm_loss" in figures["after"] else "feature-extraction"  # without MLM, the head stays behind
+    code = f'from transformers import pipeline; pipeline("{task}", {path})'
     print_next("Use it with", shlex.join(["python", "-c", code]))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
+from mlsm_plugin.cli import adapt
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
@@ -113,6 +114,12 @@ def test_the_last_line_can_be_pasted(start: Path, tmp_path: Path, capsys: Captur
     assert (python, flag) == ("python", "-c")
     call = ast.parse(code).body[-1].value  # type: ignore[attr-defined]
     assert [ast.literal_eval(argument) for argument in call.args] == ["fill-mask", f"{output}/model"]
+
+
+def test_a_model_without_masked_lm_is_not_told_to_fill_masks(capsys: Capture) -> None:
+    for objective, name, task in (("npm", "accuracy", "feature-extraction"), ("mlm", "mlm_loss", "fill-mask")):
+        adapt._print_figures({"before": {}, "after": {name: 0.5}}, objective)
+        assert f'pipeline("{task}", "{objective}/model")' in capsys.readouterr().out
 
 
 def test_npm_holds_out_two_sequences_of_a_short_text(start: Path, tmp_path: Path, capsys: Capture) -> None:
