@@ -22,8 +22,19 @@ class WholeEpochsDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[Any]:
-        """The batches of :meth:`FairseqDataset.batch_by_size`, and a last one of the samples that those leave out."""
-        batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
+        """The batches of :meth:`FairseqDataset.batch_by_size`, and a last one of the samples that those leave out.
+
+        Raises:
+            ValueError: a sample has more than ``max_tokens`` tokens.
+        """
+        try:
+            batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
+        except AssertionError as error:
+            longest = max(int(self.num_tokens(index)) for index in indices)
+            raise ValueError(
+                f"--max-tokens {max_tokens} is too few for a batch: the longest sample, or group of samples, has "
+                f"{longest} tokens; pass at least that, or --batch-size"
+            ) from error
         rest = indices[sum(map(len, batches)) :]
         return [*batches, rest] if len(rest) else batches
 

@@ -18,7 +18,7 @@ from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
 from mlsm_plugin.files.tokenizer_files import bpe_options
 from mlsm_plugin.tasks.autocast import AutocastSteps
-from mlsm_plugin.tasks.shared_options import SavedRunConfig, copy_tokenizer_to_checkpoints
+from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit, copy_tokenizer_to_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,12 @@ class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
         dictionary = self.source_dictionary
         bos = dictionary.bos() if bos is None else bos
         return training_samples(dataset, split=split, cfg=self.cfg, dictionary=dictionary, bos=bos)
+
+    def filter_indices_by_size(
+        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+    ) -> Any:
+        """All ``indices``, see :func:`all_that_fit`; fairseq leaves out of training what is too long."""
+        return all_that_fit(dataset, indices, max_positions)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Copy the dictionary and the tokenizer next to the checkpoints, which then load from anywhere."""

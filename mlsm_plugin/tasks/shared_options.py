@@ -48,6 +48,26 @@ class TextBlocksConfig(SavedRunConfig):
     tokens_per_sample: int = field(default=256, metadata={"help": "maximum number of tokens of a sample, BOS included"})
 
 
+def all_that_fit(dataset: Any, indices: Any, max_positions: Any) -> Any:
+    """``indices``, if all samples fit; tasks that cut text into samples leave none of it out.
+
+    Args:
+        dataset: the samples.
+        indices: numbers of samples ``(n,)``.
+        max_positions: the longest sample that the options allow, as ``dataset.filter_indices_by_size`` takes it.
+
+    Raises:
+        ValueError: a sample is longer.
+    """
+    fitting, others = dataset.filter_indices_by_size(indices, max_positions)
+    if len(others):
+        raise ValueError(
+            f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
+            f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
+        )
+    return fitting
+
+
 def copy_tokenizer_to_checkpoints(cfg: Any) -> None:
     """Copy the dictionary and the tokenizer next to the checkpoints of a run, which then load from anywhere.
 

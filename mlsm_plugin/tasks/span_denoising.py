@@ -31,6 +31,7 @@ from mlsm_plugin.tasks.shared_options import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
     TextBlocksConfig,
+    all_that_fit,
     copy_tokenizer_to_checkpoints,
 )
 from mlsm_plugin.tokenization.sentinels import DEFAULT_SENTINELS, dictionary_with_sentinels
@@ -206,6 +207,14 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
             return PieceClasses.of_vocabulary(self.dictionary.symbols, special)
         except ValueError as error:
             raise ValueError(f"--mask-whole-words: {error}") from error
+
+    def filter_indices_by_size(
+        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+    ) -> Any:
+        """See :meth:`FairseqTask.filter_indices_by_size`; of texts that are corrupted here, none is left out."""
+        if isinstance(dataset, SpanDenoisingDataset):
+            return all_that_fit(dataset, indices, max_positions)
+        return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Copy the dictionary and the tokenizer next to the checkpoints, which then load from anywhere."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,3 +58,8 @@ def test_fewer_samples_than_the_multiple_are_a_batch() -> None:
     assert batches_of([4, 2, 3], max_sentences=16, required_batch_size_multiple=8) == [[1, 2, 0]]
     eleven = batches_of(list(range(1, 12)), max_sentences=8, required_batch_size_multiple=8)
     assert [len(batch) for batch in eleven] == [8, 3]
+
+
+def test_a_sample_beyond_the_tokens_of_a_batch_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"--max-tokens 6 is too few .* has 7 tokens"):
+        batches_of([4, 7, 3], max_tokens=6)

@@ -15,6 +15,7 @@ from fairseq.tasks import TASK_REGISTRY
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
+from tests.conftest import CRITERIONS
 from tests.tiny_models import TinyData
 from tests.tiny_run import batches, training_config
 
@@ -67,6 +68,22 @@ def test_model_is_told_which_batches_have_padding(tiny: TinyData) -> None:
     told = [batch["net_input"]["has_padding"] for batch in found]
     assert told == [bool(batch["net_input"]["src_tokens"].eq(pad).any()) for batch in found]
     assert set(told) == {True, False}
+
+
+@pytest.mark.parametrize("name", list(CRITERIONS))
+def test_no_sample_is_left_out_of_training_since_it_is_too_long(tiny: TinyData, name: str) -> None:
+    """fairseq would train on what fits."""
+    arch = "denoising_small" if name == "span_denoising" else "mlsm_roberta_tiny"
+    cfg = training_config(tiny.data_bin, "--tokens-per-sample", 16, task=name, criterion=CRITERIONS[name], arch=arch)
+    task = tasks.setup_task(cfg.task)
+    if name == "masked_latent_semantic":
+        PortableMaskedLMTask.load_dataset(task, "train")  # codes do not matter
+    else:
+        task.load_dataset("train")
+    limits = {"max_sentences": 8, "ignore_invalid_inputs": True, "disable_iterator_cache": True}
+    assert len(task.get_batch_iterator(task.dataset("train"), max_positions=16, **limits)) > 0
+    with pytest.raises(ValueError, match=r"samples are longer than .* allow \(15\).*--tokens-per-sample"):
+        task.get_batch_iterator(task.dataset("train"), max_positions=15, **limits)
 
 
 @pytest.mark.parametrize("task", ["plain_masked_lm", "taco"])
