@@ -24,5 +24,6 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 - ``update_lookahead``: the iterators of the trainer; all batches of an update are known before the first.
 - ``version_shims``: differences between versions of fairseq, torch and numpy.
 - ``weight_names``: the names of weights in a checkpoint; export, and growing or shrinking a vocabulary.
-- ``whole_epochs``: which samples ``batch_by_size`` leaves out; small datasets keep their last batch.
+- ``whole_epochs``: which samples ``batch_by_size`` leaves out; small datasets keep their last batch; samples that
+  fairseq keeps beyond their epoch.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from fairseq.data import FairseqDataset, SortDataset
+from fairseq.data import FairseqDataset, LRUCacheDataset, SortDataset
 
 
 class WholeEpochsDataset(FairseqDataset):
@@ -40,7 +40,12 @@ class WholeEpochsDataset(FairseqDataset):
 
 
 class SortedWholeEpochsDataset(WholeEpochsDataset, SortDataset):
-    """A :class:`SortDataset` whose batches hold every sample."""
+    """A :class:`SortDataset` whose batches hold every sample, with the masks of their epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch; the last samples of another one, which fairseq keeps by their index alone, are forgotten."""
+        super().set_epoch(epoch)
+        LRUCacheDataset.__getitem__.cache_clear()
 
 
 def with_whole_epochs(batches: SortDataset) -> SortedWholeEpochsDataset:

@@ -35,6 +35,7 @@ from fairseq.data import (
     Dictionary,
     FairseqDataset,
     ListDataset,
+    LRUCacheDataset,
     SortDataset,
     TokenBlockDataset,
     data_utils,
@@ -1092,3 +1093,15 @@ def _sorted() -> None:
     batches = with_whole_epochs(SortDataset(Thirteen(), [np.arange(13)[::-1]]))
     assert batches.ordered_indices().tolist() == list(range(12, -1, -1))
     assert [len(batch) for batch in batches.batch_by_size(batches.ordered_indices(), None, 8, 8)] == [8, 5]
+
+
+@seam(
+    "whole_epochs",
+    "LRUCacheDataset.__getitem__, which is one functools.lru_cache for all its datasets",
+    partial(instead, LRUCacheDataset, "__getitem__", lambda self, index: self.dataset[index]),
+)
+def _kept_samples() -> None:
+    LRUCacheDataset(np.arange(3))[1]
+    assert LRUCacheDataset.__getitem__.cache_info().currsize > 0
+    with_whole_epochs(SortDataset(Thirteen(), [np.arange(13)])).set_epoch(2)
+    assert LRUCacheDataset.__getitem__.cache_info().currsize == 0

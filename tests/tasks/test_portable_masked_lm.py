@@ -70,6 +70,18 @@ def test_model_is_told_which_batches_have_padding(tiny: TinyData) -> None:
     assert set(told) == {True, False}
 
 
+def test_masks_do_not_depend_on_what_was_read_in_the_epoch_before(tiny: TinyData) -> None:
+    def read(index: int, *epochs: int) -> list[int]:
+        task = task_of(tiny.data_bin, "--mask-prob", 0.5)
+        task.load_dataset("train")
+        for epoch in epochs:
+            task.dataset("train").set_epoch(epoch)
+            item = task.dataset("train")[index]
+        return [*item["net_input.src_tokens"].tolist(), *item["target"].tolist()]
+
+    assert read(3, 2) == read(3, 1, 2) != read(3, 1)
+
+
 @pytest.mark.parametrize("name", list(CRITERIONS))
 def test_no_sample_is_left_out_of_training_since_it_is_too_long(tiny: TinyData, name: str) -> None:
     """fairseq would train on what fits."""
