@@ -25,6 +25,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import save_whole, updates_of
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
 from mlsm_plugin.files.atomic_files import link_file, read_json, write_json
+from mlsm_plugin.files.json_checks import check_json, fields
 from mlsm_plugin.files.planned_folder import PlannedFolder
 
 TEACHER = "model.pt"
@@ -107,7 +108,7 @@ def plan_of(
     if updates_of(save_dir / LAST) == 0:
         folder.forget()
     elif path.exists() and not stages[1].dictionary.exists():
-        known = read_json(path)
+        known = check_json(read_json(path), fields(), path)
         write_json(path, {name: (settings if name in of_codes else known).get(name) for name in settings})
     return folder
 
@@ -149,7 +150,7 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
 
 @contextmanager
 def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
-    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run goes on.
+    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run resumes.
 
     A run that resumes makes the codes of its stage again, which takes no time where they are complete.
     """

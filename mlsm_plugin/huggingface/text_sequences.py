@@ -35,7 +35,7 @@ def ids_of_lines(lines: Iterable[str], tokenizer: HuggingFaceTokenizer) -> Itera
 
 
 def _apart(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, with a space before those that follow another: byte-level pieces would else go on with its last word.
+    """The lines, with a space before those that follow another: byte-level pieces would else continue its last word.
 
     The tokenizers of BERT and SentencePiece begin a word with each line, with or without the space.
     """
