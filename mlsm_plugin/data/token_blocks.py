@@ -15,6 +15,7 @@ from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
 from mlsm_plugin.fairseq_seams.binarized_files import check_splits
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.json_checks import check_json
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
 from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK
 from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
 
@@ -28,10 +29,16 @@ def split_path(data: str, split: str, epoch: int) -> str:
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
 
+    Args:
+        path: without ``.bin``.
+        dictionary: what the ids of the split mean, perhaps with symbols that a task adds at its end.
+        combine: append ``train1``, ``train2``, ...
+
     Raises:
         FileNotFoundError: the split does not exist.
-        ValueError: the split is empty, damaged, or holds symbols that the dictionary lacks.
+        ValueError: the split is empty, damaged, or its folder has another vocabulary.
     """
+    _check_vocabulary(path, dictionary)
     check_splits(path, len(dictionary), combine=combine)
     dataset = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
     if dataset is None:
@@ -39,6 +46,18 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
     if len(dataset) == 0:
         raise ValueError(f"the binarized split {path}.bin is empty; write it again with `mlsm binarize`")
     return dataset
+
+
+def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
+    """Raise ValueError if the folder of a split has a ``dict.txt`` with other symbols."""
+    folder = os.path.dirname(path)
+    if os.path.isfile(os.path.join(folder, DICTIONARY_NAME)):
+        own = symbols_of_dataset(folder).symbols
+        if own != dictionary.symbols[: len(own)]:
+            raise ValueError(
+                f"{folder} has another vocabulary than the first folder of the data: the symbols of their "
+                f"{DICTIONARY_NAME} differ, and the same ids mean other pieces; binarize all text with one tokenizer"
+            )
 
 
 def split_fingerprint(path: str | os.PathLike[str]) -> str:

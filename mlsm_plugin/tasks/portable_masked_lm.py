@@ -17,8 +17,8 @@ from mlsm_plugin.fairseq_seams.masked_lm_batches import masked_targets, tell_mod
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
 from mlsm_plugin.files.tokenizer_files import bpe_options
-from mlsm_plugin.tasks.autocast import AutocastSteps
-from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit, copy_tokenizer_to_checkpoints
+from mlsm_plugin.tasks.portable_runs import PortableRuns
+from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(PortableRuns, OwnSamplesMaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints."""
 
     cfg: PortableMaskedLMConfig
@@ -52,7 +52,7 @@ class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
 
     def tokenizer_options(self) -> dict[str, Any]:
         """The options of the tokenizer in the folder of the data."""
-        return bpe_options(utils.split_paths(self.cfg.data)[0])
+        return bpe_options(self._data_folder)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the samples of ``masked_lm``, all of them; the model is told which batches have padding."""
@@ -107,8 +107,3 @@ class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
     ) -> Any:
         """All ``indices``, see :func:`all_that_fit`; fairseq leaves out of training what is too long."""
         return all_that_fit(dataset, indices, max_positions)
-
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Copy the dictionary and the tokenizer next to the checkpoints, which then load from anywhere."""
-        super().begin_epoch(epoch, model)
-        copy_tokenizer_to_checkpoints(self.cfg)

@@ -26,13 +26,12 @@ from mlsm_plugin.data.token_blocks import load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
-from mlsm_plugin.tasks.autocast import AutocastSteps
+from mlsm_plugin.tasks.portable_runs import PortableRuns
 from mlsm_plugin.tasks.shared_options import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
     TextBlocksConfig,
     all_that_fit,
-    copy_tokenizer_to_checkpoints,
 )
 from mlsm_plugin.tokenization.sentinels import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
@@ -75,7 +74,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
-class SpanDenoisingTask(AutocastSteps, FairseqTask):
+class SpanDenoisingTask(PortableRuns, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
     A dataset made by ``mlsm binarize --train`` is corrupted anew in every epoch. One made by ``mlsm binarize --source``
@@ -215,11 +214,6 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
         if isinstance(dataset, SpanDenoisingDataset):
             return all_that_fit(dataset, indices, max_positions)
         return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
-
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Copy the dictionary and the tokenizer next to the checkpoints, which then load from anywhere."""
-        super().begin_epoch(epoch, model)
-        copy_tokenizer_to_checkpoints(self.cfg)
 
 
 def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str) -> None:

@@ -14,16 +14,12 @@ from fairseq.data import Dictionary
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, sha256_of_files, write_json
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
-from mlsm_plugin.tokenization.data_folder import (
-    DEFAULT_MAX_UNK_RATE,
-    SIDES,
-    SUMMARY_NAME,
-    check_max_unk_rate,
-    remove_earlier_run,
-)
+from mlsm_plugin.tokenization.binarize import TRAIN_ANOTHER
+from mlsm_plugin.tokenization.data_folder import SIDES, SUMMARY_NAME, remove_earlier_run
 from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
 from mlsm_plugin.tokenization.sentinels import dictionary_with_sentinels, encode_with_sentinels
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_lines
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
 
 
 def binarize_pairs(
@@ -78,7 +74,7 @@ def binarize_pairs(
                         unknown[side] += int((ids == dictionary.unk()).sum())
             for side, path in zip(SIDES, files, strict=True):
                 text_tokens = figures[split][f"{side}_tokens"] - figures[split]["pairs"]  # without EOS
-                _check_unknown(path, unknown[side] / max(1, text_tokens), max_unk_rate)
+                UnknownTokens(text_tokens, unknown[side]).check(str(path), max_unk_rate, remedy=TRAIN_ANOTHER)
             figures[split]["unknown"] = sum(unknown.values())
             for side, builder in zip(SIDES, builders, strict=True):
                 builder.finalize(str(folder / f"{split}.{side}.idx"))
@@ -88,14 +84,6 @@ def binarize_pairs(
     summary = {"tokenizer_sha256": sha256_of_files(Path(tokenizer, MODEL_NAME)), "sentinels": sentinels}
     write_json(output / SUMMARY_NAME, {**summary, "splits": figures})
     return figures
-
-
-def _check_unknown(path: PathLike, share: float, most: float) -> None:
-    if share > most:
-        raise ValueError(
-            f"{share:.2%} of the tokens of {path} are unknown, above the limit of {most:.2%} (--max-unk-rate); train "
-            "the tokenizer on text like this"
-        )
 
 
 def _pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -41,3 +42,12 @@ def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
             f"{folder} is not a binarized dataset: {DICTIONARY_NAME} is missing (write one: `mlsm binarize`)"
         )
     return read_symbols(path)
+
+
+def symbols_fingerprint(dictionary: Dictionary) -> str:
+    """SHA-256 of the symbols in the order of their ids; their counts do not matter.
+
+    Args:
+        dictionary: as a ``dict.txt`` has it, without the symbols that a task adds.
+    """
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
