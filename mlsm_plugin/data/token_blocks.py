@@ -55,7 +55,7 @@ def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
         own = symbols_of_dataset(folder).symbols
         if own != dictionary.symbols[: len(own)]:
             raise ValueError(
-                f"{folder} has another vocabulary than the first folder of the data: the symbols of their "
+                f"{folder} has another vocabulary than the model or the first folder of the data: the symbols of "
                 f"{DICTIONARY_NAME} differ, and the same ids mean other pieces; binarize all text with one tokenizer"
             )
 

@@ -51,7 +51,7 @@ def masked_batches(
         for tokens, positions in batches_of(blocks, pad=pad, max_tokens=batch_tokens):
             content = is_content(tokens, reader.dictionary)
             drawn = covered_positions(positions.numpy(), coverage=MASKED_SHARE, seed=seed)
-            masked = content & torch.from_numpy(drawn)
+            masked = content & tokens.ne(reader.dictionary.unk()) & torch.from_numpy(drawn)
             if masked.any():
                 inputs = torch.where(masked, torch.full_like(tokens, mask), tokens)
                 yield MaskedBatch(inputs, masked, tokens, content)
@@ -112,7 +112,8 @@ def frequent_types(dictionary: Dictionary) -> Tensor:
 def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch_tokens: int = 8192) -> MaskedLmLoss:
     """The loss of a masked LM on all blocks of a split.
 
-    15 % of the content tokens become ``<mask>``; which ones, depends on the seed and their positions only.
+    15 % of the content tokens become ``<mask>``, but no unknown ones; which, depends on the seed and their positions
+    only.
 
     Raises:
         ValueError: no token is masked, or the loss is NaN or infinite.

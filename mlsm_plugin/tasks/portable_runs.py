@@ -1,6 +1,7 @@
 """What makes a run portable: its checkpoints know their vocabulary, and the tokenizer lies beside them."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,13 @@ class PortableRuns(AutocastSteps):
 
     cfg: SavedRunConfig
 
-    def __init__(self, cfg: Any, *arguments: Any, **named: Any) -> None:
-        super().__init__(cfg, *arguments, **named)
-        self._data_folder = utils.split_paths(cfg.data)[0]
-        self._vocabulary = symbols_fingerprint(symbols_of_dataset(self._data_folder))
+    @property
+    def _data_folder(self) -> str:
+        return str(utils.split_paths(self.cfg.data)[0])  # type: ignore[attr-defined]
 
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`FairseqTask.state_dict`; with the fingerprint of the vocabulary."""
-        return {**super().state_dict(), VOCABULARY: self._vocabulary}  # type: ignore[misc]
+    @cached_property
+    def _vocabulary(self) -> str:
+        return symbols_fingerprint(symbols_of_dataset(self._data_folder))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See :meth:`FairseqTask.load_state_dict`.
@@ -66,12 +66,13 @@ class PortableRuns(AutocastSteps):
             )
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Copy the dictionary and the tokenizer next to the checkpoints; only the first rank does.
+        """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
 
         Raises:
             ValueError: the folder has checkpoints of another vocabulary.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
+        self.state.merge_state_dict({VOCABULARY: self._vocabulary})  # type: ignore[attr-defined]
         first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first_rank and not self.cfg.no_save:
             copy_tokenizer(self._data_folder, self.cfg.save_dir)
