@@ -102,6 +102,11 @@ def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
     return (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
 
 
+def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    """Which of ``tokens`` (any shape) are content and not unknown, as bool; only those can be learned."""
+    return is_content(tokens, dictionary) & (tokens != dictionary.unk())
+
+
 def cut_into_blocks(
     dataset: Any,
     *,

@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from tqdm import tqdm
 
-from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.data.token_blocks import is_content, is_known
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
 from mlsm_plugin.sparse_coding.coverage import covered_positions
@@ -51,7 +51,7 @@ def masked_batches(
         for tokens, positions in batches_of(blocks, pad=pad, max_tokens=batch_tokens):
             content = is_content(tokens, reader.dictionary)
             drawn = covered_positions(positions.numpy(), coverage=MASKED_SHARE, seed=seed)
-            masked = content & tokens.ne(reader.dictionary.unk()) & torch.from_numpy(drawn)
+            masked = is_known(tokens, reader.dictionary) & torch.from_numpy(drawn)
             if masked.any():
                 inputs = torch.where(masked, torch.full_like(tokens, mask), tokens)
                 yield MaskedBatch(inputs, masked, tokens, content)

@@ -17,15 +17,18 @@ from tests.tokenization.slow_boundaries import slow_boundaries
     lengths=st.lists(st.integers(1, 12), max_size=4),
     words=st.sampled_from([0.0, 0.4, 1.0]),
     ends=st.sampled_from([0.0, 0.5]),
+    longest=st.integers(1, 12),
 )
-def test_sequences_in_a_row_are_as_each_alone(seed: int, lengths: list[int], words: float, ends: float) -> None:
+def test_sequences_in_a_row_are_as_each_alone(
+    seed: int, lengths: list[int], words: float, ends: float, longest: int
+) -> None:
     rng = np.random.default_rng(seed)
     punctuation = rng.random(8) < 0.3
     classes = PieceClasses(rng.random(8) < 0.15, rng.random(8) < words, rng.random(8) < ends, punctuation, punctuation)
     sequences = [rng.integers(8, size=length) for length in lengths]
-    expected = [slow_boundaries(tokens, classes) for tokens in sequences]
+    expected = [slow_boundaries(tokens, classes, longest) for tokens in sequences]
     tokens = np.concatenate([*sequences, np.zeros(0, np.int64)])
-    found = word_boundaries(tokens, np.repeat(np.arange(len(lengths)), lengths), classes)
+    found = word_boundaries(tokens, np.repeat(np.arange(len(lengths)), lengths), classes, longest=longest)
     for flags, number in zip(found, (0, 1), strict=True):
         assert flags.tolist() == [flag for pair in expected for flag in pair[number]]
 
