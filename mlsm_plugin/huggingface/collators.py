@@ -16,6 +16,7 @@ import torch
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes
 from mlsm_plugin.losses.token_pairs import sample_pairs
 from mlsm_plugin.sparse_coding.code_selection import strongest_of_padded
+from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
@@ -72,6 +73,7 @@ class MaskedLmCollator:
     def __init__(self, tokenizer: Any, masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
         check_tokenizer(tokenizer)
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         self.size = number_of_ids(tokenizer)
         self.special, self.unmasked = np.zeros((2, self.size), bool)

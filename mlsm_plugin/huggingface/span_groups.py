@@ -14,6 +14,7 @@ from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
 from mlsm_plugin.huggingface.collators import IGNORED, check_samples, check_tokenizer, piece_classes, special_ids
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
 
 
@@ -79,6 +80,7 @@ class SpanGroupsCollator:
 
     def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
         check_tokenizer(tokenizer)
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
         vocabulary, mask = tokenizer.get_vocab(), int(tokenizer.mask_token_id)
         start, end = (vocabulary.get(symbol, mask) for symbol in SPAN_MASKS)
         self.pad = int(tokenizer.pad_token_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,17 @@ class PretrainingCallback(TrainerCallback):
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    """Set the epoch of a dataset, and of those within torch's ``Subset`` and ``ConcatDataset``."""
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
+    for one in _with_inner(dataset):
+        if hasattr(one, "set_epoch"):
+            one.set_epoch(epoch)
+
+
+def _with_inner(dataset: Any) -> Iterator[Any]:
+    """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
+    yield dataset
     for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
         if inner is not None:
-            _set_epoch(inner, epoch)
+            yield from _with_inner(inner)
 
 
 def prepare(trainer: Trainer) -> Trainer:
@@ -61,7 +66,8 @@ def prepare(trainer: Trainer) -> Trainer:
 
     Raises:
         ValueError: its model has no objective of this package, its process sees several GPUs, its arguments have
-            label smoothing, or hardly anything of its text is masked.
+            label smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or
+            hardly anything of its text is masked.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
@@ -70,10 +76,23 @@ def prepare(trainer: Trainer) -> Trainer:
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
         for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
+            _check_vocabulary(name, dataset, trainer.data_collator)
             _check_masks(name, dataset, trainer.data_collator)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer
+
+
+def _check_vocabulary(name: str, dataset: Any, collator: Any) -> None:
+    """Raise ValueError if sequences say that they were made with another vocabulary than that of the collator."""
+    wanted = getattr(collator, "vocabulary", None)
+    for one in _with_inner(dataset):
+        made_with = getattr(getattr(one, "sequences", None), "about", {}).get("tokenizer")
+        if wanted is not None and made_with not in (None, wanted):
+            raise ValueError(
+                f"the sequences of {name} were made with a tokenizer of another vocabulary than that of the collator: "
+                "the same ids mean other tokens; pass the tokenizer that made them to the collator"
+            )
 
 
 def _check_masks(name: str, dataset: Any, collator: Any) -> None:

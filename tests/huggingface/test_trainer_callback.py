@@ -9,8 +9,10 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences
+from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, TokenSequences
+from mlsm_plugin.huggingface.span_groups import SpanGroups, SpanGroupsCollator
 from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, prepare
+from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 
@@ -77,3 +79,20 @@ def test_each_epoch_has_its_own_masks(tmp_path: Path, wrapped: Any) -> None:
     prepare(trainer).train()
     assert epochs[:32] == [0] * 16 + [1] * 16
     assert set(epochs[32:]) == {2}
+
+
+@pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: ConcatDataset([Subset(data, range(16))])])
+def test_sequences_of_another_tokenizer_are_refused(tmp_path: Path, wrapped: Any) -> None:
+    other = make_tokenizer(without=(7,))
+    about = {"tokenizer": vocabulary_fingerprint(make_tokenizer())}
+    trainer = make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()))
+    written = TokenSequences.write(tmp_path / "tokens", random_ids(16), about=about)
+    trainer.train_dataset = wrapped(PretrainingSequences(written))
+    prepare(trainer)
+    trainer.data_collator = MaskedLmCollator(other)
+    with pytest.raises(ValueError, match="the sequences of train_dataset were made with a tokenizer of another vocab"):
+        prepare(trainer)
+    trainer.data_collator = SpanGroupsCollator(other, max_length=30)
+    trainer.train_dataset = wrapped(SpanGroups(written))
+    with pytest.raises(ValueError, match="the sequences of train_dataset were made with a tokenizer of another vocab"):
+        prepare(trainer)
