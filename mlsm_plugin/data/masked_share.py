@@ -16,7 +16,7 @@ FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too litt
 
 def samples_to_look_at(number: int) -> list[int]:
     """Numbers of samples from all parts of a dataset of ``number`` samples, in mixed order."""
-    places = np.unique(np.linspace(0, number - 1, min(number, MOST_SAMPLES)).astype(int))
+    places = np.unique(np.linspace(0, max(number - 1, 0), min(number, MOST_SAMPLES)).astype(int))
     return np.random.default_rng(0).permutation(places).tolist()
 
 

@@ -106,6 +106,32 @@ def test_more_words_become_noise_where_those_drawn_are_too_short() -> None:
         assert np.isin(tokens[:10], source).all() or not np.isin(tokens[:10], source).any()
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    length=st.integers(2, 80),
+    share=st.sampled_from([0.02, 0.3, 0.8, 1.0]),
+    words=st.sampled_from([None, 0.3, 1.0]),
+    rotate=st.booleans(),
+)
+def test_sources_and_targets_fit_where_unknown_tokens_stay(
+    seed: int, length: int, share: float, words: float | None, rotate: bool
+) -> None:
+    rng, noise = np.random.default_rng(seed), SpanNoise(0.15, 3.0, rotate)
+    tokens = np.where(rng.random(length) < share, 3, np.arange(10, 10 + length))
+    pieces = None if words is None else words_of(rng.random(length) < words)
+    limit, longest = noise.lengths(length, len(SENTINELS))
+    made = corruption(noise=noise, source_length=limit, target_length=2 * longest, pieces=pieces, unk=3)
+    source, target = made.apply(tokens, rng)
+    assert len(source) <= limit
+    assert len(target) <= 2 * longest
+    assert 3 not in target
+    restored = restore_spans(source, target, sentinels=SENTINELS, eos=EOS)
+    assert np.array_equal(restored, tokens[: len(restored)])
+    if (tokens != 3).mean() > 0.9:
+        assert len(restored) == length  # the text is only cut where hardly anything is known
+
+
 def test_sentences_lose_their_eos_and_boundaries_their_place() -> None:
     sentences = Texts([5, 6, EOS], [EOS], [7, EOS], [EOS], [8, 9, 10, EOS])
     without = WithoutEos(sentences, EOS)
