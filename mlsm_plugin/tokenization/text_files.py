@@ -172,18 +172,20 @@ def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], s
 
 def _without_json(path: PathLike, lines: Iterator[str]) -> Iterator[str]:
     """The lines; ValueError if the first of them that are not blank, or all of a short file, are JSON objects."""
-    objects = 0
-    for line in lines:
-        if objects >= 0 and line.strip():
-            objects = objects + 1 if _is_json_object(line) else -1
-            if objects == JSON_LINES:
+    first, objects = [], 0
+    for line in islice(lines, FIRST_LINES):
+        first.append(line)
+        if line.strip():
+            objects = objects + 1 if _is_json_object(line) else 0
+            if objects in (0, JSON_LINES):
                 break
-        yield line
-    if objects > 0:
+    if objects:
         raise ValueError(
             f"{path} holds JSON lines, not text; take the text out of them, for example: "
             "jq -r '.text, \"\"' FILE > NEW_FILE"
         )
+    yield from first
+    yield from lines
 
 
 def _is_json_object(line: str) -> bool:
