@@ -62,7 +62,8 @@ def pair(good: str, bad: str) -> MinimalPair:
 
 @pytest.fixture(scope="module")
 def sixty(english_text: tuple[Path, Path]) -> list[str]:
-    return [line for line in english_text[0].read_text(encoding="utf-8").splitlines() if 20 < len(line) < 58][:60]
+    lines = dict.fromkeys(english_text[0].read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if 20 < len(line) < 58][:60]
 
 
 def test_identical_sentences_are_ties_in_any_batch(model: Any, sixty: list[str]) -> None:
