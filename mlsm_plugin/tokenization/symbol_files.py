@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
 
@@ -12,21 +13,31 @@ from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
 
 
 def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
-    """The dictionary of a ``dict.txt``: a symbol and a count in each line.
+    """The dictionary of a ``dict.txt``: a symbol and a count in each line. A byte-order mark at the start is skipped.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not UTF-8, a line has another form, or a symbol occurs twice or is one of fairseq's own.
     """
     try:
-        Path(path).read_bytes().decode("utf-8")
-        return Dictionary.load(os.fspath(path))
+        return Dictionary.load(io.StringIO(Path(path).read_bytes().decode("utf-8-sig"), newline=None))
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
     raise ValueError(
         f"{path} is not a dictionary of fairseq ({reason[:200]}); write it again with `mlsm tokenizer`, or with "
         "`mlsm binarize`"
     )
+
+
+def listed_symbols(path: str | os.PathLike[str]) -> list[str]:
+    """The symbols of a ``dict.txt``, in its order.
+
+    Raises:
+        OSError, ValueError: as of :func:`read_symbols`.
+    """
+    dictionary = read_symbols(path)
+    symbols: list[str] = dictionary.symbols[dictionary.nspecial :]
+    return symbols
 
 
 def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
