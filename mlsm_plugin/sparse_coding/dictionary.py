@@ -300,18 +300,25 @@ def dictionary_health(
     )
 
 
-def coder_health(hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None) -> DictionaryHealth:
+def coder_health(
+    hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
+) -> DictionaryHealth:
     """:func:`dictionary_health` of a coder of any kind that reconstructs.
 
     Args:
         hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
         coder: codes and reconstructs them.
         threads: CPU threads, None for all cores.
+        device: where they are coded.
 
     Raises:
         ValueError: ``hidden`` is empty, or the coder refuses it or does not reconstruct.
     """
-    return _health(hidden, coder.num_atoms, lambda chunk: coder.encode(chunk, threads=threads).codes, coder.reconstruct)
+
+    def encode(chunk: np.ndarray) -> sp.csr_matrix:
+        return coder.encode(torch.from_numpy(chunk).to(device), threads=threads).codes
+
+    return _health(hidden, coder.num_atoms, encode, coder.reconstruct)
 
 
 def _health(
