@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.tokenization.text_files import numbered_lines
 
@@ -88,7 +88,7 @@ def pseudo_log_likelihoods(
     scores = [0.0] * len(encoded)
     mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
     total = sum(max(0, len(tokens) - 2) for tokens in encoded)
-    with tqdm(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
+    with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
         for rows in _batches(encoded, batch_tokens):
             width = max(len(encoded[sentence]) for sentence, _ in rows)
             batch = torch.full((len(rows), width), pad)

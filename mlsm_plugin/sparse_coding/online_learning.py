@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 
 # number of atoms whose residuals one matrix product computes
@@ -153,7 +153,7 @@ def learn_online(
     last_use = np.zeros(len(initial), np.int64)  # number of rows seen when each atom was last used
     seen = 0
     batches = mini_batches(hidden, batch_size, rng)
-    for _ in tqdm(range(iterations), desc="learning the dictionary", unit="batch"):
+    for _ in Progress(range(iterations), desc="learning the dictionary", unit="batch"):
         rows = next(batches)
         seen += len(rows)
         on_device = torch.from_numpy(rows).to(device)

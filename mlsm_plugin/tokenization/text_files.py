@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from tqdm import tqdm
+from mlsm_plugin.files.progress import Progress
 
 PathLike = str | os.PathLike[str]
 
@@ -101,9 +101,9 @@ def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None 
         yield from read_lines(path, report)
 
 
-def progress_bar(name: str, total_bytes: int, show: bool) -> tqdm:
-    """A progress bar, on terminals only, for bytes of text files; pass its ``update`` to the readers as ``report``."""
-    return tqdm(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=None if show else True)
+def progress_bar(name: str, total_bytes: int, show: bool) -> Progress:
+    """Progress in bytes of text files; pass its ``update`` to the readers as ``report``."""
+    return Progress(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=not show)
 
 
 def _raw_lines(path: Path, file: io.BufferedReader) -> Iterator[bytes]:
