@@ -27,9 +27,10 @@ def register() -> None:
         if _sys.modules.get("fairseq") is not None:
             _installation.require_supported_installation()
         return  # the `mlsm` command reports the problem in one line
-    from mlsm_plugin.fairseq_seams import quiet_start, resumed_runs, saved_configurations, version_shims
+    from mlsm_plugin.fairseq_seams import cpu_runs, quiet_start, resumed_runs, saved_configurations, version_shims
 
     version_shims.apply()
+    cpu_runs.apply()
     quiet_start.apply()
     saved_configurations.apply()
     resumed_runs.apply()

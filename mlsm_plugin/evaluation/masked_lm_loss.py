@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
-from tqdm import tqdm
 
 from mlsm_plugin.data.token_blocks import is_content, is_known
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
 from mlsm_plugin.sparse_coding.coverage import covered_positions
@@ -68,7 +68,7 @@ def chunks_of(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, wh
     """
     chunk: list[Block] = []
     size = 0
-    with tqdm(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
+    with Progress(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
         for number in numbers:
             if chunk and size + int(reader.sizes[number]) > batch_tokens:
                 yield chunk

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.tokenization.text_files import numbered_lines
 
@@ -131,7 +131,7 @@ def _scores(interface: Any, encoded: list[Tensor], *, batch_tokens: int, progres
     """See :func:`pseudo_log_likelihoods`."""
     scores = [0.0] * len(encoded)
     mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
-    with tqdm(
+    with Progress(
         total=sum(len(tokens) - 2 for tokens in encoded), unit="token", unit_scale=True, disable=not progress
     ) as bar:
         for rows in _batches(encoded, batch_tokens):

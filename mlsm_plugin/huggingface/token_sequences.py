@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import atomic_directory, read_json, write_json
 from mlsm_plugin.files.hf_files import first_line
 from mlsm_plugin.files.json_checks import check_json, fields, number, text, whole
 from mlsm_plugin.files.npy_files import map_npy
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 
@@ -133,7 +133,7 @@ class TokenSequences:
     def _read_all(self) -> tuple[str, int]:
         if self._read is None:
             digest, largest = hashlib.sha256(), 0
-            for index in tqdm(range(len(self)), desc="reading the ids", unit="sequence", leave=False, disable=None):
+            for index in Progress(range(len(self)), desc="reading the ids", unit="sequence", leave=False):
                 ids = self[index]
                 if ids.min(initial=0) < 0:  # the files of a folder are not checked when they are opened
                     raise _no_ids(index)
@@ -236,9 +236,7 @@ def _lengths(ids: Any) -> Iterator[int]:
     if isinstance(ids, np.ndarray) and ids.ndim == 2:
         yield from (ids.shape[1] for _ in range(len(ids)))
         return
-    for first in tqdm(
-        range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False, disable=None
-    ):
+    for first in Progress(range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False):
         for index, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
             try:
                 length = len(sequence)

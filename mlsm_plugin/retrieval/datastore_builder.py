@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.planned_folder import recorded_in
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.files.sharded_store import MissingShardsError
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
@@ -184,7 +184,7 @@ class DatastoreBuilder:
         wanted = self.writer.missing(share)
         self.writer.warn_of_full_disk(wanted)
         total = sum(self._tokens_of(self.shards[index]) for index in wanted)
-        with tqdm(total=total, desc="keys", unit="token", unit_scale=True) as progress:
+        with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:
             for index in wanted:
                 if not self.writer.has_shard(index):  # else another process has already written it
                     self.writer.write_shard(index, *self._keys_of(self.shards[index]))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Any
 
-from tqdm import tqdm
+from mlsm_plugin.files.progress import Progress
 
 from mlsm_plugin.files.json_text import parse_json
 
@@ -120,9 +120,9 @@ def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None 
         yield from read_lines(path, report)
 
 
-def progress_bar(name: str, total_bytes: int, show: bool) -> tqdm:
-    """A progress bar, on terminals only, for bytes of text files; pass its ``update`` to the readers as ``report``."""
-    return tqdm(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=None if show else True)
+def progress_bar(name: str, total_bytes: int, show: bool) -> Progress:
+    """Progress in bytes of text files; pass its ``update`` to the readers as ``report``."""
+    return Progress(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=not show)
 
 
 def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
