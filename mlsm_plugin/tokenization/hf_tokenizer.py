@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, written_by_library
+from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
+from mlsm_plugin.files.hf_versions import save_pretrained
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 # roles of the library's special tokens; the unknown token stands for a word
@@ -102,8 +103,7 @@ class HuggingFaceTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, which can be loaded without the model."""
-        with written_by_library(folder):
-            self._tokenizer.save_pretrained(folder)
+        save_pretrained(folder, self._tokenizer)
 
 
 def open_tokenizer(folder: Path) -> Any:
