@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts in an update")
+    parser.add_argument(
+        "--header", action="store_true", help="skip the first line of each file, which names its columns"
+    )
+    parser.add_argument(
+        "--allow-single-labels", action="store_true", help="accept a label that only one training text has"
+    )
     parser.add_argument("--regression", action="store_true", help="predict numbers; all labels must be numbers")
     parser.add_argument(
         "--from-scratch", action="store_true", help="start from random weights of the same architecture, for comparison"
@@ -59,6 +65,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         lr=args.lr,
         batch_size=args.batch_size,
         regression=args.regression,
+        header=args.header,
+        allow_single_labels=args.allow_single_labels,
         from_scratch=args.from_scratch,
         extra=(*extra, "--user-dir", args.user_dir) if args.user_dir else tuple(extra),
     )

@@ -17,6 +17,14 @@ from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer
 DICTIONARY = "dict.txt"
 
 
+def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer) -> None:
+    """Raise ValueError if a text has no token, such as a zero-width space; the message names its line."""
+    for index, own in enumerate(texts.texts):
+        for text in own:
+            if len(tokenizer.ids_of(text)) == 1:  # </s>
+                raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
+
+
 def write_classification_data(
     splits: Mapping[str, LabelledTexts], tokenizer: TextTokenizer, output: Path, *, positions: int, regression: bool
 ) -> dict[str, int]:
@@ -60,7 +68,9 @@ def _write_labels(splits: Mapping[str, LabelledTexts], folder: Path, *, regressi
         return
     counts = Counter(splits["train"].labels)
     names = sorted(counts)
-    lines = "".join(f"{label} {counts[label]}\n" for label in names)
+    special = Dictionary().symbols  # a label that is called like one of these gets an id of its own
+    flags = {label: " #fairseq:overwrite" if label in special else "" for label in names}
+    lines = "".join(f"{label} {counts[label]}{flags[label]}\n" for label in names)
     (folder / DICTIONARY).write_text(lines, encoding="utf-8")
     dictionary = Dictionary.load(str(folder / DICTIONARY))
     for name, texts in splits.items():

@@ -33,6 +33,24 @@ def test_command_prints_the_accuracy_and_writes_predictions(
         assert "--template needs {} and <mask>, once each" in failing_mlsm(capsys, *words, "--template", template)
 
 
+def test_headers_long_texts_and_texts_without_tokens(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "v.tsv").write_text("a\tthe, the target\nb\tis, value\n", encoding="utf-8")
+    texts = tmp_path / "i.tsv"
+    words = ("classify", "--checkpoint", tiny.model, "--verbalizer", tmp_path / "v.tsv", "--input", texts)
+    words += ("--template", "{} It was <mask>.", "--parametric")
+    texts.write_text("\nlabel\ttext\na\tOne name.\n" + "b\t" + "the value of it " * 60 + "\n", encoding="utf-8")
+    line = failing_mlsm(capsys, *words)
+    assert (
+        "i.tsv, line 2: label 'label' is not in the verbalizer (a, b); if it names the columns, pass --header" in line
+    )
+    mlsm(*words, "--header")
+    printed = capsys.readouterr()
+    assert " of 2; always the most frequent label" in printed.out
+    assert "1 of 2 texts are longer than the model's positions and are cut around the mask" in printed.err
+    texts.write_text("One name.\n\u200b\n", encoding="utf-8")
+    assert "i.tsv, line 2: the text '\\u200b' has no tokens after normalization" in failing_mlsm(capsys, *words)
+
+
 def test_classifying_needs_a_datastore_or_the_head(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     words = ("--verbalizer", tmp_path / "v.tsv", "--input", tmp_path / "i.tsv", "--template", "{} <mask>")
     assert "--datastore is required unless --parametric" in failing_mlsm(
