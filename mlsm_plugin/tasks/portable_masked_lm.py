@@ -18,6 +18,7 @@ from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
 from mlsm_plugin.files.tokenizer_files import bpe_options
 from mlsm_plugin.tasks.autocast import AutocastSteps
+from mlsm_plugin.tasks.fitting_parts import FittingParts
 from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit, copy_tokenizer_to_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,11 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(AutocastSteps, OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(FittingParts, AutocastSteps, OwnSamplesMaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints."""
 
     cfg: PortableMaskedLMConfig
+    criterions = ("masked_lm",)
 
     @classmethod
     def setup_task(cls, cfg: PortableMaskedLMConfig, **kwargs: Any) -> "PortableMaskedLMTask":

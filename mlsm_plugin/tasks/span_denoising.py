@@ -27,6 +27,7 @@ from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
 from mlsm_plugin.tasks.autocast import AutocastSteps
+from mlsm_plugin.tasks.fitting_parts import FittingParts
 from mlsm_plugin.tasks.shared_options import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
@@ -75,7 +76,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
-class SpanDenoisingTask(AutocastSteps, FairseqTask):
+class SpanDenoisingTask(FittingParts, AutocastSteps, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
     A dataset made by ``mlsm binarize --train`` is corrupted anew in every epoch. One made by ``mlsm binarize --source``
@@ -86,6 +87,8 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
     """
 
     cfg: SpanDenoisingConfig
+    criterions = ("cross_entropy", "label_smoothed_cross_entropy")
+    encoder_decoder, usual_arch = True, "denoising_small"
 
     def __init__(self, cfg: SpanDenoisingConfig, dictionary: Dictionary, sentinels: np.ndarray) -> None:
         super().__init__(cfg)
@@ -153,6 +156,11 @@ class SpanDenoisingTask(AutocastSteps, FairseqTask):
         path = split_path(self.cfg.data, split, epoch)
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
         if os.path.exists(f"{path}.source.idx"):
+            if combine:
+                raise ValueError(
+                    f"--combine-valid-subsets does not combine corrupted pairs ({path}.source.idx); name their splits, "
+                    f"such as --valid-subset {split},{split}1"
+                )
             sides = [load_split(f"{path}.{side}", self.dictionary) for side in ("source", "target")]
             self.datasets[split] = CorruptedPairsDataset(*sides, pad=pad, eos=eos, shuffle=self.cfg.shuffle)
             return
