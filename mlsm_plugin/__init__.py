@@ -28,6 +28,7 @@ def register() -> None:
             _installation.require_supported_installation()
         return  # the `mlsm` command reports the problem in one line
     from mlsm_plugin.fairseq_seams import (
+        cpu_runs,
         loading_hooks,
         quiet_start,
         resumed_runs,
@@ -36,8 +37,8 @@ def register() -> None:
         version_shims,
     )
 
-    modules = (version_shims, quiet_start, saved_configurations, resumed_runs, training_options, loading_hooks)
-    for module in modules:
+    version_shims.apply()
+    for module in (cpu_runs, quiet_start, saved_configurations, resumed_runs, training_options, loading_hooks):
         module.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks  # noqa: F401
     from mlsm_plugin.tokenization import hf_bpe  # noqa: F401

@@ -24,13 +24,13 @@ from comparison.costs import ModelSize, Phase, Schedule, schedule_of_phases, upd
 from comparison.measures import Measures
 from comparison.report import OF_A_FOLDER, write_report
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF, Row
-from tqdm import tqdm
 
 from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
 from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.output_lock import hold_lock
 from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.models.mlsm_modern import geglu_dim
 from mlsm_plugin.reports.training_log import read_training_log
@@ -279,7 +279,7 @@ class Comparison:
         args, row, updates = self.args, ROWS[name], self.updates_of(name)
         self.search_rate(name)  # now, since the row may begin from a model of this comparison
         if updates < args.updates / 2:
-            tqdm.write(f"warning: the budget pays for {updates:,} updates of {name} and {args.updates:,} of mlm")
+            Progress.write(f"warning: the budget pays for {updates:,} updates of {name} and {args.updates:,} of mlm")
         run, more = f"runs/{name}-{seed}", self.falling_weight(name, updates)
         if name == SELF:
             self.train_in_stages(run, updates, self.rates[name], seed, *more, begin=args.share)
@@ -335,7 +335,7 @@ class Comparison:
         if self.needs_auxiliary and not args.auxiliary:
             self.measure_speed(AUXILIARY)
         self.make_codes()
-        for name in tqdm(args.objectives, desc="speeds", unit="row"):
+        for name in Progress(args.objectives, desc="speeds", unit="row"):
             self.measure_speed(name)
         runs = [  # a seed at a time, so that the tables soon have all rows
             (name, seed)
@@ -344,7 +344,7 @@ class Comparison:
             if seed == args.seeds[0] or ROWS[name].all_seeds
         ]
         finished: list[dict[str, Any]] = []
-        for name, seed in tqdm(runs, desc="pre-training", unit="run"):
+        for name, seed in Progress(runs, desc="pre-training", unit="run"):
             self.pretrain(name, seed)
             finished.append(self.figures_of(name, seed))
             self.write(finished)

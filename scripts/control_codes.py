@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from tqdm import tqdm
 
 from mlsm_plugin.data.token_blocks import check_codes_belong_to, is_content, load_dictionary
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
 from mlsm_plugin.sparse_coding.coder import load_coder
@@ -55,7 +55,7 @@ def types_of(data_bin: Path, split: str, store: CodeStore) -> np.ndarray:
     """The type of each token of a split, ``(n_tokens,)`` int32; -1 for special symbols and what was not to be coded."""
     reader = BlockReader(data_bin, split, BlockSettings(**store.meta["blocks"]))
     found = np.full(reader.num_tokens, -1, np.int32)
-    for number in tqdm(range(len(reader)), desc=f"reading {split}", unit="block"):
+    for number in Progress(range(len(reader)), desc=f"reading {split}", unit="block"):
         for block in reader.block(number):
             content = is_content(block.tokens, reader.dictionary).numpy()
             found[block.positions.numpy()[content]] = block.tokens.numpy()[content]
@@ -79,7 +79,7 @@ def exchanged_sources(types: np.ndarray, rng: np.random.Generator, *, within_typ
 def means_of_types(store: CodeStore, types: np.ndarray, num_types: int, top: int) -> sp.csr_matrix:
     """The mean code of each type, cut to its strongest atoms: ``(num_types, n_atoms)``."""
     sums = np.zeros((num_types, store.num_atoms), np.float32)
-    for start in tqdm(range(0, len(types), ROWS), desc="means of types", unit="chunk"):
+    for start in Progress(range(0, len(types), ROWS), desc="means of types", unit="chunk"):
         own = types[start : start + ROWS]
         rows = np.flatnonzero(own >= 0)
         codes = store.rows(start, start + len(own))[rows]
@@ -111,7 +111,7 @@ def rewrite(
     plan = {name: store.meta[name] for name in PLANNED if name in store.meta}
     shards = store.meta["shards"]
     writer = CodeStoreWriter(output, {**plan, **changes}, [0, *(shard["stop"] for shard in shards)])
-    for index, start, stop in tqdm(writer.missing_shards(), desc=str(output), unit="shard"):
+    for index, start, stop in Progress(writer.missing_shards(), desc=str(output), unit="shard"):
         parts = [codes_at(sources[first : min(first + ROWS, stop)]) for first in range(start, stop, ROWS)]
         writer.write_shard(index, sp.vstack(parts, format="csr"))
     writer.finish()

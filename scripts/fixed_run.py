@@ -24,7 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tqdm import tqdm
+from mlsm_plugin.files.progress import Progress
 
 UPDATES = 20
 BLOCK = ("--tokens-per-sample", 64)
@@ -172,7 +172,7 @@ def record(inputs: Path) -> dict[str, object]:
                 *("--splits", "train", "valid", *options),
             )
             found[f"phrase datastore, {kind}"] = hashes(store)
-        for objective, (kind, flags) in tqdm(objectives(inputs).items(), desc="objectives"):
+        for objective, (kind, flags) in Progress(objectives(inputs).items(), desc="objectives"):
             save_dir = work / "runs" / objective.replace(" ", "-")
             output = train(work / kind, save_dir, *flags)
             weights = weights_hash(save_dir / "checkpoint_last.pt")

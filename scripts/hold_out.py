@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from tqdm import tqdm
-
 from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.files.atomic_files import atomic_open
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.tokenization.text_files import numbered_lines
 
 NAMES = ("train.txt", "held_out.txt")
@@ -57,7 +56,7 @@ def main() -> int:
         with ExitStack() as stack:
             files = [stack.enter_context(atomic_open(args.output / name, "w")) for name in NAMES]
             for file in args.texts:
-                for number, document in enumerate(tqdm(documents_of(file), desc=file.name, unit="document")):
+                for number, document in enumerate(Progress(documents_of(file), desc=file.name, unit="document")):
                     held_out = int(number % args.every == 0)
                     files[held_out].write(document)
                     counts[held_out] += 1

@@ -19,12 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from mlsm_plugin import hub
 from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.masked_lm_loss import frequent_types
 from mlsm_plugin.files.atomic_files import write_json
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.retrieval import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import FillingSettings
@@ -84,7 +83,7 @@ def mask_words(lines: Sequence[str], model: Any, *, count: int, seed: int) -> li
 def accuracy_of(name: str, masked: Sequence[MaskedWord], answers: Callable[[str], list[str]]) -> Accuracy:
     """How often ``answers`` of a text with a mask, whole texts and best first, have the text as it was."""
     best = top = rarer = 0
-    for one in tqdm(masked, desc=name, unit="word"):
+    for one in Progress(masked, desc=name, unit="word"):
         given = answers(one.filled(MASK))
         right = given[:1] == [one.filled(one.word)]
         best, top, rarer = best + right, top + (one.filled(one.word) in given), rarer + (right and one.rarer)

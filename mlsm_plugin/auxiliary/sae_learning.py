@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mlsm_plugin.files.atomic_files import write_file
 from mlsm_plugin.files.planned_folder import differences
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
@@ -50,7 +51,8 @@ def learn_sae(
     state = _checkpoint(path, plan, device, overwrite=overwrite)
     if state is None:
         # more than a buffer where that may have too few different rows
-        sample = stream.sample(max(stream.buffer_rows, 2 * settings.num_atoms))
+        with Progress(desc="first hidden states"):
+            sample = stream.sample(max(stream.buffer_rows, 2 * settings.num_atoms))
         trainer = SaeTrainer.begin(settings, sample, fast_bf16=fast_bf16)
     else:
         try:

@@ -8,7 +8,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
 from mlsm_plugin.cli.dictionary import add_sae_options
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.output_folder import output_folder
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="ids of the longest sequence (default: what the model can take, at most 512)")  # fmt: skip
     parser.add_argument("--mask-prob", type=float, default=0.15, metavar="P", help="share of the tokens to mask")
     parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word, or none")
+    add_max_unk_rate(parser)
     _add_code_options(parser.add_argument_group("codes, for mlsm and mlsm+mlm"))
     _add_training_options(parser.add_argument_group("training"))
 
@@ -128,6 +129,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
                 latent_top=args.latent_top,
                 masking=Masking(mask_prob=args.mask_prob, whole_words=args.whole_words, seed=args.seed),
                 max_length=args.max_length,
+                max_unk_rate=args.max_unk_rate,
                 training=training,
                 epochs=None if args.updates else EPOCHS if args.epochs is None else args.epochs,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
 from mlsm_plugin.cli.output_folder import output_folder
 
 
@@ -41,13 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of processes; the output does not depend on it",
     )
-    parser.add_argument(
-        "--max-unk-rate",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="largest share of unknown tokens that a split may have",
-    )
+    add_max_unk_rate(parser, of="a split")
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:

@@ -41,9 +41,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from collections import Counter
 
     import numpy as np
-    from tqdm import tqdm
 
     from mlsm_plugin.files.atomic_files import atomic_open, check_output_file
+    from mlsm_plugin.files.progress import Progress
     from mlsm_plugin.hidden_states.masked_lms import why_untrained
     from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
     from mlsm_plugin.retrieval.zero_shot import (
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         )
     texts = [item.text.replace(MASK, " ") for item in items]
     shares = np.stack(
-        [classifier.probabilities(args.template.replace("{}", text)) for text in tqdm(texts, unit="text")]
+        [classifier.probabilities(args.template.replace("{}", text)) for text in Progress(texts, unit="text")]
     )
     predicted = [classifier.labels[index] for index in shares.argmax(axis=1)]
     counts = Counter(predicted)

@@ -16,6 +16,7 @@ from mlsm_plugin.auxiliary.coder_learning import (
     learn_into,
     learning_plan,
     sae_settings,
+    usual_backend,
 )
 from mlsm_plugin.cli.coding_options import (
     AUXILIARY_HELP,
@@ -74,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lasso.add_argument(
         "--backend",
         choices=["spams", "torch"],
-        help="spams (default): spams.trainDL, on the CPU; torch: online learning with the active-set solver, on "
-        "--device",
+        help="spams: spams.trainDL, on the CPU; torch: online learning with the active-set solver, on --device "
+        "(default: torch on a GPU, else spams)",
     )
     lasso.add_argument(
         "--import",
@@ -133,6 +134,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.hidden_states.block_reader import BlockReader
     from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 
+    if args.coder == LASSO and not (args.backend or args.published):
+        args.backend = usual_backend(Path(args.output), args.device)
     settings = LearningSettings(**{field.name: getattr(args, field.name) for field in fields(LearningSettings)})
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from mlsm_plugin.cli.coding_options import check_positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
+    parser.epilog = (
+        "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
+        "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
+    )
     parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
     parser.add_argument(
         "--input",
@@ -25,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Score the pairs, and print the accuracy on each file and on all of them."""
-    from mlsm_plugin.evaluation.minimal_pairs import accuracy_of_pairs, check_head_was_trained, read_pairs
+    from mlsm_plugin.evaluation.minimal_pairs import check_head_was_trained, compare_pairs, read_pairs
     from mlsm_plugin.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.hidden_states.devices import default_device
     from mlsm_plugin.hub import from_pretrained
@@ -37,18 +43,25 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     model = from_pretrained(args.checkpoint)
     check_head_was_trained(model)
     model.to(default_device(args.device))
-    figures = {
-        path: accuracy_of_pairs(model, pairs, batch_tokens=args.batch_tokens, progress=True)
-        for path, pairs in files.items()
-    }
-    number = sum(map(len, files.values()))
-    overall = sum(figures[path] * len(pairs) for path, pairs in files.items()) / number
+    pairs = [pair for own in files.values() for pair in own]
+    verdicts = compare_pairs(model, pairs, batch_tokens=args.batch_tokens, progress=True)
+    of_files = iter(verdicts)
+    figures = {path: _figures(list(islice(of_files, len(own)))) for path, own in files.items()}
     width = max(len(Path(path).name) for path in files)
-    for path, accuracy in figures.items():
-        print(f"{Path(path).name.ljust(width)}  {len(files[path]):6,} pairs  accuracy {accuracy:.4f}")
-    mean = sum(figures.values()) / len(figures)
-    print(f"{'all'.ljust(width)}  {number:6,} pairs  accuracy {overall:.4f}  (mean of the files {mean:.4f})")
+    for path, own in figures.items():
+        print(f"{Path(path).name.ljust(width)}  {_shown(own)}")
+    overall = _figures(verdicts)
+    mean = sum(own["accuracy"] for own in figures.values()) / len(figures)
+    print(f"{'all'.ljust(width)}  {_shown(overall)}  (mean of the files {mean:.4f})")
     if args.output:
-        of_files = {path: {"pairs": len(files[path]), "accuracy": accuracy} for path, accuracy in figures.items()}
-        write_json(args.output, {"files": of_files, "pairs": number, "accuracy": overall, "mean_of_files": mean})
+        write_json(args.output, {"files": figures, **overall, "mean_of_files": mean})
     return 0
+
+
+def _figures(verdicts: list[int]) -> dict[str, Any]:
+    """The figures of some pairs from what ``compare_pairs`` found."""
+    return {"pairs": len(verdicts), "accuracy": verdicts.count(1) / len(verdicts), "ties": verdicts.count(0)}
+
+
+def _shown(figures: dict[str, Any]) -> str:
+    return f"{figures['pairs']:6,} pairs  accuracy {figures['accuracy']:.4f}  ties {figures['ties']:,}"

@@ -158,10 +158,10 @@ def summarize_split(
 
 
 def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:
-    from tqdm import tqdm
+    from mlsm_plugin.files.progress import Progress
 
     done = 0  # a bar does not count where TQDM_DISABLE is set
-    with tqdm(
+    with Progress(
         total=min(max_tokens, reader.num_tokens), desc="reading codes", unit="token", unit_scale=True
     ) as progress:
         for start, size in zip(reader.starts, reader.sizes, strict=True):

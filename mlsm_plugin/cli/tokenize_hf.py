@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
+from mlsm_plugin.cli.coding_options import add_max_unk_rate
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.output_folder import output_folder
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ids of the longest sequence, special tokens included (default: what the model can take, at most 512)",
     )
+    add_max_unk_rate(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace other sequences that are already there")
 
 
@@ -35,8 +37,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 
     sequences, made = write_text_sequences(
-        args.texts, args.tokenizer, args.output, max_length=args.max_length, overwrite=args.overwrite
-    )
+        *(args.texts, args.tokenizer, args.output),
+        max_length=args.max_length, max_unk_rate=args.max_unk_rate, overwrite=args.overwrite,
+    )  # fmt: skip
     if not made:
         print(f"nothing to do, {args.output} is complete")
     print(f"{args.output}: {len(sequences):,} sequences, {sequences.num_tokens:,} tokens")

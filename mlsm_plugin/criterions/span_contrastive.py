@@ -86,7 +86,6 @@ class SpanContrastiveCriterion(FairseqCriterion):
             "num_groups_without_spans": sample["num_groups_without_spans"],
             "num_spans": len(spans["length"]),
             "num_masked": spans["length"].sum(),
-            "num_content": self._is_content(sample["context"]["src_tokens"]).sum(),
             **found_spans(terms),
             **{f"{name}_loss": term.loss.detach() for name, term in terms.items()},
         }
@@ -132,7 +131,6 @@ class SpanContrastiveCriterion(FairseqCriterion):
         means.log("accuracy", "num_found", counted)
         means.log("spans_per_group", "num_spans", groups)
         means.log("span_length", "num_masked", means.total("num_spans"))
-        means.log("masked_share", "num_masked", means.total("num_content"))
         means.log("groups_without_spans", "num_groups_without_spans", groups)
 
     @staticmethod

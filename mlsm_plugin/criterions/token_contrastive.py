@@ -16,7 +16,7 @@ from omegaconf import II
 from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
-from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.data.token_blocks import is_known
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
 from mlsm_plugin.fairseq_seams.roberta_parts import recorded_hidden_states
 from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms, unit_rows, usable_anchors
@@ -103,10 +103,10 @@ class TokenContrastiveCriterion(FairseqCriterion):
         return torch.stack([masked.sum(), may_be_anchor.sum(), valid.any(dim=1).sum()]).double()
 
     def _valid_and_masked(self, sample: Any) -> tuple[Tensor, Tensor]:
-        """Which tokens are content, and which are masked: (B, T) bool each."""
+        """Which tokens may be compared, those that are known, and which are masked: (B, T) bool each."""
         masked = sample["target"].ne(self.padding_idx)
         original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
-        return is_content(original, self.dictionary), masked
+        return is_known(original, self.dictionary), masked
 
     def _anchors(self, valid: Tensor, masked: Tensor) -> Tensor:
         which = str(self.cfg.contrastive_anchors)

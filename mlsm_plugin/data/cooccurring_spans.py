@@ -50,10 +50,11 @@ def sample_spans(
     """Draw the spans to mask in a group of sequences; each also occurs in another sequence of the group.
 
     A span begins where a word begins, ends where a word ends, and contains no special token. Punctuation at the end of
-    a word ("end" + ".") is a word of its own. First a length is drawn, then a span uniformly from the remaining spans
-    of this length; if there is none, from those of the next shorter length. Spans do not overlap, and a span of several
-    tokens does not begin with sentence punctuation. :class:`SpanRules` defines the rest. All spans together hold at
-    most ``mask_prob`` of the tokens that are not special.
+    a word ("end" + ".") is a word of its own, and so is each token of a word that is longer than a span may be. First a
+    length is drawn, then a span uniformly from the remaining spans of this length; if there is none, from those of the
+    next shorter length. Spans do not overlap, and a span of several tokens does not begin with sentence punctuation.
+    :class:`SpanRules` defines the rest. All spans together hold at most ``mask_prob`` of the tokens that are not
+    special.
 
     Args:
         sequences: ids of each sequence, ``(T_i,)``.
@@ -70,7 +71,8 @@ def sample_spans(
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     if lengths.sum() == 0:
         return []
-    text = _Text.of(np.concatenate([np.asarray(sequence) for sequence in sequences]), lengths, pieces)
+    tokens = np.concatenate([np.asarray(sequence) for sequence in sequences])
+    text = _Text.of(tokens, lengths, pieces, longest_word=rules.max_length)
     budget = round(rules.mask_prob * int((~text.special).sum()))
     queues = [
         _Queue.of(ngrams, length, text, pieces, rules, rng)
@@ -97,11 +99,11 @@ class _Text:
     vocabulary: int
 
     @classmethod
-    def of(cls, tokens: np.ndarray, lengths: np.ndarray, pieces: PieceClasses) -> _Text:
+    def of(cls, tokens: np.ndarray, lengths: np.ndarray, pieces: PieceClasses, *, longest_word: int) -> _Text:
         tokens = tokens.astype(np.int64)
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         special = pieces.special[tokens]
-        begins, ends = word_boundaries(tokens, sequence, pieces)
+        begins, ends = word_boundaries(tokens, sequence, pieces, longest=longest_word)
         return cls(tokens, sequence, special, begins, ends, len(pieces.special))
 
 

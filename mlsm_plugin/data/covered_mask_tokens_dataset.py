@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset, Dictionary
 
-from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.data.token_blocks import is_known
 
 
 class CoveredMaskTokensDataset(BaseWrapperDataset):
     """fairseq's ``MaskTokensDataset`` with a separate masking probability for every token.
 
-    Each content token is masked independently with its probability; BOS, EOS and padding are never masked. The masks
-    depend only on the seed, the epoch and the index of the sample. Use :meth:`apply_mask`.
+    Each content token is masked independently with its probability; BOS, EOS, padding and unknown tokens are never
+    masked. The masks depend only on the seed, the epoch and the index of the sample. Use :meth:`apply_mask`.
 
     Args:
         tokens: dataset of the ids of each sample ``(T,)``.
@@ -90,7 +90,7 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
 
     def _masked(self, epoch: int, index: int) -> torch.Tensor:
         tokens = self.dataset[index]
-        probabilities = self.probabilities[index].numpy() * is_content(tokens, self.vocab).numpy()
+        probabilities = self.probabilities[index].numpy() * is_known(tokens, self.vocab).numpy()
         rng = np.random.default_rng([self.seed, epoch, index])
         masked = rng.random(len(tokens)) < probabilities
         ids = tokens.numpy()

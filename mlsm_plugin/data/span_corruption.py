@@ -5,7 +5,7 @@ This module needs only numpy and torch: :class:`SpanCorruptionCollator` works in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,31 @@ def _rolled(begins: np.ndarray, lengths: np.ndarray, length: int, offset: int) -
     return begins[order], lengths[order]
 
 
+def _without(
+    begins: np.ndarray, lengths: np.ndarray, known: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The spans without their unknown tokens: the longest runs of known tokens in them, no more than there were spans.
+
+    If they hold no known token, one becomes noise, provided that the text has any.
+    """
+    noise = _covered(begins, lengths, len(known)) & known
+    if not noise.any() and known.any():
+        noise[rng.choice(np.flatnonzero(known))] = True
+    edges = np.flatnonzero(np.diff(noise, prepend=False, append=False))
+    starts, sizes = edges[::2], edges[1::2] - edges[::2]
+    kept = np.sort(np.argsort(-sizes, kind="stable")[: len(begins)])
+    return starts[kept], sizes[kept]
+
+
+def _covered(begins: np.ndarray, lengths: np.ndarray, number: int) -> np.ndarray:
+    """Which of so many tokens are in a span, bool."""
+    edges = np.zeros(number + 1, np.int8)
+    edges[begins] += 1
+    edges[begins + lengths] -= 1
+    covered: np.ndarray = np.cumsum(edges[:-1]).astype(bool)
+    return covered
+
+
 def corrupt_spans(
     tokens: Any,
     *,
@@ -144,6 +169,7 @@ def corrupt_spans(
     rotate: bool = False,
     closing_sentinel: bool = False,
     word_begins: np.ndarray | None = None,
+    unk: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrupt a text: the source has sentinels in place of spans, and the target each sentinel followed by its span.
 
@@ -162,6 +188,8 @@ def corrupt_spans(
         closing_sentinel: always end the target with another sentinel; otherwise only if the text does not end in noise.
         word_begins: bool ``(n,)``, which tokens begin words. Only whole words then become noise, and the density counts
             words. None: the density counts tokens.
+        unk: id of unknown tokens. They never become noise: a span that would hold some is cut there, and of the parts
+            as many are kept as there were spans, the longest. None: there are none.
 
     Returns:
         source and target, int64 ``(S,)`` and ``(T,)``, each ending in one EOS.
@@ -173,7 +201,7 @@ def corrupt_spans(
         Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020.
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
-    return write_sentinels(tokens, noise, sentinels=sentinels, eos=eos, rng=rng, word_begins=word_begins)
+    return write_sentinels(tokens, noise, sentinels=sentinels, eos=eos, rng=rng, word_begins=word_begins, unk=unk)
 
 
 def write_sentinels(
@@ -184,6 +212,7 @@ def write_sentinels(
     eos: int,
     rng: np.random.Generator,
     word_begins: np.ndarray | None = None,
+    unk: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """:func:`corrupt_spans` with the numbers collected in ``noise``."""
     tokens = np.asarray(tokens, dtype=np.int64)
@@ -198,24 +227,22 @@ def write_sentinels(
         raise ValueError("a text of one word cannot be corrupted; it needs at least 2 words")
     else:
         begins, lengths = noise.whole_word_spans(np.asarray(word_begins, bool), len(marks), rng)
+    if unk is not None and (tokens == unk).any():
+        begins, lengths = _without(begins, lengths, tokens != unk, rng)
     return _written(tokens, begins, lengths, marks, eos, closing=noise.closing_sentinel)
 
 
 def _written(
     tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, marks: np.ndarray, eos: int, *, closing: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    spans, ends = len(begins), begins + lengths
-    edges = np.zeros(len(tokens) + 1, np.int8)
-    edges[begins] += 1
-    edges[ends] -= 1
-    noise = np.cumsum(edges[:-1]).astype(bool)
+    spans, noise = len(begins), _covered(begins, lengths, len(tokens))
     kept = ~noise
     kept[begins] = True
     marked = tokens.copy()
     marked[begins] = marks[:spans]
     source = np.append(marked[kept], eos)
 
-    closes = closing or int(ends[-1]) < len(tokens)
+    closes = closing or not noise[-1]
     target = np.empty(int(lengths.sum()) + spans + closes + 1, np.int64)
     is_mark = np.zeros(len(target), bool)
     is_mark[np.cumsum(lengths) - lengths + np.arange(spans)] = True
@@ -294,18 +321,42 @@ class SpanCorruptionCollator:
     Args:
         sentinels: ids of the sentinels, see :func:`corrupt_spans`.
         eos, pad: ids of EOS and padding.
+        unk: id of unknown tokens, which never become noise; None: the texts have none.
         noise: how much becomes noise.
     """
 
-    def __init__(self, sentinels: Sequence[int], *, eos: int, pad: int, noise: SpanNoise | None = None) -> None:
-        self.sentinels, self.eos, self.pad = np.asarray(sentinels), eos, pad
+    def __init__(
+        self, sentinels: Sequence[int], *, eos: int, pad: int, unk: int | None = None, noise: SpanNoise | None = None
+    ) -> None:
+        self.sentinels, self.eos, self.pad, self.unk = np.asarray(sentinels), eos, pad, unk
         self.noise = noise or SpanNoise()
 
     def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
-        """Make a batch of ``texts``, each ids ``(n_i,)`` without EOS."""
+        """Make a batch of ``texts``, as :meth:`pairs` takes them."""
         return collate_spans(self.pairs(texts), pad=self.pad, eos=self.eos)
 
     def pairs(self, texts: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The source and the target of each text, with new spans; see :func:`corrupt_spans`."""
+        """The source and the target of each text, with new spans; see :func:`corrupt_spans`.
+
+        Args:
+            texts: each ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around a text and EOS at its
+                end are left out; source and target end in one EOS.
+
+        Raises:
+            ValueError: a text has padding within, has fewer than 2 other ids, or contains a sentinel.
+        """
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
-        return [write_sentinels(text, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng) for text in texts]
+        how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
+        return [write_sentinels(self._text(text), self.noise, **how) for text in texts]
+
+    def _text(self, text: Any) -> np.ndarray:
+        """The ids of a text without padding and EOS around it, ``(n,)``."""
+        ids = np.asarray(text["input_ids"] if isinstance(text, Mapping) else text, np.int64)
+        if ids.ndim != 1:
+            raise ValueError(f"expected the ids of a text, (n,), got the shape {ids.shape}")
+        inner = np.flatnonzero(ids != self.pad)
+        ids = ids[inner[0] : inner[-1] + 1] if len(inner) else ids[:0]
+        if (ids == self.pad).any():
+            raise ValueError(f"a text has padding (the id {self.pad}) between other ids; pass texts without padding")
+        inner = np.flatnonzero(ids != self.eos)
+        return ids[: inner[-1] + 1] if len(inner) else ids[:0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from mlsm_plugin.data.span_corruption import SpanNoise, collate_spans, write_sen
 from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
-# factor by which the density rises if a source is too long because its noise is whole words
+# factor by which the density rises if a source is too long because its noise is whole words, or no unknown tokens
 DENSER = 1.1
 
 
@@ -30,6 +30,8 @@ class Corruption:
         pieces: the classes of all ids if whole words become noise; else None.
         target_length: maximum number of tokens of a target; None: any. Where whole words are noise and one is so long
             that a source or a target has too many tokens, any tokens become noise.
+        unk: id of unknown tokens, which never become noise. A block with so many of them that its source does not fit
+            is cut.
     """
 
     noise: SpanNoise
@@ -40,22 +42,31 @@ class Corruption:
     seed: int
     pieces: PieceClasses | None = None
     target_length: int | None = None
+    unk: int | None = None
 
     def apply(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The source and the target of a block of two or more tokens."""
-        begins = None
+        ways: list[np.ndarray | None] = [None]
         if self.pieces is not None:
             begins = word_boundaries(tokens, np.zeros(len(tokens), np.int64), self.pieces)[0]
-        density = self.noise.noise_density
-        while begins is not None and begins[1:].any() and density < 1:
-            noise = SpanNoise(density, self.noise.mean_span_length, self.noise.rotate, self.noise.closing_sentinel)
-            pair = write_sentinels(tokens, noise, sentinels=self.sentinels, eos=self.eos, rng=rng, word_begins=begins)
-            if len(pair[0]) <= self.source_length:
-                if self.target_length is None or len(pair[1]) <= self.target_length:
-                    return pair
-                break  # with a higher density, targets are longer
-            density *= DENSER  # the words that were drawn are short
-        return write_sentinels(tokens, self.noise, sentinels=self.sentinels, eos=self.eos, rng=rng)
+            ways = [begins, None] if begins[1:].any() else [None]
+        for begins_of_words in ways:
+            density = self.noise.noise_density
+            while density < 1:
+                pair = self._written(tokens, density, begins_of_words, rng)
+                if len(pair[0]) <= self.source_length:
+                    if self.target_length is None or len(pair[1]) <= self.target_length:
+                        return pair
+                    break  # with a higher density, targets are longer
+                density *= DENSER  # the words that were drawn are short, or unknown tokens were among them
+        return self._written(tokens[: self.source_length - 1], self.noise.noise_density, None, rng)
+
+    def _written(
+        self, tokens: np.ndarray, density: float, word_begins: np.ndarray | None, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        noise = replace(self.noise, noise_density=density)
+        how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
+        return write_sentinels(tokens, noise, word_begins=word_begins, **how)
 
 
 class WithoutEos(BaseWrapperDataset):

@@ -16,6 +16,7 @@ from mlsm_plugin.fairseq_seams.binarized_files import check_splits
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.json_checks import check_json
 from mlsm_plugin.files.planned_folder import META_FILE
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
 from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK
 from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
 
@@ -29,10 +30,16 @@ def split_path(data: str, split: str, epoch: int) -> str:
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
 
+    Args:
+        path: without ``.bin``.
+        dictionary: what the ids of the split mean, perhaps with symbols that a task adds at its end.
+        combine: append ``train1``, ``train2``, ...
+
     Raises:
         FileNotFoundError: the split does not exist.
-        ValueError: the split is empty, damaged, or holds symbols that the dictionary lacks.
+        ValueError: the split is empty, damaged, or its folder has another vocabulary.
     """
+    _check_vocabulary(path, dictionary)
     check_splits(path, len(dictionary), combine=combine)
     dataset = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
     if dataset is None:
@@ -40,6 +47,18 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
     if len(dataset) == 0:
         raise ValueError(f"the binarized split {path}.bin is empty; write it again with `mlsm binarize`")
     return dataset
+
+
+def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
+    """Raise ValueError if the folder of a split has a ``dict.txt`` with other symbols."""
+    folder = os.path.dirname(path)
+    if os.path.isfile(os.path.join(folder, DICTIONARY_NAME)):
+        own = symbols_of_dataset(folder).symbols
+        if own != dictionary.symbols[: len(own)]:
+            raise ValueError(
+                f"{folder} has another vocabulary than the model or the first folder of the data: the symbols of "
+                f"{DICTIONARY_NAME} differ, and the same ids mean other pieces; binarize all text with one tokenizer"
+            )
 
 
 def split_fingerprint(path: str | os.PathLike[str]) -> str:
@@ -96,6 +115,11 @@ def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
 def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
     """Which of ``tokens`` (any shape) are not BOS, EOS or padding, as bool; only those are coded."""
     return (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
+
+
+def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    """Which of ``tokens`` (any shape) are content and not unknown, as bool; only those can be learned."""
+    return is_content(tokens, dictionary) & (tokens != dictionary.unk())
 
 
 def cut_into_blocks(

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from fairseq import utils
 from torch import Tensor
-from tqdm import tqdm
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
 from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl
 from mlsm_plugin.sparse_coding.code_store import CodeStore
@@ -80,7 +80,7 @@ def evaluate_latent_kl(
     unigram = torch.from_numpy(mean_code(CodeStore(str(codes / "train.codes")))).log().float()
     sums = torch.zeros(3, dtype=torch.float64)
     usable = [index for index in range(len(dataset)) if dataset.size(index) <= hub.model.max_positions()]
-    for start in tqdm(range(0, len(usable), batch_size), desc=f"evaluating {split}", unit="batch"):
+    for start in Progress(range(0, len(usable), batch_size), desc=f"evaluating {split}", unit="batch"):
         batch = dataset.collater([dataset[index] for index in usable[start : start + batch_size]])
         sums += _batch_sums(hub, utils.move_to_cpu(batch), unigram)
     model, baseline, count = sums.tolist()

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
-from tqdm import tqdm
 
-from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.data.token_blocks import is_content, is_known
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
 from mlsm_plugin.sparse_coding.coverage import covered_positions
@@ -51,7 +51,7 @@ def masked_batches(
         for tokens, positions in batches_of(blocks, pad=pad, max_tokens=batch_tokens):
             content = is_content(tokens, reader.dictionary)
             drawn = covered_positions(positions.numpy(), coverage=MASKED_SHARE, seed=seed)
-            masked = content & torch.from_numpy(drawn)
+            masked = is_known(tokens, reader.dictionary) & torch.from_numpy(drawn)
             if masked.any():
                 inputs = torch.where(masked, torch.full_like(tokens, mask), tokens)
                 yield MaskedBatch(inputs, masked, tokens, content)
@@ -68,7 +68,7 @@ def chunks_of(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, wh
     """
     chunk: list[Block] = []
     size = 0
-    with tqdm(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
+    with Progress(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
         for number in numbers:
             if chunk and size + int(reader.sizes[number]) > batch_tokens:
                 yield chunk
@@ -112,7 +112,8 @@ def frequent_types(dictionary: Dictionary) -> Tensor:
 def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch_tokens: int = 8192) -> MaskedLmLoss:
     """The loss of a masked LM on all blocks of a split.
 
-    15 % of the content tokens become ``<mask>``; which ones, depends on the seed and their positions only.
+    15 % of the content tokens become ``<mask>``, but no unknown ones; which, depends on the seed and their positions
+    only.
 
     Raises:
         ValueError: no token is masked, or the loss is NaN or infinite.

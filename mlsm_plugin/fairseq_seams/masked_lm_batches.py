@@ -6,8 +6,11 @@ each key of a batch; a nested key is ``outer.inner``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 from fairseq.data import NumelDataset, RightPadDataset
 
 
@@ -18,6 +21,39 @@ def masked_targets(batches: Any) -> Any:
         batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
     """
     return _entries(batches)["target"].dataset
+
+
+def masked_inputs(batches: Any) -> Any:
+    """The inputs before they are padded, ``(T,)`` for each sample.
+
+    Args:
+        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
+    """
+    return _entries(batches)["net_input.src_tokens"].dataset
+
+
+def cut_long_words(batches: Any, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Let ``--mask-whole-words`` take the tokens of long words for words.
+
+    Args:
+        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
+        in_long_words: from which tokens of a sample begin words, bool ``(T,)``, to which are in long words.
+    """
+    for cached in (masked_inputs(batches), masked_targets(batches)):
+        masking = cached.dataset
+        if masking.mask_whole_words is not None:
+            masking.mask_whole_words = _WordBeginnings(masking.mask_whole_words, in_long_words)
+
+
+class _WordBeginnings:
+    """Takes the place of the tensor ``(V,)`` that fairseq asks, by ``gather``, which tokens of a sample begin words."""
+
+    def __init__(self, begins_word: torch.Tensor, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.begins_word, self.in_long_words = begins_word, in_long_words
+
+    def gather(self, dim: int, tokens: torch.Tensor) -> torch.Tensor:
+        begins = self.begins_word.gather(dim, tokens).bool().numpy()
+        return torch.from_numpy(begins | self.in_long_words(begins)).byte()
 
 
 def replace_masks(batches: Any, inputs: Any, targets: Any, *, pad: int) -> None:

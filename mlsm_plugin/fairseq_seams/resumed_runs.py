@@ -124,8 +124,8 @@ def _with_patience(original: Any) -> Any:
 def _resuming(original: Any) -> Any:
     """Load the newest whole checkpoint; a finished run is not trained.
 
-    A task may have a method ``check_resumes``, which gets the state of the task in the checkpoint and refuses what
-    cannot continue from there.
+    A task may have two methods that refuse what cannot be: ``check_starts_from`` gets the checkpoint whose weights are
+    loaded and the state of its task; ``check_resumes`` gets that state if the run continues, after the data are loaded.
     """
 
     @functools.wraps(original)
@@ -136,6 +136,12 @@ def _resuming(original: Any) -> Any:
         resumes = cfg.restore_file == LAST and last.is_file()  # not a checkpoint of another run
         if resumes and trainer.is_data_parallel_master:
             repair_last(last)
+        start = last if cfg.restore_file == LAST else Path(cfg.restore_file)
+        if cfg.restore_file == LAST and not last.is_file():
+            start = Path(getattr(cfg, "continue_once", None) or cfg.finetune_from_model or last)
+        check_starts_from = getattr(trainer.task, "check_starts_from", None)
+        if check_starts_from is not None and start.is_file():
+            check_starts_from(start, read_contents(start).get("task_state") or {})
         extra_state, epoch_itr = original(cfg, trainer, **more)
         check_resumes = getattr(trainer.task, "check_resumes", None)
         if resumes and trainer.is_data_parallel_master and check_resumes is not None:

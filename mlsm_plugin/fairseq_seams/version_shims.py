@@ -106,13 +106,18 @@ def _say_what_is_imported(path: str) -> None:
     logger.warning("--user-dir %s is not the package; the installed one is used: %s", path, PACKAGE_DIR)
 
 
+def is_fairseq_command() -> bool:
+    """Whether this process is a command of fairseq, by its own name or as a module."""
+    main_module = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = os.path.basename(sys.argv[0] if sys.argv else "")
+    return program.startswith("fairseq") or getattr(main_module, "name", "").startswith("fairseq_cli")
+
+
 def _report_user_errors_in_one_line() -> None:
     """Let fairseq's commands show errors that this package raises for the user in one line, not as a traceback."""
-    program = os.path.basename(sys.argv[0] if sys.argv else "")
-    main_module = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if not (program.startswith("fairseq") or getattr(main_module, "name", "").startswith("fairseq_cli")):
+    if not is_fairseq_command():
         return
-    previous = sys.excepthook
+    program, previous = os.path.basename(sys.argv[0]), sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
         text = _text_for_user(error.with_traceback(traceback))

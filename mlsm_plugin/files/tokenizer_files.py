@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from mlsm_plugin.files.atomic_files import copy_file
+
+logger = logging.getLogger(__name__)
 
 MODEL_NAME = "sentencepiece.bpe.model"  # the name that fairseq's hub looks for
 DICTIONARY_NAME = "dict.txt"
@@ -20,10 +23,31 @@ def tokenizer_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def copy_tokenizer(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copy the dictionary and the tokenizer, each file atomically."""
-    for name in tokenizer_files(source):
+    """Copy the dictionary and the tokenizer, each file atomically; what lies beside checkpoints stays as it is.
+
+    Raises:
+        ValueError: the folder has checkpoints of another vocabulary.
+    """
+    names = tokenizer_files(source)
+    if any(Path(folder).glob("*.pt")):
+        present = [name for name in names if Path(folder, name).is_file()]
+        changed = [name for name in present if Path(folder, name).read_bytes() != Path(source, name).read_bytes()]
+        dictionary = Path(DICTIONARY_NAME)
+        if dictionary in changed and _symbols(Path(folder, dictionary)) != _symbols(Path(source, dictionary)):
+            raise ValueError(
+                f"{folder} has checkpoints of another vocabulary than {source}: their {dictionary} differ; choose "
+                "another folder for this run"
+            )
+        if set(changed) - {dictionary}:
+            logger.warning("%s keeps its tokenizer, whose files are not those of %s", folder, source)
+        names = [name for name in names if name not in present]
+    for name in names:
         os.makedirs(Path(folder, name).parent, exist_ok=True)
         copy_file(Path(source, name), Path(folder, name))
+
+
+def _symbols(path: Path) -> list[bytes]:
+    return [line.rpartition(b" ")[0] for line in path.read_bytes().split(b"\n")]
 
 
 def bpe_options(*folders: str | os.PathLike[str]) -> dict[str, str]:

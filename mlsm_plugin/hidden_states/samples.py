@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from tqdm import tqdm
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.blocks import TokenBlocks, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.encode import normalize_rows
@@ -16,7 +16,7 @@ BLOCKS_AT_ONCE = 64
 def type_counts(reader: TokenBlocks) -> np.ndarray:
     """Occurrences of every symbol in the whole text, ``(n_symbols,)``; those without a position do not count."""
     counts = np.zeros(reader.num_symbols, np.int64)
-    for index in tqdm(range(len(reader)), desc="counting words", unit="block", leave=False):
+    for index in Progress(range(len(reader)), desc="counting words", unit="block", leave=False):
         for block in reader.block(index):
             counts += np.bincount(block.tokens[block.positions >= 0].numpy(), minlength=len(counts))
     return counts
@@ -52,7 +52,7 @@ def sample_hidden_states(
     sample = np.empty((min(num_tokens, reader.num_tokens), encoder.dim), np.float32)
     filled = 0
     order = rng.permutation(len(reader))
-    with tqdm(total=len(sample), desc="hidden states", unit="token", unit_scale=True) as progress:
+    with Progress(total=len(sample), desc="hidden states", unit="token", unit_scale=True) as progress:
         for first in range(0, len(order), BLOCKS_AT_ONCE):
             if filled == len(sample):
                 break

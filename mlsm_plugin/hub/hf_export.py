@@ -14,6 +14,7 @@ from torch import Tensor
 from mlsm_plugin.fairseq_seams import roberta_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import LATENT_HEAD, written_by_library
+from mlsm_plugin.files.hf_versions import save_pretrained
 from mlsm_plugin.hub.modernbert_export import modernbert_model
 from mlsm_plugin.hub.roberta_export import roberta_model
 from mlsm_plugin.models.modern_layers import ModernTransformer
@@ -170,12 +171,11 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
     model = stock_model(interface, ids)
     with atomic_directory(output) as folder:
         tokenizer = fast_tokenizer(interface)
-        with written_by_library(folder):
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            if interface.num_atoms:
-                projection = roberta_parts.lm_head(interface.model).atom_projection.state_dict()
-                weights = {name: value.float().contiguous() for name, value in projection.items()}
+        save_pretrained(folder, model, tokenizer)
+        if interface.num_atoms:
+            projection = roberta_parts.lm_head(interface.model).atom_projection.state_dict()
+            weights = {name: value.float().contiguous() for name, value in projection.items()}
+            with written_by_library(folder):
                 save_file(weights, str(folder / LATENT_HEAD))
         written = AutoModelForMaskedLM.from_pretrained(folder).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)

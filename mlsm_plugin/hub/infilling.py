@@ -13,6 +13,7 @@ from torch import Tensor
 from mlsm_plugin.data.span_corruption import filler_places
 from mlsm_plugin.fairseq_seams.beam_search import best_hypothesis
 from mlsm_plugin.tokenization.sentinels import encode_with_sentinels, sentinel_symbols
+from mlsm_plugin.tokenization.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,13 @@ class Infilling:
 
 
 class DenoisingHubInterface(torch.nn.Module):
-    """A loaded model of ``span_denoising`` with its tokenizer; see :func:`mlsm_plugin.hub.from_pretrained`."""
+    """A loaded model of ``span_denoising`` with its tokenizer; see :func:`mlsm_plugin.hub.from_pretrained`.
+
+    Attributes:
+        max_unk_rate: largest share of unknown tokens in a text; above it, :meth:`infill` refuses it.
+    """
+
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
 
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__()
@@ -107,9 +114,11 @@ class DenoisingHubInterface(torch.nn.Module):
             max_length: longest target in tokens; the default is what the model's positions allow.
 
         Raises:
-            ValueError: the text has no sentinel, one that the model lacks, or one twice, or is too long for the model.
+            ValueError: the text has no sentinel, one that the model lacks, or one twice, is too long for the model, or
+                has too many unknown tokens.
         """
         source = self.encode(text)
+        check_known([text], self.bpe, self.dictionary, self.max_unk_rate)
         wanted = [token for token in source.tolist() if token in set(self.sentinels)]
         if not wanted:
             raise ValueError(f"the text has no gap: write <extra_id_0> where words are missing, in {text!r}")

@@ -15,6 +15,7 @@ from mlsm_plugin.fairseq_seams.roberta_hub import RobertaHub
 from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
 from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.tokenization.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 
@@ -32,7 +33,14 @@ class TokenProperties:
 
 
 class MlsmHubInterface(RobertaHub):
-    """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties."""
+    """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties.
+
+    Attributes:
+        max_unk_rate: largest share of unknown tokens in a text; methods that get a text refuse it above that, and warn
+            below. :meth:`encode` and what gets tokens do not.
+    """
+
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
 
     @property
     def num_atoms(self) -> int:
@@ -92,6 +100,7 @@ class MlsmHubInterface(RobertaHub):
 
         Raises:
             AssertionError: the text has no mask, or several masks.
+            ValueError: too many tokens of the text are unknown.
         """
         assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
         dictionary, (ids, places) = self.task.source_dictionary, self._encode_with_masks(masked_input)
@@ -154,6 +163,7 @@ class MlsmHubInterface(RobertaHub):
         """
         if not self.has_classification_head(head):
             raise ValueError("this model has no classification head: fine-tune it with `mlsm finetune`")
+        check_known((one for own in texts for one in own), self.bpe, self.task.source_dictionary, self.max_unk_rate)
         limit = int(self.model.max_positions())
         encoded = [self.encode(*own)[:limit] for own in texts]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
@@ -180,4 +190,5 @@ class MlsmHubInterface(RobertaHub):
 
     def _encode_with_masks(self, text: str) -> tuple[list[int], list[int]]:
         """``<s> ... </s>`` ids in which every ``<mask>`` is the mask symbol, and where these are."""
+        check_known([text], self.bpe, self.task.source_dictionary, self.max_unk_rate)
         return encode_masked_text(text, self.bpe, self.task.source_dictionary, masks=[self.task.mask_idx])

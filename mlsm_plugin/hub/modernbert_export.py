@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from mlsm_plugin.fairseq_seams import roberta_parts, weight_names
+from mlsm_plugin.files.hf_versions import GLOBAL, LOCAL
 from mlsm_plugin.models.modern_layers import ModernSize
 
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # the library's names -> names in a checkpoint of mlsm_modern; all matrices have the same layout in both
 NAMES = {
     "model.embeddings.tok_embeddings.weight": weight_names.EMBEDDINGS,
@@ -81,7 +81,7 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
     begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
     config_class = library_classes()[0]
     windows = {"local_attention": size.window} if size.window else {}
-    config = config_class(
+    return config_class(
         vocab_size=size.num_symbols,
         hidden_size=size.dim,
         intermediate_size=size.ffn_dim,
@@ -105,10 +105,6 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
         tie_word_embeddings=not getattr(interface.model.args, "untie_weights_roberta", False),
         **windows,
     )
-    # what version 4 of the library reads instead of the types of layers and rope_parameters
-    config.global_attn_every_n_layers = size.global_every if size.window else 1
-    config.global_rope_theta, config.local_rope_theta = size.theta, size.local_theta
-    return config
 
 
 def modernbert_weights(state: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:

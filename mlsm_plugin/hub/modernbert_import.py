@@ -17,10 +17,11 @@ from mlsm_plugin.fairseq_seams.model_options import flags_of
 from mlsm_plugin.fairseq_seams.weight_names import VOCABULARY_WEIGHTS
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.files.hf_versions import GLOBAL, LOCAL, global_every
 from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
 from mlsm_plugin.hub.hf_export import compare
 from mlsm_plugin.hub.loading import from_pretrained
-from mlsm_plugin.hub.modernbert_export import GLOBAL, LOCAL, library_classes, modernbert_names
+from mlsm_plugin.hub.modernbert_export import library_classes, modernbert_names
 from mlsm_plugin.models.latent_semantic_model import SIZES
 from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture
 from mlsm_plugin.tasks.plain_masked_lm import PlainMaskedLMConfig
@@ -122,18 +123,6 @@ def check_importable(config: Any, folder: Path) -> None:
             f"{folder} has other layer_types than every N-th layer global, beginning with the first; it cannot be "
             "imported"
         )
-
-
-def global_every(layer_types: Sequence[str]) -> int | None:
-    """N, where every N-th layer, beginning with the first, is global; None where there is no such number.
-
-    If several numbers say the same, it is the default of ``--global-attention-every``, or else the smallest one.
-    """
-    default = _defaults().global_attention_every
-    for number in (default, *range(1, len(layer_types) + 1)):
-        if list(layer_types) == [LOCAL if layer % number else GLOBAL for layer in range(len(layer_types))]:
-            return int(number)
-    return None
 
 
 def architecture_flags(config: Any) -> list[str]:

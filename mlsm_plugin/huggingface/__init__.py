@@ -31,6 +31,7 @@ _MODULE_OF = {
     "load_coder": "sparse_coding.coder",
     "loss_metrics": "huggingface.trainer_callback",
     "prepare": "huggingface.trainer_callback",
+    "save_pretrained": "files.hf_versions",
     "write_text_sequences": "huggingface.text_sequences",
 }
 __all__ = sorted(_MODULE_OF)

@@ -42,6 +42,7 @@ from mlsm_plugin.huggingface.training import TrainingSettings, make_trainer, sav
 from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer, open_tokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
 
 OBJECTIVES = ("mlm", "mlsm", "mlsm+mlm", "taco", "npm")
 WITH_CODES = ("mlsm", "mlsm+mlm")
@@ -67,6 +68,7 @@ class Adaptation:
         latent_top: how many atoms of a code are kept, those with the largest weights; None: all.
         masking: how much is masked, and how.
         max_length: ids of the longest sequence; None: what the model can take, at most 512.
+        max_unk_rate: largest share of unknown tokens in a text.
         training: how the model is trained; its ``updates`` are replaced by those of ``epochs`` if that is given.
         epochs: passes over the text; None: ``training.updates`` counts.
     """
@@ -81,6 +83,7 @@ class Adaptation:
     latent_top: int | None = None
     masking: Masking = field(default_factory=Masking)
     max_length: int | None = None
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE
     training: TrainingSettings = field(default_factory=TrainingSettings)
     epochs: float | None = None
 
@@ -240,7 +243,11 @@ def _prepared(settings: Adaptation, tokenizer: Any, length: int, share: WorkShar
     output = Path(settings.output)
 
     def sequences(texts: Sequence[str], name: str) -> TokenSequences:
-        return write_text_sequences(texts, settings.model, output / name, max_length=length, overwrite=anew)[0]
+        written, _ = write_text_sequences(
+            *(texts, settings.model, output / name),
+            max_length=length, max_unk_rate=settings.max_unk_rate, overwrite=anew,
+        )  # fmt: skip
+        return written
 
     text = sequences(settings.texts, "tokens")
     if settings.valid_texts:

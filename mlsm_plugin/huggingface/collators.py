@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes
 from mlsm_plugin.losses.token_pairs import sample_pairs
 from mlsm_plugin.sparse_coding.code_selection import strongest_of_padded
+from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
@@ -29,7 +30,8 @@ class Masking:
         mask_prob: probability that a content token is masked; of a word, with ``whole_words``.
         leave_unmasked_prob: share of the masked tokens that stay unchanged in the input.
         random_token_prob: share of the masked tokens that become a random token.
-        whole_words: mask all pieces of a word, or none.
+        whole_words: mask all pieces of a word, or none; the pieces of a word of more than
+            :data:`~mlsm_plugin.tokenization.word_boundaries.LONGEST_WORD` are words of their own.
         seed: seed of the masks, not negative.
 
     Raises:
@@ -55,7 +57,7 @@ class Masking:
 
 
 class MaskedLmCollator:
-    """Masks sequences as BERT does, and pads them.
+    """Masks sequences as BERT does, and pads them. Unknown tokens are never masked.
 
     Args:
         tokenizer: a tokenizer of the library, with a mask token; ``PreTrainedTokenizerFast`` or the like.
@@ -66,14 +68,18 @@ class MaskedLmCollator:
             ``whole_words`` is asked for.
     """
 
+    few_masks: ClassVar[str] = "the text may have too many unknown tokens: use a model with a tokenizer for such text"
+
     def __init__(self, tokenizer: Any, masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
         check_tokenizer(tokenizer)
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         self.size = number_of_ids(tokenizer)
-        self.special = np.zeros(self.size, bool)
+        self.special, self.unmasked = np.zeros((2, self.size), bool)
         self.special[special_ids(tokenizer)] = True
-        self._plain = np.setdiff1d([*tokenizer.get_vocab().values()], special_ids(tokenizer))
+        self.unmasked[unmasked_ids(tokenizer)] = True
+        self._plain = np.setdiff1d([*tokenizer.get_vocab().values()], unmasked_ids(tokenizer))
         self._pieces = piece_classes(tokenizer) if self.masking.whole_words else None
 
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
@@ -81,34 +87,44 @@ class MaskedLmCollator:
 
         Returns:
             ``input_ids`` (B, T) with masks, ``attention_mask`` (B, T), and ``labels`` (B, T): the id of masked tokens,
-            -100 elsewhere; int64.
+            -100 elsewhere; ``content`` (B,): how many tokens of each sequence are not special; all int64.
 
         Raises:
-            ValueError: an id is not in the vocabulary.
+            ValueError: an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
         """
         generators = self._generators(sequences)
         return self._written(sequences, self._drawn(sequences, generators), generators)
 
     def _generators(self, sequences: Sequence[PretrainingSequence]) -> list[np.random.Generator]:
         """What decides the masks of each sequence."""
+        check_samples(sequences, PretrainingSequence)
         return [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
 
-    def _content(self, sequence: PretrainingSequence) -> np.ndarray:
-        """Which tokens are not special, ``(T,)`` bool."""
+    @property
+    def mask_prob(self) -> float:
+        """The share of the tokens to mask."""
+        return self.masking.mask_prob
+
+    def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """How many tokens of a batch are masked, and how many there are but special ones."""
+        return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
+
+    def _maskable(self, sequence: PretrainingSequence) -> np.ndarray:
+        """Which tokens may be masked, ``(T,)`` bool."""
         ids = sequence.input_ids
         if len(ids) and int(ids.max()) >= self.size:
             raise ValueError(
                 f"sequence {sequence.index} has the id {int(ids.max())}, and the tokenizer has only ids below "
                 f"{self.size}; pass the tokenizer that made the ids"
             )
-        return ~self.special[ids]
+        return ~self.unmasked[ids]
 
     def _drawn(
         self, sequences: Sequence[PretrainingSequence], generators: Sequence[np.random.Generator], share: float = 1.0
     ) -> list[np.ndarray]:
         """Which tokens of each sequence are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
         return [
-            self._bernoulli(sequence.input_ids, self.masking.mask_prob / share, rng) & self._content(sequence)
+            self._bernoulli(sequence.input_ids, self.masking.mask_prob / share, rng) & self._maskable(sequence)
             for sequence, rng in zip(sequences, generators, strict=True)
         ]
 
@@ -137,7 +153,8 @@ class MaskedLmCollator:
             labels[row, :length] = torch.from_numpy(np.where(places, original, IGNORED))
             attention[row, :length] = torch.from_numpy(original != self.pad)
             attention[row, 0] = 1  # attention to nothing may not be finite
-        return {"input_ids": ids, "attention_mask": attention, "labels": labels}
+        content = torch.tensor([int((~self.special[one.input_ids]).sum()) for one in sequences])
+        return {"input_ids": ids, "attention_mask": attention, "labels": labels, "content": content}
 
     def _replaced(self, original: np.ndarray, masked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The ids of a sequence with masks, random tokens and unchanged tokens in the places that are masked."""
@@ -166,6 +183,8 @@ class LatentSemanticCollator(MaskedLmCollator):
         ValueError: as of :class:`MaskedLmCollator`; ``latent_top`` is below 1.
     """
 
+    few_masks: ClassVar[str] = "too many tokens have no code, or are unknown to the tokenizer"
+
     def __init__(self, tokenizer: Any, masking: Masking | None = None, *, latent_top: int | None = None) -> None:
         super().__init__(tokenizer, masking)
         if latent_top is not None and latent_top < 1:
@@ -183,8 +202,8 @@ class LatentSemanticCollator(MaskedLmCollator):
             ValueError: an id is not in the vocabulary, the dataset has no codes, the sequences are of several datasets,
                 or the coverage of the codes is below ``mask_prob`` or does not go with ``whole_words``.
         """
-        codes = self._codes(sequences)
         generators = self._generators(sequences)
+        codes = self._codes(sequences)
         drawn = self._drawn(sequences, generators, codes.coverage)
         positions = [one.first + np.arange(len(one.input_ids)) for one in sequences]
         drawn = [places & codes.covered(where) for places, where in zip(drawn, positions, strict=True)]
@@ -266,7 +285,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
         original = torch.where(masked, batch["labels"], batch["input_ids"])
-        content = ~torch.from_numpy(self.special)[original]  # padding is special, too
+        content = ~torch.from_numpy(self.unmasked)[original]  # padding is among these, too
         first = sequences[0]
         (state,) = np.random.SeedSequence([self.masking.seed, first.epoch, first.index, 1]).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
@@ -287,16 +306,32 @@ def check_tokenizer(tokenizer: Any) -> None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
 
 
+def check_samples(samples: Sequence[Any], kind: type) -> None:
+    """Raise ValueError unless all samples are of a kind: where ids alone come, nothing decides their masks."""
+    for other in samples:
+        if not isinstance(other, kind):
+            raise ValueError(
+                f"the collator got a {type(other).__name__}, not a {kind.__name__}: wrap the ids in "
+                f"{kind.__name__}s(ids), whose samples have the number and the epoch on which their masks depend"
+            )
+
+
 def number_of_ids(tokenizer: Any) -> int:
     """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def special_ids(tokenizer: Any) -> list[int]:
-    """Ids that are never masked and never coded: of tokens that begin, end and pad a text, and of masks."""
+    """Ids that are no text, never masked and never coded: of tokens that begin, end and pad a text, and of masks."""
     names = ("cls", "sep", "bos", "eos", "pad", "mask")
     found = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
     return sorted(int(number) for number in found if number is not None)
+
+
+def unmasked_ids(tokenizer: Any) -> list[int]:
+    """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return sorted({*special_ids(tokenizer), *([] if unknown is None else [int(unknown)])})
 
 
 def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
@@ -305,8 +340,5 @@ def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
     Raises:
         ValueError: nothing in the vocabulary marks where words begin or end.
     """
-    special = {*special_ids(tokenizer), *masks}
-    if getattr(tokenizer, "unk_token_id", None) is not None:
-        special.add(int(tokenizer.unk_token_id))
     found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
-    return PieceClasses.of_vocabulary([token or "" for token in found], special)
+    return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})

@@ -29,8 +29,12 @@ class LatentSemanticModel(PretrainingModel):
         latent_target: ``distribution``: KL divergence from the code; ``argmax``: cross entropy with its strongest atom.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("kl", "coded", "mlm", "masked")
-    means: ClassVar[dict[str, tuple[str, str]]] = {"kl": ("kl", "coded"), "mlm_loss": ("mlm", "masked")}
+    parts: ClassVar[tuple[str, ...]] = ("kl", "coded", "mlm", "predicted", "masked", "content")
+    means: ClassVar[dict[str, tuple[str, str]]] = {
+        "kl": ("kl", "coded"),
+        "mlm_loss": ("mlm", "predicted"),
+        "masked_share": ("masked", "content"),
+    }
     latent_head: nn.Linear
 
     @classmethod
@@ -84,6 +88,7 @@ class LatentSemanticModel(PretrainingModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         codes: dict[str, Tensor] | None = None,
+        content: Tensor | None = None,
         num_items_in_batch: Any = None,
         **options: Any,
     ) -> Any:
@@ -92,6 +97,7 @@ class LatentSemanticModel(PretrainingModel):
         Args:
             input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
             codes: of the masked tokens; may be None if ``latent_weight`` is 0.
+            content: ``(B,)`` number of tokens of each sequence but special ones, for ``masked_share``; or None.
             num_items_in_batch: number of masked tokens of the update; None: those of the batch.
             options: of the stock class.
 
@@ -127,17 +133,22 @@ class LatentSemanticModel(PretrainingModel):
         # the Trainer counts masked tokens, and the sample size those of them that have a code
         share = 1.0 if num_items_in_batch is None else terms.num_masked / terms.sample_size.clamp(min=1)
         loss = self._mean(terms.loss * share, terms.sample_size, num_items_in_batch)
+        num_content = self._num_content(content, labels)
         if self.training:
-            return self._result(loss, self._sums(terms))
+            return self._result(loss, [*self._sums(terms), num_content.sum()])
         ends = masked.sum(dim=1).cumsum(0).tolist()
-        rows = [self._sums(terms_of(slice(start, end))) for start, end in zip([0, *ends], ends, strict=False)]
+        rows = [
+            [*self._sums(terms_of(slice(start, end))), number]
+            for start, end, number in zip([0, *ends], ends, num_content, strict=False)
+        ]
         return self._result(loss, torch.stack([torch.stack([part.double() for part in row]) for row in rows]))
 
     @staticmethod
     def _sums(terms: Any) -> list[Tensor]:
         nothing = torch.zeros((), device=terms.num_masked.device)
         kl = [nothing, nothing] if terms.latent is None else [terms.latent, terms.num_coded]
-        return [*kl, *([nothing, nothing] if terms.mlm is None else [terms.mlm, terms.num_masked])]
+        mlm = [nothing, nothing] if terms.mlm is None else [terms.mlm, terms.num_masked]
+        return [*kl, *mlm, terms.num_masked]
 
     def save_pretrained(
         self,

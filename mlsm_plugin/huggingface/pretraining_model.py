@@ -84,6 +84,11 @@ class PretrainingModel:
         )
 
     @staticmethod
+    def _num_content(content: Tensor | None, labels: Tensor) -> Tensor:
+        """How many tokens of each sequence or group are not special, ``(B,)``; 0 if the batch does not say so."""
+        return labels.new_zeros(len(labels)) if content is None else content
+
+    @staticmethod
     def _mean(total: Tensor, count: Tensor, num_items_in_batch: Any) -> Tensor:
         """A sum divided by the number of items of the update; where that is not given, of the batch."""
         number = count if num_items_in_batch is None else num_items_in_batch

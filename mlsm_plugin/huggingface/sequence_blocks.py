@@ -14,6 +14,7 @@ from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks
 from mlsm_plugin.hidden_states.library_encoder import check_vocabulary, positions_of, supported_config
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
 
 if TYPE_CHECKING:
     from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -92,7 +93,7 @@ def blocks_for_model(
 
     Raises:
         ValueError: the model or the tokenizer does not exist or is not supported, they do not fit each other, or the
-            sequences do not fit them.
+            sequences do not fit them, or have too many unknown tokens.
     """
     folder = hf_folder(model)
     config = supported_config(folder)
@@ -104,6 +105,10 @@ def blocks_for_model(
             f"the sequences were made with a tokenizer of another vocabulary than that of {found.folder}; make them "
             f"with `mlsm tokenize-hf --tokenizer {found.folder}`"
         )
+    # sequences of `mlsm tokenize-hf` were checked when they were written
+    if "max_unk_rate" not in sequences.about:
+        remedy = "to code such text all the same, make the sequences with `mlsm tokenize-hf --max-unk-rate`"
+        sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
     blocks = SequenceBlocks(
         sequences,
         pad=found.pad_id,

@@ -22,11 +22,21 @@ class SpanContrastiveModel(PretrainingModel):
         temperature: divisor of the scores, positive; None: the square root of the width.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("start", "end", "starts_found", "ends_found", "found", "spans")
+    parts: ClassVar[tuple[str, ...]] = (
+        "start",
+        "end",
+        "starts_found",
+        "ends_found",
+        "found",
+        "spans",
+        "masked",
+        "content",
+    )
     means: ClassVar[dict[str, tuple[str, str]]] = {
         "start_loss": ("start", "spans"),
         "end_loss": ("end", "spans"),
         "accuracy": ("found", "spans"),
+        "masked_share": ("masked", "content"),
     }
 
     def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
@@ -45,6 +55,7 @@ class SpanContrastiveModel(PretrainingModel):
         spans: dict[str, Tensor] | None = None,
         special: Tensor | None = None,
         labels: Tensor | None = None,
+        content: Tensor | None = None,
         num_items_in_batch: Any = None,
         **options: Any,
     ) -> Any:
@@ -57,6 +68,7 @@ class SpanContrastiveModel(PretrainingModel):
             special: ids that cannot be retrieved, ``(k,)``; the first is that of padding.
             labels: ``(G, most)`` 1 for each span of each group, in their order, then
                 :data:`~mlsm_plugin.huggingface.collators.IGNORED`; None: all spans are of one group.
+            content: ``(G,)`` number of tokens of each group but special ones, for ``masked_share``; or None.
             num_items_in_batch: number of spans of the update; None: those of the batch.
             options: of the stock class.
         """
@@ -67,9 +79,9 @@ class SpanContrastiveModel(PretrainingModel):
         pad = int(special[0])
         both = stacked(input_ids, context_ids, pad)
         features, key_features = self._encoded(both, (both != pad).long(), **options)[0].chunk(2)
-        content = ~torch.isin(context_ids, special)
-        keys = key_features[:, : context_ids.size(1)][content]
-        tokens = context_ids.masked_fill(~content, NO_KEY)
+        is_key = ~torch.isin(context_ids, special)
+        keys = key_features[:, : context_ids.size(1)][is_key]
+        tokens = context_ids.masked_fill(~is_key, NO_KEY)
 
         def terms_of(spans: dict[str, Tensor]) -> dict[str, Any]:
             return span_batch_terms(
@@ -85,13 +97,17 @@ class SpanContrastiveModel(PretrainingModel):
         loss = terms["start"].loss + terms["end"].loss + zero_with_gradient(idle).to(features.device)
         loss = self._mean(loss, terms["start"].counted.sum(), num_items_in_batch)
         if self.training or labels is None:
-            sums = self._sums(terms)
+            number = spans["length"].new_zeros(()) if content is None else content.sum()
+            sums = [*self._sums(terms, spans), number.double()]
             return self._result(loss, sums if self.training else torch.stack(sums)[None])
         groups = torch.arange(len(spans["length"]), device=labels.device).split((labels != IGNORED).sum(dim=1).tolist())
-        rows = [self._sums(terms_of({name: values[group] for name, values in spans.items()})) for group in groups]
-        return self._result(loss, torch.stack([torch.stack(row) for row in rows]))
+        rows = []
+        for group, number in zip(groups, self._num_content(content, labels), strict=True):
+            own = {name: values[group] for name, values in spans.items()}
+            rows.append(torch.stack([*self._sums(terms_of(own), own), number.double()]))
+        return self._result(loss, torch.stack(rows))
 
     @staticmethod
-    def _sums(terms: dict[str, Any]) -> list[Tensor]:
+    def _sums(terms: dict[str, Any], spans: dict[str, Tensor]) -> list[Tensor]:
         sums = [terms["start"].loss, terms["end"].loss, *found_spans(terms).values(), terms["start"].counted.sum()]
-        return [part.detach().double() for part in sums]
+        return [part.detach().double() for part in (*sums, spans["length"].sum())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from torch.utils.data import Dataset
 
 from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
-from mlsm_plugin.huggingface.collators import IGNORED, check_tokenizer, piece_classes, special_ids
+from mlsm_plugin.huggingface.collators import IGNORED, check_samples, check_tokenizer, piece_classes, special_ids
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
 
 
@@ -72,8 +73,14 @@ class SpanGroupsCollator:
         ValueError: the tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
     """
 
+    few_masks: ClassVar[str] = (
+        "spans must occur in two sequences of a group: use larger groups, or rules that allow more or longer spans, or "
+        "ask for less (mask_prob)"
+    )
+
     def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
         check_tokenizer(tokenizer)
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
         vocabulary, mask = tokenizer.get_vocab(), int(tokenizer.mask_token_id)
         start, end = (vocabulary.get(symbol, mask) for symbol in SPAN_MASKS)
         self.pad = int(tokenizer.pad_token_id)
@@ -89,15 +96,33 @@ class SpanGroupsCollator:
         rest = sorted({*special_ids(tokenizer), start, end} - {self.pad})
         self._special = torch.tensor([self.pad, *rest])
 
+    @property
+    def mask_prob(self) -> float:
+        """The share of the tokens to mask."""
+        return self.masking.rules.mask_prob
+
+    def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """How many tokens of a batch are masked, and how many there are but special ones."""
+        return int(batch["spans"]["length"].sum()), int(batch["content"].sum())
+
+    def _num_content(self, sequences: Sequence[np.ndarray]) -> int:
+        special = self._special.numpy()
+        return sum(int((~np.isin(ids, special)).sum()) for ids in sequences)
+
     def __call__(self, groups: Sequence[SpanGroup]) -> dict[str, Any]:
         """A batch of groups with S sequences in all and n spans.
 
         Returns:
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
             of :func:`~mlsm_plugin.data.span_groups.collate_groups`, ``special``: ids that cannot be retrieved, padding
-            first, and ``labels`` (number of groups, most spans of one): 1 for each span of a group, by which the
-            Trainer counts them, then :data:`~mlsm_plugin.huggingface.collators.IGNORED`.
+            first, ``content`` (number of groups,): the number of tokens of each but special ones, and ``labels``
+            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts them, then
+            :data:`~mlsm_plugin.huggingface.collators.IGNORED`.
+
+        Raises:
+            ValueError: the groups are not those of :class:`SpanGroups`.
         """
+        check_samples(groups, SpanGroup)
         drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
         batch = collate_groups(drawn, self.masking)
         masked, context = (
@@ -114,4 +139,5 @@ class SpanGroupsCollator:
             "context_ids": context,
             "spans": batch["spans"],
             "special": self._special,
+            "content": torch.tensor([self._num_content(one.sequences) for one in groups]),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,21 +18,30 @@ from mlsm_plugin.huggingface.packing import check_max_length, packed
 from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
+
+logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 1000
 LONGEST_DEFAULT = 512
 ADVICE = "Pass --overwrite to replace it, or choose another --output"
 
 
-def ids_of_lines(lines: Iterable[str], tokenizer: HuggingFaceTokenizer) -> Iterator[list[int] | None]:
+def ids_of_lines(
+    lines: Iterable[str], tokenizer: HuggingFaceTokenizer, unknown: UnknownTokens | None = None
+) -> Iterator[list[int] | None]:
     """The library's ids of each line, without special tokens; None for a blank line, the end of a document.
 
-    A line that follows another one is read with a space before it, as words within a line are.
+    A line that follows another one is read with a space before it, as words within a line are. ``unknown`` counts.
     """
     lines = _apart(lines)
     while batch := list(islice(lines, LINES_AT_ONCE)):
         found = iter(tokenizer.backend.encode_batch([line for line in batch if line], add_special_tokens=False))
-        yield from (next(found).ids if line else None for line in batch)
+        for line in batch:
+            encoding = next(found) if line else None
+            if encoding is not None and unknown is not None:
+                unknown.add(line, encoding.ids, encoding.offsets, tokenizer.unknown_id)
+            yield None if encoding is None else encoding.ids
 
 
 def _apart(lines: Iterable[str]) -> Iterator[str]:
@@ -59,6 +69,7 @@ def write_text_sequences(
     output: str | os.PathLike[str],
     *,
     max_length: int | None = None,
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> tuple[TokenSequences, bool]:
@@ -71,6 +82,7 @@ def write_text_sequences(
         tokenizer: folder or hub name, with or without ``hf:``.
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
+        max_unk_rate: largest share of unknown tokens; above it, nothing is written.
         overwrite: replace other sequences that are already there.
         show_progress: show a progress bar on terminals.
 
@@ -78,13 +90,14 @@ def write_text_sequences(
         the sequences, and whether they were written now; False: they were already there.
 
     Raises:
-        ValueError: a text is empty or not UTF-8, there is no usable tokenizer, ``max_length`` is too small, or the
-            folder holds other sequences.
+        ValueError: a text is empty or not UTF-8, there is no usable tokenizer, too many tokens are unknown,
+            ``max_length`` is too small, or the folder holds other sequences.
         OSError: a text cannot be read, or the folder cannot be written.
     """
     size = check_text_files(texts)
     length = default_max_length(tokenizer) if max_length is None else max_length
     check_max_length(length)
+    check_max_unk_rate(max_unk_rate)
     found = HuggingFaceTokenizer(tokenizer)
     plan = {
         "tokenizer": found.vocabulary_fingerprint,
@@ -93,11 +106,22 @@ def write_text_sequences(
         "max_length": length,
     }
     if not overwrite and _is_complete(Path(output), plan):
-        return TokenSequences(output), False
+        there = TokenSequences(output)
+        if there.about.get("max_unk_rate", 1) > max_unk_rate:
+            there.unknown_tokens(found).check(str(output), max_unk_rate)
+        return there, False
+    unknown = UnknownTokens()
+
+    def known_lines() -> Iterator[list[int] | None]:
+        yield from ids_of_lines(read_text(texts, progress.update), found, unknown)
+        unknown.check("the text", max_unk_rate)  # before the folder appears
+
     with progress_bar("tokenizing", size, show_progress) as progress:
-        lines = ids_of_lines(read_text(texts, progress.update), found)
-        sequences = packed(lines, max_length=length, begin=found.begin_id, end=found.end_id)
-        return TokenSequences.write(output, sequences, about=plan), True
+        sequences = packed(known_lines(), max_length=length, begin=found.begin_id, end=found.end_id)
+        written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
+    if unknown.unknown:
+        logger.warning("%s; nothing is learned about them", unknown.describe("the text"))
+    return written, True
 
 
 def _is_complete(output: Path, plan: dict[str, Any]) -> bool:

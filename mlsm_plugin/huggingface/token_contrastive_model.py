@@ -22,11 +22,12 @@ class TokenContrastiveModel(PretrainingModel):
         temperature: divisor of the cosines, positive.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("mlm", "masked", "contrastive", "correct", "anchors")
+    parts: ClassVar[tuple[str, ...]] = ("mlm", "masked", "contrastive", "correct", "anchors", "content")
     means: ClassVar[dict[str, tuple[str, str]]] = {
         "mlm_loss": ("mlm", "masked"),
         "contrastive_loss": ("contrastive", "anchors"),
         "contrastive_accuracy": ("correct", "anchors"),
+        "masked_share": ("masked", "content"),
     }
 
     def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
@@ -43,6 +44,7 @@ class TokenContrastiveModel(PretrainingModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         pairs: dict[str, Tensor] | None = None,
+        content: Tensor | None = None,
         num_items_in_batch: Any = None,
         **options: Any,
     ) -> Any:
@@ -55,6 +57,7 @@ class TokenContrastiveModel(PretrainingModel):
         Args:
             input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
             pairs: anchors, positives and negatives.
+            content: ``(B,)`` number of tokens of each sequence but special ones, for ``masked_share``; or None.
             num_items_in_batch: number of masked tokens of the update; None: those of the batch.
             options: of the stock class.
         """
@@ -82,10 +85,13 @@ class TokenContrastiveModel(PretrainingModel):
         weight = self.contrastive_weight * num_masked.clamp(min=1) / num_anchors.clamp(min=1)
         loss = mlm + weight * terms.loss if self.contrastive_weight > 0 else mlm
         loss = self._mean(loss, num_masked, num_items_in_batch)
+        num_content = self._num_content(content, labels)
         if self.training:
-            return self._result(loss, [mlm, num_masked, terms.loss, terms.num_correct, num_anchors])
+            sums = [mlm, num_masked, terms.loss, terms.num_correct, num_anchors, num_content.sum()]
+            return self._result(loss, sums)
         rows = torch.eye(len(labels), dtype=torch.bool, device=labels.device)[:, :, None]
         of_rows = [terms_of(anchors & row) for row in rows]
         sums = [sums_of_rows(losses, masked), masked.sum(dim=1)]
         sums += [torch.stack([one.loss for one in of_rows]), torch.stack([one.num_correct for one in of_rows])]
-        return self._result(loss, torch.stack([part.detach().double() for part in (*sums, anchors.sum(dim=1))], dim=1))
+        sums += [anchors.sum(dim=1), num_content]
+        return self._result(loss, torch.stack([part.detach().double() for part in sums], dim=1))

@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import atomic_directory, read_json, write_json
 from mlsm_plugin.files.hf_files import first_line
-from mlsm_plugin.files.json_checks import check_json, fields, text, whole
+from mlsm_plugin.files.json_checks import check_json, fields, number, text, whole
 from mlsm_plugin.files.npy_files import map_npy
+from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 
 IDS_FILE, STARTS_FILE, ABOUT_FILE = "ids.npy", "starts.npy", "meta.json"
 IDS_DTYPE, STARTS_DTYPE = np.dtype("<i4"), np.dtype("<i8")
 SEQUENCES_AT_ONCE = 1024
 # files of a dataset that ``datasets`` saved, and of several datasets
 DATASET_FILES, SPLITS_FILE = ("dataset_info.json", "state.json"), "dataset_dict.json"
-ABOUT_CHECK = fields(known={"tokenizer": text, "max_length": whole(1)})
+ABOUT_CHECK = fields(known={"tokenizer": text, "max_length": whole(1), "max_unk_rate": number})
 KINDS = "pass a folder that `mlsm tokenize-hf` wrote, an .npy file (n, T), or a folder of datasets.Dataset.save_to_disk"
 
 
@@ -108,6 +110,16 @@ class TokenSequences:
         found.about = self.about
         return found
 
+    def unknown_tokens(self, tokenizer: HuggingFaceTokenizer) -> UnknownTokens:
+        """How many tokens are unknown to the tokenizer that made them; reads all ids."""
+        found, special = UnknownTokens(), np.array(sorted(tokenizer.special_ids))
+        for first in range(0, len(self), SEQUENCES_AT_ONCE):
+            ids = np.concatenate([self[index] for index in range(len(self))[first : first + SEQUENCES_AT_ONCE]])
+            ids = ids[~np.isin(ids, special)]
+            found.tokens += len(ids)
+            found.unknown += int((ids == tokenizer.unknown_id).sum())
+        return found
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of all ids and lengths, in order; computed once, and the same for every kind of ``input_ids``."""
@@ -121,7 +133,7 @@ class TokenSequences:
     def _read_all(self) -> tuple[str, int]:
         if self._read is None:
             digest, largest = hashlib.sha256(), 0
-            for index in tqdm(range(len(self)), desc="reading the ids", unit="sequence", leave=False, disable=None):
+            for index in Progress(range(len(self)), desc="reading the ids", unit="sequence", leave=False):
                 ids = self[index]
                 if ids.min(initial=0) < 0:  # the files of a folder are not checked when they are opened
                     raise _no_ids(index)
@@ -224,14 +236,12 @@ def _lengths(ids: Any) -> Iterator[int]:
     if isinstance(ids, np.ndarray) and ids.ndim == 2:
         yield from (ids.shape[1] for _ in range(len(ids)))
         return
-    for first in tqdm(
-        range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False, disable=None
-    ):
-        for number, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
+    for first in Progress(range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False):
+        for index, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
             try:
                 length = len(sequence)
             except TypeError:
-                raise _no_ids(number) from None
+                raise _no_ids(index) from None
             yield length
 
 

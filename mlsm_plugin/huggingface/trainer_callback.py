@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
+from mlsm_plugin.huggingface.collators import MaskedLmCollator
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
+from mlsm_plugin.huggingface.span_groups import SpanGroupsCollator
 
 
 class PretrainingCallback(TrainerCallback):
@@ -42,12 +45,17 @@ class PretrainingCallback(TrainerCallback):
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    """Set the epoch of a dataset, and of those within torch's ``Subset`` and ``ConcatDataset``."""
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
+    for one in _with_inner(dataset):
+        if hasattr(one, "set_epoch"):
+            one.set_epoch(epoch)
+
+
+def _with_inner(dataset: Any) -> Iterator[Any]:
+    """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
+    yield dataset
     for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
         if inner is not None:
-            _set_epoch(inner, epoch)
+            yield from _with_inner(inner)
 
 
 def prepare(trainer: Trainer) -> Trainer:
@@ -57,17 +65,42 @@ def prepare(trainer: Trainer) -> Trainer:
         the Trainer.
 
     Raises:
-        ValueError: its model has no objective of this package, its process sees several GPUs, or its arguments have
-            label smoothing.
+        ValueError: its model has no objective of this package, its process sees several GPUs, its arguments have
+            label smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or
+            hardly anything of its text is masked.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
     check_gpus(trainer.args)
     if trainer.args.label_smoothing_factor:  # the Trainer then hides the labels from the model
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
+    for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
+        for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
+            _check_vocabulary(name, dataset, trainer.data_collator)
+            _check_masks(name, dataset, trainer.data_collator)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer
+
+
+def _check_vocabulary(name: str, dataset: Any, collator: Any) -> None:
+    """Raise ValueError if sequences say that they were made with another vocabulary than that of the collator."""
+    wanted = getattr(collator, "vocabulary", None)
+    for one in _with_inner(dataset):
+        made_with = getattr(getattr(one, "sequences", None), "about", {}).get("tokenizer")
+        if wanted is not None and made_with not in (None, wanted):
+            raise ValueError(
+                f"the sequences of {name} were made with a tokenizer of another vocabulary than that of the collator: "
+                "the same ids mean other tokens; pass the tokenizer that made them to the collator"
+            )
+
+
+def _check_masks(name: str, dataset: Any, collator: Any) -> None:
+    """See :func:`check_masked_share`; other collators, and datasets without a length, are not judged."""
+    if isinstance(collator, (MaskedLmCollator, SpanGroupsCollator)) and hasattr(dataset, "__len__"):
+        batches = (collator([dataset[index]]) for index in samples_to_look_at(len(dataset)))
+        counts = (collator.masked_counts(batch) for batch in batches)
+        check_masked_share(name, counts, collator.mask_prob, remedy=collator.few_masks)
 
 
 def check_gpus(arguments: TrainingArguments) -> None:

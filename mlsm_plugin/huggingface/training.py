@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import first_line, import_transformers, written_by_library
+from mlsm_plugin.files.hf_files import first_line, import_transformers
+from mlsm_plugin.files.hf_versions import save_pretrained
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
@@ -187,9 +188,8 @@ def train(trainer: Any) -> dict[str, float]:
 
 def save_trained(trainer: Any, tokenizer: Any, folder: str | os.PathLike[str]) -> None:
     """Write the model of a Trainer with its tokenizer; the folder appears as a whole."""
-    with atomic_directory(folder) as temporary, written_by_library(temporary):
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+    with atomic_directory(folder) as temporary:
+        save_pretrained(temporary, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
 
 
 @contextmanager

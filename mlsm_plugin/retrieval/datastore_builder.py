@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.planned_folder import recorded_in
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.files.sharded_store import MissingShardsError
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
@@ -22,7 +22,7 @@ from mlsm_plugin.losses.similarity import similarity_of
 from mlsm_plugin.retrieval.datastore_files import DICTIONARY_FILE, FORMAT, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.tokenization.text_files import numbered_lines
-from mlsm_plugin.tokenization.word_boundaries import PieceClasses, without_marks, word_boundaries
+from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD, PieceClasses, without_marks, word_boundaries
 
 DTYPES = ("float16", "float32")
 # How many entries of the keys a search on the CPU reads at once; in float32 they fit into its cache.
@@ -184,7 +184,7 @@ class DatastoreBuilder:
         wanted = self.writer.missing(share)
         self.writer.warn_of_full_disk(wanted)
         total = sum(self._tokens_of(self.shards[index]) for index in wanted)
-        with tqdm(total=total, desc="keys", unit="token", unit_scale=True) as progress:
+        with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:
             for index in wanted:
                 if not self.writer.has_shard(index):  # else another process has already written it
                     self.writer.write_shard(index, *self._keys_of(self.shards[index]))
@@ -226,8 +226,8 @@ class DatastoreBuilder:
         settings = self.settings
         if not (settings.word_boundaries_only or settings.stopwords) or len(positions) == 0:
             return np.ones(len(positions), bool)
-        first, last = int(positions[0]), int(positions[-1]) + 1
-        ids = reader.flat_tokens(first, min(last + 1, reader.num_tokens))
+        first = max(0, int(positions[0]) - LONGEST_WORD)  # far enough to see whether a word is long
+        ids = reader.flat_tokens(first, min(int(positions[-1]) + 1 + LONGEST_WORD, reader.num_tokens))
         begins, ends = word_boundaries(ids, np.zeros(len(ids), np.int64), self._pieces)
         places = positions - first
         kept = np.ones(len(positions), bool)

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlsm_plugin.files.atomic_files import sha256_of_files, write_file
 from mlsm_plugin.files.planned_folder import META_FILE, PlannedFolder, Standing
+from mlsm_plugin.files.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +116,12 @@ class KeyIndex:
         dim = sample.shape[1]
         description = "Flat" if kind == "flat" else f"IVF{clusters_of(size)},PQ{_parts(dim)}"
         index = faiss.index_factory(dim, description, metric)
-        if not index.is_trained:
-            index.train(sample)
-        for chunk in chunks:
-            index.add(chunk)
+        with Progress(total=size, desc="index", unit="key", unit_scale=True) as progress:
+            if not index.is_trained:
+                index.train(sample)
+            for chunk in chunks:
+                index.add(chunk)
+                progress.update(len(chunk))
         folder = _index_folder(directory)
         folder.unseal()  # an earlier index.json must not describe the new index
         write_file(directory / INDEX_FILE, lambda file: faiss.write_index(index, faiss.PyCallbackIOWriter(file.write)))

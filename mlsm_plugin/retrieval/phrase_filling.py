@@ -12,6 +12,7 @@ from torch import Tensor
 from mlsm_plugin.losses.similarity import similarities, similarity_of, temperature_of
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.tokenization.unknown_tokens import check_known
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
 
@@ -120,11 +121,13 @@ class PhraseFiller:
         """Ids ``(T,)`` with the masks of spans, and where these begin; text that is too long is cut around the masks.
 
         Raises:
-            ValueError: ``text`` has no mask, or the masks are too far apart for the model's positions.
+            ValueError: ``text`` has no mask, the masks are too far apart for the model's positions, or too many tokens
+                are unknown.
         """
         ids, places = self._encode_whole(text)
         if not places:
             raise ValueError(f"the text has no <mask>: {text!r}")
+        check_known([text], self.interface.bpe, self.dictionary, self.interface.max_unk_rate)
         limit = int(self.interface.model.max_positions())
         ids, places = cut_around_masks(ids, places, length=len(self._masks), limit=limit)
         return torch.tensor(ids), places

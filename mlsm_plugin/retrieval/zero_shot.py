@@ -16,6 +16,7 @@ from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 from mlsm_plugin.tokenization.masked_text import ids_between_masks
 from mlsm_plugin.tokenization.text_files import numbered_lines
+from mlsm_plugin.tokenization.unknown_tokens import check_known
 
 # How many tokens of the text are compared with a word at once.
 CHUNK_TOKENS = 1 << 22
@@ -144,6 +145,8 @@ class ParametricClassifier:
     @torch.no_grad()
     def probabilities(self, text: str) -> np.ndarray:
         """The probability of each label ``(num_labels,)`` for a text with one mask."""
+        interface = self.interface
+        check_known([text], interface.bpe, interface.task.source_dictionary, interface.max_unk_rate)
         by_length = {len(ids): self._log_probabilities(text, len(ids)) for words in self.words for ids in words}
         scores = []
         for words in self.words:

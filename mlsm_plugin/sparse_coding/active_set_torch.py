@@ -26,6 +26,8 @@ DIMENSIONS_PER_FIRST_ATOM = 8
 MAX_ROUNDS = 200
 # maximum solutions within a round; a row that needs more continues in the next round
 MAX_SOLUTIONS = 40
+# share of the rows that have to be unfinished for all to be solved once more; less would compute more
+BUSY = 5 / 6
 # slack of the optimality conditions, relative to lambda
 SLACK = 1e-9
 # a weight counts as zero if it is at most this share of its last downward step
@@ -51,11 +53,14 @@ class Supports:
     """(n, k) bool, False for padding."""
 
     def select(self, rows: Tensor) -> Supports:
-        """The given rows, without columns that none of them uses."""
-        held = self.held[rows]
-        order = torch.argsort(held, dim=1, descending=True, stable=True)
-        order = order[:, : int(held.sum(dim=1).max()) if len(held) else 0]
-        return Supports(self.atoms[rows].gather(1, order), self.weights[rows].gather(1, order), held.gather(1, order))
+        """The rows of the given numbers, in the same columns."""
+        return Supports(self.atoms[rows], self.weights[rows], self.held[rows])
+
+    def narrowed(self) -> Supports:
+        """The same codes without columns that no row uses."""
+        order = torch.argsort(self.held, dim=1, descending=True, stable=True)
+        order = order[:, : int(self.held.sum(dim=1).max()) if len(order) else 0]
+        return Supports(self.atoms.gather(1, order), self.weights.gather(1, order), self.held.gather(1, order))
 
     def dense(self, num_atoms: int) -> Tensor:
         """The codes as a dense matrix, (n, num_atoms) float64."""
@@ -137,12 +142,12 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
         given_up = stuck & (limits == 1)
         limits = torch.where(stuck, torch.ones_like(limits), torch.full_like(limits, BLOCK))
         leaving = optimal | given_up
-        finished.append((rows[leaving], supports.select(leaving)))
-        staying = ~leaving
-        rows, x, limits, previous = rows[staying], x[staying], limits[staying], objective[staying]
+        leave, stay = leaving.nonzero().squeeze(1), (~leaving).nonzero().squeeze(1)
+        finished.append((rows[leave], supports.select(leave)))
+        rows, x, limits, previous = rows[stay], x[stay], limits[stay], objective[stay]
         if len(rows) == 0:
             break
-        supports = _joined(supports.select(staying), correlations[staying], lambda_ * (1 + SLACK), limits)
+        supports = _joined(supports.select(stay).narrowed(), correlations[stay], lambda_ * (1 + SLACK), limits)
     if len(rows):
         finished.append((rows, supports))
     return _csr(finished, num_rows, num_atoms), gaps.cpu().numpy()
@@ -165,30 +170,42 @@ def _joined(supports: Supports, values: Tensor, threshold: float, limits: Tensor
 def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Supports:
     """Find the minimizers over the supports, and remove atoms whose weights would turn negative.
 
+    Rows that are done stay for some solutions more, which leave them where they are. A GPU is waited for once in each
+    solution, to learn how many are not done.
+
     Args:
         correlations: (n, n_atoms), inner products of the hidden states with the atoms.
     """
     weights, held = supports.weights.clone(), supports.held.clone()
     active = torch.arange(len(weights), device=weights.device)
+    part, own = supports, correlations.gather(1, supports.atoms)
     for _ in range(MAX_SOLUTIONS):
-        part = Supports(supports.atoms, weights, held).select(active)
-        step = _newton_step(part, correlations[active], problem)
+        step = _newton_step(part, own, problem)
         blocking = part.held & (part.weights + step <= 0)
         ratio = torch.where(blocking, part.weights / (-step).clip(min=torch.finfo(step.dtype).tiny), torch.inf)
         fraction = ratio.amin(dim=1, keepdim=True).clip(max=1.0) if ratio.shape[1] else step.new_ones(len(step), 1)
-        moved = part.weights + fraction * step
+        moved = part.weights + fraction * step  # stays 0 for padding
         gone = part.held & (step < 0) & (moved <= -NEGLIGIBLE * step)
-        part.weights, part.held = torch.where(gone | ~part.held, 0.0, moved), part.held & ~gone
-        weights[active], held[active], atoms = _widened(part, weights.shape[1])
-        supports.atoms[active] = atoms
-        active = active[gone.any(dim=1)]
-        if len(active) == 0:
-            break
+        part = Supports(part.atoms, torch.where(gone, 0.0, moved), part.held ^ gone)
+        unfinished = gone.any(dim=1)
+        count = int(unfinished.sum())
+        if count <= BUSY * len(active):
+            weights[active], held[active] = part.weights, part.held
+            if count == 0:
+                break
+            chosen = unfinished.nonzero().squeeze(1)
+            active, part, own = active[chosen], part.select(chosen), own[chosen]
+    else:
+        weights[active], held[active] = part.weights, part.held
     return Supports(supports.atoms, weights, held)
 
 
 def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tensor:
-    """Steps (n, k) from the weights to the minimizers over the supports, 0 for padding; in parts that fit in memory."""
+    """Steps (n, k) from the weights to the minimizers over the supports, 0 for padding; in parts that fit in memory.
+
+    Args:
+        correlations: (n, k), inner products of the hidden states with the atoms of their supports.
+    """
     width = max(1, part.atoms.shape[1])
     depth = width if problem.gram is not None else max(width, problem.atoms.shape[1])
     rows = max(1, entries_on(correlations.device) // (width * depth))
@@ -196,31 +213,22 @@ def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tens
         pieces = zip(*(each.split(rows) for each in (part.atoms, part.weights, part.held, correlations)), strict=True)
         return torch.cat([_newton_step(Supports(*piece[:3]), piece[3], problem) for piece in pieces])
     blocks = problem.gram_blocks(part.atoms)  # (n, k, k)
-    both = part.held[:, :, None] & part.held[:, None, :]
-    blocks = torch.where(both, blocks, 0.0)
-    gradient = correlations.gather(1, part.atoms) - (blocks @ part.weights[:, :, None]).squeeze(2) - problem.lambda_
-    gradient = torch.where(part.held, gradient, 0.0)
+    blocks = torch.where(part.held[:, :, None] & part.held[:, None, :], blocks, 0.0)
+    gradient = correlations - (blocks @ part.weights[:, :, None]).squeeze(2) - problem.lambda_
     if blocks.shape[1] == 0:
         return gradient
     largest = blocks.diagonal(dim1=1, dim2=2).amax(dim=1, keepdim=True).clip(min=torch.finfo(blocks.dtype).tiny)
     blocks.diagonal(dim1=1, dim2=2).add_(torch.where(part.held, DAMPING * largest, largest))
     factor, _ = torch.linalg.cholesky_ex(blocks)
     step = torch.cholesky_solve(gradient[:, :, None], factor).squeeze(2)
-    return torch.where(part.held & step.isfinite(), step, 0.0)
-
-
-def _widened(part: Supports, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``weights``, ``held`` and ``atoms`` of ``part``, padded to ``width`` columns."""
-    missing = width - part.weights.shape[1]
-    pad = torch.nn.functional.pad
-    return pad(part.weights, (0, missing)), pad(part.held, (0, missing)), pad(part.atoms, (0, missing))
+    return torch.where(part.held, step.nan_to_num(0.0, 0.0, 0.0), 0.0)  # a row whose factor does not exist stays
 
 
 def _csr(finished: list[tuple[Tensor, Supports]], num_rows: int, num_atoms: int) -> sp.csr_matrix:
     """The codes (num_rows, num_atoms) of the finished rows, in their original order."""
-    rows = np.concatenate(
-        [part_rows[:, None].expand_as(part.held)[part.held].cpu().numpy() for part_rows, part in finished]
-    )
-    atoms = np.concatenate([part.atoms[part.held].cpu().numpy() for _, part in finished])
-    weights = np.concatenate([part.weights[part.held].cpu().numpy() for _, part in finished])
+    columns = []
+    for of_part, part in finished:
+        row, column = part.held.nonzero(as_tuple=True)
+        columns.append((of_part[row], part.atoms[row, column], part.weights[row, column]))
+    rows, atoms, weights = (torch.cat(each).cpu().numpy() for each in zip(*columns, strict=True))
     return sp.csr_matrix((weights, (rows, atoms)), shape=(num_rows, num_atoms))

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
 from mlsm_plugin.sparse_coding.solvers import spams_apart
@@ -226,7 +226,7 @@ def _learn_with_spams(
     state: dict[str, Any] = {}
     parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
     done = 0  # a bar does not count where TQDM_DISABLE is set
-    with tqdm(total=iterations, desc="learning the dictionary", unit="batch") as progress, spams_apart() as spams:
+    with Progress(total=iterations, desc="learning the dictionary", unit="batch") as progress, spams_apart() as spams:
         while done < iterations:
             count = min(BATCHES_PER_CALL, iterations - done)
             learned, model = spams.trainDL(
@@ -300,18 +300,25 @@ def dictionary_health(
     )
 
 
-def coder_health(hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None) -> DictionaryHealth:
+def coder_health(
+    hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
+) -> DictionaryHealth:
     """:func:`dictionary_health` of a coder of any kind that reconstructs.
 
     Args:
         hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
         coder: codes and reconstructs them.
         threads: CPU threads, None for all cores.
+        device: where they are coded.
 
     Raises:
         ValueError: ``hidden`` is empty, or the coder refuses it or does not reconstruct.
     """
-    return _health(hidden, coder.num_atoms, lambda chunk: coder.encode(chunk, threads=threads).codes, coder.reconstruct)
+
+    def encode(chunk: np.ndarray) -> sp.csr_matrix:
+        return coder.encode(torch.from_numpy(chunk).to(device), threads=threads).codes
+
+    return _health(hidden, coder.num_atoms, encode, coder.reconstruct)
 
 
 def _health(
@@ -324,7 +331,7 @@ def _health(
         raise ValueError("hidden has no rows; pass at least one hidden state")
     used = np.zeros(num_atoms, dtype=bool)
     nonzeros, squared_error, squared_norm = 0, 0.0, 0.0
-    for start in range(0, len(hidden), ROWS_PER_CHUNK):
+    for start in Progress(range(0, len(hidden), ROWS_PER_CHUNK), desc="judging the dictionary", unit="chunk"):
         chunk = hidden[start : start + ROWS_PER_CHUNK]
         codes = encode(chunk)
         used[codes.indices] = True

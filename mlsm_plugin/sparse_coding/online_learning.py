@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 
-# Number of atoms whose residuals one matrix product computes; within a block, atoms are updated one after another.
+# number of atoms whose residuals one matrix product computes
 ATOMS_PER_BLOCK = 64
 # Largest exponent rho with which earlier codes are forgotten. On hidden states of a pre-trained model (512 atoms, 384
 # wide, 400 mini-batches of 400), the held-out objective was 0.1671 without forgetting, 0.1617 with rho 3, 0.1610 with
@@ -42,6 +42,7 @@ class Surrogate:
     def __init__(self, atoms: Tensor) -> None:
         self.a = atoms.new_zeros(len(atoms), len(atoms))
         self.b = torch.zeros_like(atoms)
+        self.dense = atoms.device.type != "cpu"  # a GPU multiplies dense codes in no time
         self.weight = 1.0
         self.updates = 0
         self.uses = 0.0  # mean number of uses of an atom
@@ -58,12 +59,17 @@ class Surrogate:
         if self.updates > 1:
             rho = min(max(self.uses / USES_TO_KEEP - 1, 1.0), MOST_FORGETTING)
             self.weight /= (1 - 1 / self.updates) ** rho
-        codes = codes.astype(np.float64)
+        codes, weight = codes.astype(np.float64), self.weight / len(rows)
+        if self.dense:
+            dense = torch.from_numpy(codes.toarray()).to(self.a)
+            self.a.addmm_(dense.T, dense, alpha=weight)
+            self.b.addmm_(dense.T, torch.from_numpy(rows).to(self.b), alpha=weight)
+            return
         products = (codes.T @ codes).tocoo()
         index = torch.from_numpy(np.stack([products.row, products.col]).astype(np.int64)).to(self.a.device)
-        values = torch.from_numpy(products.data * (self.weight / len(rows))).to(self.a)
+        values = torch.from_numpy(products.data * weight).to(self.a)
         self.a.index_put_((index[0], index[1]), values, accumulate=True)
-        moments = codes.T @ rows.astype(np.float64) * (self.weight / len(rows))
+        moments = codes.T @ rows.astype(np.float64) * weight
         self.b += torch.from_numpy(np.ascontiguousarray(moments)).to(self.b)
 
     def forget(self, atoms: Tensor) -> None:
@@ -75,27 +81,41 @@ class Surrogate:
     def improve(self, dictionary: Tensor) -> None:
         """Update the atoms in place by one pass of block coordinate descent (Mairal et al., 2009, algorithm 2).
 
-        Each atom moves to its minimizer given all others, and is then projected onto the unit ball. The atoms of a
-        block share one matrix product, and each change is carried over to the rest of the block, so that the result is
-        the same as for one atom at a time.
+        Each atom moves to its minimizer given all others, and is then projected onto the unit ball. The new atoms of a
+        block are combinations of its old atoms and of the minimizers given those, with coefficients that depend on the
+        inner products of all these alone. They are found on the CPU, so that a GPU gets a few products for each block,
+        and not a few for each atom.
         """
         diagonal = self.a.diagonal()
-        for start in range(0, len(dictionary), ATOMS_PER_BLOCK):
-            block = slice(start, start + ATOMS_PER_BLOCK)
-            used = torch.nonzero(diagonal[block] > 0).squeeze(1) + start
-            if len(used) == 0:
-                continue
-            sums = self.a[used]  # (m, n_atoms)
-            residual = self.b[used] - sums @ dictionary
-            within = (
-                sums[:, used] / diagonal[used]
-            ).T.contiguous()  # row j: how a change of atom j changes the residuals
-            for j, atom in enumerate(used.tolist()):
-                old = dictionary[atom]
-                new = residual[j] / diagonal[atom] + old
-                new = new / torch.linalg.vector_norm(new).clip(min=1.0)
-                residual.addr_(within[j] * diagonal[atom], new - old, alpha=-1)
-                dictionary[atom] = new
+        all_used = torch.nonzero(diagonal > 0).squeeze(1)
+        for used in all_used.split(ATOMS_PER_BLOCK):
+            sums, own = self.a[used], diagonal[used]
+            old = dictionary[used]
+            minimizers = (self.b[used] - sums @ dictionary) / own[:, None] + old
+            both = torch.cat([minimizers, old])  # (2m, dim)
+            changes = sums[:, used] / own[:, None]  # row j: how changes of the others change the minimizer of j
+            products = (both @ both.T).cpu().numpy()
+            coefficients = torch.from_numpy(_in_turn(changes.cpu().numpy(), products)).to(both)
+            new = coefficients @ both
+            dictionary[used] = new / torch.linalg.vector_norm(new, dim=1, keepdim=True).clip(min=1.0)
+
+
+def _in_turn(changes: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """Coefficients (m, 2m) of the new atoms of a block, each given those before it.
+
+    Args:
+        changes: (m, m), of which a row says how much of the others' changes its minimizer loses.
+        products: (2m, 2m), inner products of the minimizers and the old atoms.
+    """
+    number = len(changes)
+    new = np.eye(number, 2 * number)
+    moved = np.zeros_like(new)  # new minus old
+    for j in range(number):
+        new[j] -= changes[j, :j] @ moved[:j]
+        new[j] /= max(1.0, max(new[j] @ products @ new[j], 0.0) ** 0.5)
+        moved[j] = new[j]
+        moved[j, number + j] -= 1
+    return new
 
 
 def learn_online(
@@ -133,7 +153,7 @@ def learn_online(
     last_use = np.zeros(len(initial), np.int64)  # number of rows seen when each atom was last used
     seen = 0
     batches = mini_batches(hidden, batch_size, rng)
-    for _ in tqdm(range(iterations), desc="learning the dictionary", unit="batch"):
+    for _ in Progress(range(iterations), desc="learning the dictionary", unit="batch"):
         rows = next(batches)
         seen += len(rows)
         on_device = torch.from_numpy(rows).to(device)

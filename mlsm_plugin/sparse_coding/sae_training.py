@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.chosen_latents import ChosenLatents, largest, largest_of_all
 from mlsm_plugin.sparse_coding.dictionary import sample_distinct_rows
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
@@ -343,7 +343,7 @@ def train_sae(
     """
     settings = trainer.settings
     stream = batches(trainer.updates)
-    with tqdm(total=settings.updates, initial=trainer.updates, desc="training the SAE", unit="batch") as progress:
+    with Progress(total=settings.updates, initial=trainer.updates, desc="training the SAE", unit="batch") as progress:
         while trainer.updates < settings.updates:
             figures = trainer.update(next(stream))
             shown: dict[str, Any] = {"explained": f"{figures.explained_variance:.3f}", "l0": f"{figures.l0:.1f}"}

@@ -13,8 +13,9 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.data.cooccurring_spans import SpanRules
+from mlsm_plugin.data.masked_share import check_masked_share
 from mlsm_plugin.data.span_groups_dataset import SpanGroupsDataset, SpanMasking, consecutive_groups
-from mlsm_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split, split_path
+from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.weight_names import VOCABULARY_WEIGHTS
@@ -113,8 +114,31 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         order = np.random.default_rng(self.cfg.seed).permutation(len(blocks)) if at_random else None
         groups = consecutive_groups(len(blocks), self.cfg.group_size, order=order)
         dataset = SpanGroupsDataset(blocks, groups, self._masking(), shuffle=True)
-        _check_shared_spans(split, dataset)
+        self._check_spans(split, dataset)
         self.datasets[split] = dataset
+
+    def _check_spans(self, split: str, dataset: SpanGroupsDataset) -> None:
+        """Log how many groups have nothing to mask; raise ValueError if that is all, or hardly anything is masked."""
+        looked_at = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), GROUPS_TO_LOOK_AT)).astype(int))
+        groups = [dataset[int(index)] for index in looked_at]
+        empty = sum(not group["spans"] for group in groups)
+        share = f"{empty} of {len(groups)} groups of {split} have no span that occurs in two of their blocks"
+        if empty == len(groups):
+            raise ValueError(f"{share}: there is nothing to learn; use a larger --group-size, or --group-by document")
+        if empty:
+            logger.warning("%s; they are skipped", share)
+        batches = (dataset.collater([group]) for group in groups)
+        counts = (tuple(map(int, self.masked_counts(batch))) for batch in batches)
+        remedy = (
+            "spans must occur in two blocks of a group: use a larger --group-size, --max-span-length or "
+            "--max-spans-per-sequence, or ask for less with --mask-prob"
+        )
+        check_masked_share(split, counts, self.cfg.mask_prob, remedy=remedy)
+
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        """How many content tokens of a batch are masked, and how many there are."""
+        content = is_content(sample["context"]["src_tokens"], self.source_dictionary)
+        return sample["spans"]["length"].sum(), content.sum()
 
     def _masking(self) -> SpanMasking:
         try:
@@ -167,14 +191,3 @@ def _add_rows(size: int, mask: int, state_dict: dict[str, Any], prefix: str) -> 
                 [saved, saved[mask : mask + 1].expand(size - len(saved), *saved.shape[1:])]
             )
             logger.info("%s%s: %d symbols are new, and start as copies of <mask>", prefix, name, size - len(saved))
-
-
-def _check_shared_spans(split: str, dataset: SpanGroupsDataset) -> None:
-    """Log how many groups have nothing to mask; raise ValueError if no group has."""
-    looked_at = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), GROUPS_TO_LOOK_AT)).astype(int))
-    empty = sum(not dataset[int(index)]["spans"] for index in looked_at)
-    share = f"{empty} of {len(looked_at)} groups of {split} have no span that occurs in two of their blocks"
-    if empty == len(looked_at):
-        raise ValueError(f"{share}: there is nothing to learn; use a larger --group-size, or --group-by document")
-    if empty:
-        logger.warning("%s; they are skipped", share)

@@ -7,19 +7,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+import torch
 from fairseq import utils
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from omegaconf import II
 
 from mlsm_plugin.data.batch_padding_dataset import BatchPaddingDataset
-from mlsm_plugin.data.token_blocks import load_dictionary, load_split, split_path, training_samples
-from mlsm_plugin.fairseq_seams.masked_lm_batches import masked_targets, tell_model
+from mlsm_plugin.data.known_targets_dataset import KnownTargetsDataset
+from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
+from mlsm_plugin.data.token_blocks import (
+    is_content,
+    load_dictionary,
+    load_split,
+    split_path,
+    training_samples,
+)
+from mlsm_plugin.fairseq_seams.masked_lm_batches import (
+    cut_long_words,
+    masked_inputs,
+    masked_targets,
+    replace_masks,
+    tell_model,
+)
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
 from mlsm_plugin.files.tokenizer_files import bpe_options
-from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.fitting_parts import FittingParts
-from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit, copy_tokenizer_to_checkpoints
+from mlsm_plugin.tasks.masked_share import MaskedShareSteps
+from mlsm_plugin.tasks.portable_runs import PortableRuns
+from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit
+from mlsm_plugin.tokenization.word_boundaries import in_long_words
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +56,11 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(FittingParts, AutocastSteps, OwnSamplesMaskedLMTask):
-    """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints."""
+class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamplesMaskedLMTask):
+    """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
+
+    Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
+    """
 
     cfg: PortableMaskedLMConfig
     criterions = ("masked_lm",)
@@ -54,14 +74,34 @@ class PortableMaskedLMTask(FittingParts, AutocastSteps, OwnSamplesMaskedLMTask):
 
     def tokenizer_options(self) -> dict[str, Any]:
         """The options of the tokenizer in the folder of the data."""
-        return bpe_options(utils.split_paths(self.cfg.data)[0])
+        return bpe_options(self._data_folder)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the samples of ``masked_lm``, all of them; the model is told which batches have padding."""
+        """Load the samples of ``masked_lm``, all of them; the model is told which batches have padding.
+
+        Raises:
+            ValueError: hardly anything is masked.
+        """
         with self._masking_of(split):
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split] = with_whole_epochs(self.datasets[split])
+        cut_long_words(batches, in_long_words)
+        known = KnownTargetsDataset.of(masked_inputs(batches), masked_targets(batches), self.source_dictionary)
+        replace_masks(batches, *known, pad=self.source_dictionary.pad())
         tell_model(batches, "has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
+        samples = ((known[0][index], known[1][index]) for index in samples_to_look_at(len(batches)))
+        counts = (tuple(map(int, self._counts(*sample))) for sample in samples)
+        remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
+        check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)
+
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        """How many content tokens of a batch are masked, and how many there are."""
+        return self._counts(sample["net_input"]["src_tokens"], sample["target"])
+
+    def _counts(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        masked = targets != self.source_dictionary.pad()
+        content = is_content(torch.where(masked, targets, inputs), self.source_dictionary)
+        return (masked & content).sum(), content.sum()
 
     def mask_prob_of(self, split: str) -> float:
         """The share of the tokens of a split that is masked: ``valid_mask_prob`` unless it is the training split.
@@ -109,8 +149,3 @@ class PortableMaskedLMTask(FittingParts, AutocastSteps, OwnSamplesMaskedLMTask):
     ) -> Any:
         """All ``indices``, see :func:`all_that_fit`; fairseq leaves out of training what is too long."""
         return all_that_fit(dataset, indices, max_positions)
-
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Copy the dictionary and the tokenizer next to the checkpoints, which then load from anywhere."""
-        super().begin_epoch(epoch, model)
-        copy_tokenizer_to_checkpoints(self.cfg)

@@ -4,12 +4,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from omegaconf import II, MISSING
 
-from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 from mlsm_plugin.tasks.autocast import AutocastConfig
 
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
@@ -66,16 +63,3 @@ def all_that_fit(dataset: Any, indices: Any, max_positions: Any) -> Any:
             f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
         )
     return fitting
-
-
-def copy_tokenizer_to_checkpoints(cfg: Any) -> None:
-    """Copy the dictionary and the tokenizer next to the checkpoints of a run, which then load from anywhere.
-
-    Only the first rank copies.
-
-    Args:
-        cfg: the configuration of the task.
-    """
-    first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    if first_rank and not cfg.no_save:
-        copy_tokenizer(utils.split_paths(cfg.data)[0], cfg.save_dir)

@@ -14,6 +14,7 @@ from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.tasks import FairseqTask, register_task
 
 from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
+from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.span_corruption import SpanNoise
 from mlsm_plugin.data.span_denoising_dataset import (
     ChosenBlocks,
@@ -22,18 +23,18 @@ from mlsm_plugin.data.span_denoising_dataset import (
     SpanDenoisingDataset,
     WithoutEos,
 )
-from mlsm_plugin.data.token_blocks import load_split, split_path
+from mlsm_plugin.data.token_blocks import is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
-from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.fitting_parts import FittingParts
+from mlsm_plugin.tasks.masked_share import MaskedShareSteps
+from mlsm_plugin.tasks.portable_runs import PortableRuns
 from mlsm_plugin.tasks.shared_options import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
     TextBlocksConfig,
     all_that_fit,
-    copy_tokenizer_to_checkpoints,
 )
 from mlsm_plugin.tokenization.sentinels import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
@@ -76,7 +77,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
-class SpanDenoisingTask(FittingParts, AutocastSteps, FairseqTask):
+class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
     A dataset made by ``mlsm binarize --train`` is corrupted anew in every epoch. One made by ``mlsm binarize --source``
@@ -173,9 +174,24 @@ class SpanDenoisingTask(FittingParts, AutocastSteps, FairseqTask):
             seed=self.cfg.seed,
             pieces=self._pieces() if self.cfg.mask_whole_words else None,
             target_length=self.target_positions,
+            unk=self.dictionary.unk(),
         )
         blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
-        self.datasets[split] = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)
+        dataset = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)
+        batches = (dataset.collater([dataset[index]]) for index in samples_to_look_at(len(dataset)))
+        counts = (tuple(map(int, self.masked_counts(batch))) for batch in batches)
+        remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
+        check_masked_share(split, counts, self.cfg.noise_density, remedy=remedy)
+        self.datasets[split] = dataset
+
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        """How many tokens of the texts of a batch are noise, and how many there are."""
+        sentinels = torch.as_tensor(self.sentinels, device=sample["target"].device)
+        noise, rest = (
+            (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()
+            for tokens in (sample["target"], sample["net_input"]["src_tokens"])
+        )
+        return noise, noise + rest
 
     def _blocks(self, split: str, dataset: Any) -> Any:
         """Cut texts, without EOS, so that their sources just fit; leave out texts of one token, with a warning."""
@@ -223,11 +239,6 @@ class SpanDenoisingTask(FittingParts, AutocastSteps, FairseqTask):
         if isinstance(dataset, SpanDenoisingDataset):
             return all_that_fit(dataset, indices, max_positions)
         return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
-
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Copy the dictionary and the tokenizer next to the checkpoints, which then load from anywhere."""
-        super().begin_epoch(epoch, model)
-        copy_tokenizer_to_checkpoints(self.cfg)
 
 
 def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str) -> None:

@@ -11,18 +11,13 @@ import numpy as np
 
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
-from mlsm_plugin.tokenization.data_folder import (
-    DEFAULT_MAX_UNK_RATE,
-    SPLITS,
-    SUMMARY_NAME,
-    check_max_unk_rate,
-    remove_earlier_run,
-)
+from mlsm_plugin.tokenization.data_folder import SPLITS, SUMMARY_NAME, remove_earlier_run
 from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
 
-NAMED_CHARACTERS = 10
+TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
 
 
 @dataclass
@@ -43,8 +38,12 @@ class SplitFigures:
     @property
     def unk_rate(self) -> float:
         """Share of ``<unk>`` among the tokens of the text, without ``</s>``."""
+        return self.unknown_tokens().rate
+
+    def unknown_tokens(self, characters: Counter[str] | None = None) -> UnknownTokens:
+        """The unknown tokens of the text, without ``</s>``; ``characters`` are those of which they consist."""
         text_tokens = self.tokens - self.sentences - max(0, self.documents - 1)
-        return self.unknown / text_tokens if text_tokens else 0.0
+        return UnknownTokens(text_tokens, self.unknown, characters or Counter())
 
 
 @dataclass(frozen=True)
@@ -167,12 +166,7 @@ def _write_split(
     if not figures.sentences:
         raise ValueError(f"the {split} split has no tokens after normalization; check its text files")
     figures.documents += 1
-    if figures.unk_rate > max_unk_rate:
-        raise ValueError(
-            f"{figures.unk_rate:.2%} of the {split} split's tokens are unknown, above the limit of {max_unk_rate:.2%} "
-            f"(--max-unk-rate); most frequent unknown characters: {_name_characters(characters)}; train the tokenizer "
-            "on text like this, or with a higher --character-coverage"
-        )
+    figures.unknown_tokens(characters).check(f"the {split} split", max_unk_rate, remedy=TRAIN_ANOTHER)
     return figures
 
 
@@ -182,8 +176,3 @@ def _count_and_add(figures: SplitFigures, builder: StreamingMMapBuilder, ids: np
     figures.sentences += len(lengths) - boundaries
     figures.tokens += len(ids)
     builder.add_sentences(ids, lengths)
-
-
-def _name_characters(characters: Counter[str]) -> str:
-    ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[:NAMED_CHARACTERS]
-    return ", ".join(f"{character!r} U+{ord(character):04X} ({count:,} times)" for character, count in ranked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,18 +11,13 @@ import sentencepiece as spm
 from fairseq.data import Dictionary
 
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
-from mlsm_plugin.files.atomic_files import atomic_directory, sha256_of_files, write_json
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
-from mlsm_plugin.tokenization.data_folder import (
-    DEFAULT_MAX_UNK_RATE,
-    SIDES,
-    SUMMARY_NAME,
-    check_max_unk_rate,
-    remove_earlier_run,
-)
-from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
+from mlsm_plugin.files.atomic_files import atomic_directory, write_json
+from mlsm_plugin.tokenization.binarize import TRAIN_ANOTHER
+from mlsm_plugin.tokenization.data_folder import SIDES, SUMMARY_NAME, remove_earlier_run
 from mlsm_plugin.tokenization.sentinels import dictionary_with_sentinels, encode_with_sentinels
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_lines
+from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
 
 
 def binarize_pairs(
@@ -51,7 +45,8 @@ def binarize_pairs(
         ``pairs``, ``source_tokens``, ``target_tokens`` and ``unknown`` (tokens) of each split.
 
     Raises:
-        ValueError: a file has more lines than the other, a blank line, an invalid sentinel, or too many unknown tokens.
+        ValueError: a file has more lines than the other, a line without tokens, an invalid sentinel, or too many
+            unknown tokens.
         OSError: a file cannot be read or written.
     """
     check_max_unk_rate(max_unk_rate)
@@ -61,7 +56,7 @@ def binarize_pairs(
     sizes = {split: check_text_files([files[0]]) for split, files in splits.items()}
     for _, target in splits.values():
         check_text_files([target])
-    processor = load_tokenizer(tokenizer)
+    opened = SentencePieceTokenizer(tokenizer)
     dictionary, _ = dictionary_with_sentinels(tokenizer, sentinels)
     figures = {}
     with atomic_directory(output) as folder:
@@ -70,7 +65,7 @@ def binarize_pairs(
             figures[split] = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "unknown": 0}
             unknown = dict.fromkeys(SIDES, 0)
             with progress_bar(split, sizes[split], progress) as bar:
-                for pair in _pairs(files, processor, dictionary, sentinels, bar):
+                for pair in _pairs(files, opened.processor, dictionary, sentinels, bar):
                     figures[split]["pairs"] += 1
                     for side, builder, ids in zip(SIDES, builders, pair, strict=True):
                         builder.add_sentences(ids, np.array([len(ids)]))
@@ -78,24 +73,15 @@ def binarize_pairs(
                         unknown[side] += int((ids == dictionary.unk()).sum())
             for side, path in zip(SIDES, files, strict=True):
                 text_tokens = figures[split][f"{side}_tokens"] - figures[split]["pairs"]  # without EOS
-                _check_unknown(path, unknown[side] / max(1, text_tokens), max_unk_rate)
+                UnknownTokens(text_tokens, unknown[side]).check(str(path), max_unk_rate, remedy=TRAIN_ANOTHER)
             figures[split]["unknown"] = sum(unknown.values())
             for side, builder in zip(SIDES, builders, strict=True):
                 builder.finalize(str(folder / f"{split}.{side}.idx"))
-        for name in (MODEL_NAME, DICTIONARY_NAME):
-            shutil.copyfile(Path(tokenizer, name), folder / name)
+        opened.write_to(folder)
         remove_earlier_run(output)
-    summary = {"tokenizer_sha256": sha256_of_files(Path(tokenizer, MODEL_NAME)), "sentinels": sentinels}
+    summary = {"tokenizer_sha256": opened.fingerprint, "sentinels": sentinels}
     write_json(output / SUMMARY_NAME, {**summary, "splits": figures})
     return figures
-
-
-def _check_unknown(path: PathLike, share: float, most: float) -> None:
-    if share > most:
-        raise ValueError(
-            f"{share:.2%} of the tokens of {path} are unknown, above the limit of {most:.2%} (--max-unk-rate); train "
-            "the tokenizer on text like this"
-        )
 
 
 def _pairs(
@@ -123,5 +109,7 @@ def _pairs(
                 ids = encode_with_sentinels(line, pieces_of, dictionary, sentinels)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
+            if not ids:
+                raise ValueError(f"{path}, line {number} has no tokens after normalization: {line!r}")
             encoded.append(np.array([*ids, dictionary.eos()], dtype=np.int64))
         yield tuple(encoded)

@@ -10,7 +10,6 @@ from mlsm_plugin.files.tokenizer_files import FOLDER_NAME, MODEL_NAME
 SPLITS = ("train", "valid", "test")
 SIDES = ("source", "target")
 SUMMARY_NAME = "binarize.json"
-DEFAULT_MAX_UNK_RATE = 0.01
 
 
 def remove_earlier_run(output: Path) -> None:
@@ -26,9 +25,3 @@ def remove_earlier_run(output: Path) -> None:
         *(f"{dataset}{ending}" for ending in (".idx", ".bin") for dataset in datasets),
     ):
         (output / name).unlink(missing_ok=True)
-
-
-def check_max_unk_rate(max_unk_rate: float) -> None:
-    """Raise ValueError unless the largest share of unknown tokens is a share."""
-    if not 0 <= max_unk_rate <= 1:
-        raise ValueError(f"--max-unk-rate must be between 0 and 1, got {max_unk_rate}")

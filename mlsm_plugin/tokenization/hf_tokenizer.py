@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, written_by_library
+from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
+from mlsm_plugin.files.hf_versions import save_pretrained
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 # roles of the library's special tokens; the unknown token stands for a word
@@ -77,10 +78,8 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def vocabulary_fingerprint(self) -> str:
-        """SHA-256 of the tokens and their ids, and of the tokens that begin, end and pad a text."""
-        vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
-        content = json.dumps([vocabulary, self.begin_id, self.end_id, self.pad_id])
-        return hashlib.sha256(content.encode()).hexdigest()
+        """See :func:`vocabulary_fingerprint`."""
+        return vocabulary_fingerprint(self._tokenizer)
 
     def symbols_of(self, text: str) -> list[str]:
         """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""
@@ -104,8 +103,7 @@ class HuggingFaceTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, which can be loaded without the model."""
-        with written_by_library(folder):
-            self._tokenizer.save_pretrained(folder)
+        save_pretrained(folder, self._tokenizer)
 
 
 def open_tokenizer(folder: Path) -> Any:
@@ -121,21 +119,33 @@ def open_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def vocabulary_fingerprint(tokenizer: Any) -> str:
+    """SHA-256 of the tokens of the library's tokenizer with their ids, and of those that begin, end and pad a text."""
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    begin, pad, end = _surrounding_ids(tokenizer)
+    return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
+
+
+def _first_id(tokenizer: Any, *roles: str) -> int | None:
+    found = (getattr(tokenizer, f"{role}_token_id", None) for role in roles)
+    return next((int(number) for number in found if number is not None), None)
+
+
+def _surrounding_ids(tokenizer: Any) -> tuple[int | None, int | None, int | None]:
+    """The ids of the tokens that begin, pad and end a text."""
+    return _first_id(tokenizer, "cls", "bos"), _first_id(tokenizer, "pad"), _first_id(tokenizer, "sep", "eos")
+
+
 def _special_ids(tokenizer: Any, folder: Path) -> tuple[int, int, int, int, int | None]:
     """The ids of the tokens that begin, pad and end a text, of the unknown token and of the mask (None: no mask)."""
-
-    def first(*names: str) -> int | None:
-        found = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
-        return next((int(number) for number in found if number is not None), None)
-
-    begin, pad, end = first("cls", "bos"), first("pad"), first("sep", "eos")
+    begin, pad, end = _surrounding_ids(tokenizer)
     if begin is None or pad is None or end is None or len({begin, pad, end}) < 3:
         raise ValueError(
             f"the tokenizer of {folder} must have three different tokens that begin, end and pad a text, but has the "
             f"ids {begin}, {end} and {pad}; use the tokenizer of an encoder like BERT or RoBERTa"
         )
-    unknown = first("unk")
-    return begin, pad, end, pad if unknown is None else unknown, first("mask")
+    unknown = _first_id(tokenizer, "unk")
+    return begin, pad, end, pad if unknown is None else unknown, _first_id(tokenizer, "mask")
 
 
 def _symbol(token: str, number: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import sentencepiece as spm
 
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
+from mlsm_plugin.tokenization.symbol_files import listed_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
 
 SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dictionary adds these itself
@@ -60,10 +61,6 @@ def load_tokenizer(folder: PathLike) -> spm.SentencePieceProcessor:
         processor.load_from_serialized_proto(model.read_bytes())
     except RuntimeError:
         raise ValueError(f"{model} is not a SentencePiece model; `mlsm tokenizer --output {folder}` makes it") from None
-    try:
-        lines = dictionary.read_bytes().decode("utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{dictionary} is not UTF-8; `mlsm tokenizer --output {folder}` makes it") from None
-    if [line.rpartition(" ")[0] for line in lines if line] != dictionary_pieces(processor):
+    if listed_symbols(dictionary) != dictionary_pieces(processor):
         raise ValueError(f"{dictionary} was not made from {model.name} in the same folder; run `mlsm tokenizer` again")
     return processor

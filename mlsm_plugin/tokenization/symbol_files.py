@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 from pathlib import Path
 
@@ -11,21 +13,31 @@ from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
 
 
 def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
-    """The dictionary of a ``dict.txt``: a symbol and a count in each line.
+    """The dictionary of a ``dict.txt``: a symbol and a count in each line. A byte-order mark at the start is skipped.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not UTF-8, a line has another form, or a symbol occurs twice or is one of fairseq's own.
     """
     try:
-        Path(path).read_bytes().decode("utf-8")
-        return Dictionary.load(os.fspath(path))
+        return Dictionary.load(io.StringIO(Path(path).read_bytes().decode("utf-8-sig"), newline=None))
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
     raise ValueError(
         f"{path} is not a dictionary of fairseq ({reason[:200]}); write it again with `mlsm tokenizer`, or with "
         "`mlsm binarize`"
     )
+
+
+def listed_symbols(path: str | os.PathLike[str]) -> list[str]:
+    """The symbols of a ``dict.txt``, in its order.
+
+    Raises:
+        OSError, ValueError: as of :func:`read_symbols`.
+    """
+    dictionary = read_symbols(path)
+    symbols: list[str] = dictionary.symbols[dictionary.nspecial :]
+    return symbols
 
 
 def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
@@ -41,3 +53,12 @@ def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
             f"{folder} is not a binarized dataset: {DICTIONARY_NAME} is missing (write one: `mlsm binarize`)"
         )
     return read_symbols(path)
+
+
+def symbols_fingerprint(dictionary: Dictionary) -> str:
+    """SHA-256 of the symbols in the order of their ids; their counts do not matter.
+
+    Args:
+        dictionary: as a ``dict.txt`` has it, without the symbols that a task adds.
+    """
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()

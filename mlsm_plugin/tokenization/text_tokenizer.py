@@ -18,7 +18,7 @@ from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, FOLDER_NAME, MODE
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.line_encoder import HuggingFaceLineEncoder, LineEncoder, SentencePieceLineEncoder
 from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
-from mlsm_plugin.tokenization.symbol_files import read_symbols
+from mlsm_plugin.tokenization.symbol_files import listed_symbols, read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
 
 
@@ -64,9 +64,9 @@ class SentencePieceTokenizer(TextTokenizer):
         return SentencePieceLineEncoder(self.processor, self.dictionary)
 
     def write_to(self, folder: Path) -> None:
-        """Copy the model and ``dict.txt``."""
-        for name in (MODEL_NAME, DICTIONARY_NAME):
-            shutil.copyfile(self.folder / name, folder / name)
+        """Copy the model, and write ``dict.txt`` as fairseq reads it, without a byte-order mark."""
+        shutil.copyfile(self.folder / MODEL_NAME, folder / MODEL_NAME)
+        self.dictionary.save(str(folder / DICTIONARY_NAME))
 
 
 class HuggingFaceTextTokenizer(TextTokenizer):
@@ -125,8 +125,7 @@ def check_dictionary(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
     path = folder / DICTIONARY_NAME
     if not path.is_file():
         raise ValueError(f"{path} does not exist; `mlsm binarize` makes it")
-    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
-    if [line.rpartition(" ")[0] for line in lines if line] != tokenizer.symbols:
+    if listed_symbols(path) != tokenizer.symbols:
         raise ValueError(
             f"{path} was not made from the tokenizer of {tokenizer.folder}; binarize the text with "
             f"--tokenizer hf:{tokenizer.folder}"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import unicodedata
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from multiprocessing import current_process
 
 import numpy as np
 
+logger = logging.getLogger(__name__)
+
+LONGEST_WORD = 10  # tokens; those of a longer word, as in a text without spaces, are words of their own
 # marks of word boundaries in the vocabularies of tokenizers
 SENTENCEPIECE_BEGIN = "\u2581"
 BYTE_LEVEL_BEGIN = "\u0120"  # GPT-2's BPE
@@ -84,13 +90,16 @@ def without_marks(piece: str) -> str:
     return piece
 
 
-def word_boundaries(tokens: np.ndarray, sequence: np.ndarray, pieces: PieceClasses) -> tuple[np.ndarray, np.ndarray]:
+def word_boundaries(
+    tokens: np.ndarray, sequence: np.ndarray, pieces: PieceClasses, *, longest: int = LONGEST_WORD
+) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens begin a word and which end a word, as bool arrays ``(N,)``; special tokens do neither.
 
     Args:
         tokens: the ids of all sequences, concatenated, ``(N,)``.
         sequence: the number of the sequence of each token, ``(N,)``.
         pieces: the classes of all ids. If they mark the ends of words, every sequence begins with a new word.
+        longest: the tokens of a word of more than so many tokens are words of their own.
     """
     special = pieces.special[tokens]
     first = np.append(True, sequence[1:] != sequence[:-1])
@@ -103,8 +112,33 @@ def word_boundaries(tokens: np.ndarray, sequence: np.ndarray, pieces: PieceClass
     at_end = following == len(stops)
     next_stop = stops[np.where(at_end, 0, following)]
     begins = begins | (inner_punctuation & (at_end | begins[next_stop] | special[next_stop] | first[next_stop]))
+    behind_special = np.append(False, special[:-1])
+    begins = begins | (in_long_words(begins | special | first | behind_special, longest) & ~special)
     ends = np.append(begins[1:] | special[1:] | first[1:], True) & ~special
     return begins, ends
+
+
+def in_long_words(begins: np.ndarray, longest: int = LONGEST_WORD) -> np.ndarray:
+    """Which tokens are in words of more than ``longest`` tokens, bool ``(N,)``; the first time, a warning is logged.
+
+    Args:
+        begins: which tokens begin a word, bool ``(N,)``; the first always does.
+        longest: tokens of the longest word.
+    """
+    word = np.maximum(np.cumsum(begins) - 1, 0)
+    found: np.ndarray = np.bincount(word)[word] > longest
+    if found.any() and not current_process().daemon:  # each loader process would say it once more
+        _say_once(longest)
+    return found
+
+
+@functools.cache
+def _say_once(longest: int) -> None:
+    logger.warning(
+        "the text has words of more than %d tokens, as it has where no spaces stand between words: each token of such "
+        "a word counts as a word",
+        longest,
+    )
 
 
 def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str]:

@@ -133,11 +133,12 @@ def main() -> None:
         ),
         Peer("FISTA to the gap", lambda rows: ours(rows, "fista"), min(args.gap_rows, len(hidden))),
     ]
-    for _ in range(args.rounds):
+    for number in range(args.rounds):
         for peer in peers:
             start = time.perf_counter()
             peer.codes = peer.code(hidden[: peer.rows])
             peer.seconds.append(time.perf_counter() - start)
+            print(f"round {number + 1}: {peer.name} {peer.rows / peer.seconds[-1]:,.0f} tokens/s", flush=True)
     report(peers, hidden, atoms, lambda_, device)
 
 
@@ -157,7 +158,7 @@ def report(peers: list[Peer], hidden: np.ndarray, atoms: np.ndarray, lambda_: fl
         gap = relative_duality_gap(hidden[kept], atoms, peer.codes[kept], lambda_=lambda_).max()
         distance = largest_distance(peer.codes[kept], exact[kept])
         ratio = peers[0].speed / peer.speed
-        print(f"{peer.name:18} {peer.rows:6} {peer.speed:9.0f} {ratio:13.2f}x {distance:11.2g} {gap:12.2g}")
+        print(f"{peer.name:18} {peer.rows:6} {peer.speed:9.0f} {ratio:13.2f}x {distance:11.2g} {gap:12.2g}", flush=True)
 
 
 if __name__ == "__main__":

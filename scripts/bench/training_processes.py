@@ -23,9 +23,9 @@ class TrainingProcess:
 
     name: str
     connection: Connection
-    blocks: int
+    blocks: int = 0
     """Blocks of the data set."""
-    flops_of_token: float
+    flops_of_token: float = 0.0
     """Operations of forward and backward pass for a token."""
     data: list[float] = field(default_factory=list)
     """Seconds of the collation of each counted step."""
@@ -64,7 +64,7 @@ class TrainingProcess:
 def start(
     stack: ExitStack, name: str, data_bin: Path, args: argparse.Namespace, arch: str, flags: tuple[str, ...]
 ) -> TrainingProcess:
-    """Start the process of a training; it ends with ``stack``."""
+    """Start the process of a training, without waiting for it; it ends with ``stack``."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, name, data_bin, args, arch, flags), daemon=True)
@@ -72,9 +72,13 @@ def start(
     theirs.close()
     stack.callback(process.join)
     stack.callback(ours.close)  # ends the process
-    training = TrainingProcess(name, ours, 0, 0.0)
-    training.blocks, training.flops_of_token = training.ask("size")
-    return training
+    return TrainingProcess(name, ours)
+
+
+def wait_for_start(trainings: list[TrainingProcess]) -> None:
+    """Wait until all can train; they prepare themselves at the same time."""
+    for training in trainings:
+        training.blocks, training.flops_of_token = training.ask("size")
 
 
 def run_rounds(trainings: list[TrainingProcess], args: argparse.Namespace, rng: np.random.Generator) -> None:

@@ -42,7 +42,7 @@ from paired_steps import (
     versions,
     write_text,
 )
-from training_processes import TrainingProcess, run_rounds, start
+from training_processes import TrainingProcess, run_rounds, start, wait_for_start
 
 PLAIN_FLAGS = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
@@ -166,6 +166,7 @@ def main() -> int:
         prefix = Path(folder) / "train"
         write_codes(prefix, write_text(prefix, args, rng), args, rng)
         trainings = [start(stack, name, prefix.parent, args, *recipe) for name, recipe in recipes(args).items()]
+        wait_for_start(trainings)
         run_rounds(trainings, args, rng)
         print(
             f"{args.layers} x {args.width}, {args.batch_size} x {args.block} tokens a step, {args.vocab} pieces, ",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import struct
 from argparse import Namespace
@@ -187,6 +189,11 @@ TEXT: dict[str, Damage] = {
     "not UTF-8": replaced(b"good line\n\xff\xfe bad\n"),
     "blank lines": replaced("\n \n\t\n"),
     "damaged gzip": replaced(gzip.compress("\n".join(map(str, range(5000))).encode())[:5000]),
+    "damaged bzip2": replaced(bz2.compress("\n".join(map(str, range(5000))).encode())[:5000]),
+    "damaged xz": replaced(lzma.compress(b"A line.\n" * 900)[:40] + bytes(90)),
+    "zip archive": replaced(b"PK\x03\x04" + bytes(100)),
+    "carriage returns": replaced("a\tThe name is bound.\rb\tNames are bound.\r" * 90),
+    "JSON lines": replaced('{"label": "a", "text": "The name is bound."}\n' * 90),
 }
 META_OF_DICTIONARY: dict[str, Damage] = {
     **JSON_FILE,

@@ -71,7 +71,7 @@ class Inputs:
         lines = [f"x | INFO | train_inner | epoch 001: {n} / 9 loss={9 - n}, num_updates={n}" for n in (1, 2, 3)]
         self.log.write_text("\n".join(lines).replace("x |", "2026-01-01 00:00:00 |"))
         self.pairs.write_text('{"sentence_good": "The name is bound.", "sentence_bad": "Names the is."}\n')
-        self.labelled.write_text("a\tThe name is bound.\nb\tNames are bound.\n")
+        self.labelled.write_text("a\tThe name is bound.\nb\tNames are bound.\n" * 2)
         self.verbalizer.write_text("a\tname\nb\tobject\n")
         mlsm(*COMMANDS["dictionary"](self, self.dictionary))
         mlsm(*COMMANDS["datastore"](self, self.store))

@@ -22,7 +22,7 @@ from tests.conftest import CRITERIONS, Pipeline
 from tests.denoising_flags import SIZE
 from tests.tiny_run import batches, seeded_model, training_config
 
-PADDING = 1
+PADDING, UNKNOWN = 1, 3
 MODERN = ("--arch", "mlsm_modern_tiny", "--encoder-layers", 1)
 FLAGS: dict[str, tuple[object, ...]] = {
     "plain_masked_lm": (),
@@ -55,6 +55,13 @@ def all_padding(batch: Batch) -> None:
             tokens.fill_(PADDING)
 
 
+def all_unknown(batch: Batch) -> None:
+    nothing_masked(batch)
+    for tokens in (*batch["net_input"].values(), *batch.get("context", {}).values()):
+        if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
+            tokens.fill_(UNKNOWN)
+
+
 def one_row(batch: Batch) -> None:
     nothing_masked(batch)
     for part in (batch["net_input"], batch.get("context", {}), batch):
@@ -71,7 +78,7 @@ def one_token(batch: Batch) -> None:
                 part[name] = value[:, :1]
 
 
-EDITS = (as_it_is, nothing_masked, all_padding, one_row, one_token)
+EDITS = (as_it_is, nothing_masked, all_padding, all_unknown, one_row, one_token)
 
 
 @pytest.fixture(scope="module")

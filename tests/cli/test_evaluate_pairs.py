@@ -18,6 +18,10 @@ Capture = pytest.CaptureFixture[str]
 SENTENCES = ["The name is bound.", "If the target is an attribute, it is called.", "A", "Names are bound to objects."]
 
 
+GOOD_PAIR = '{"sentence_good": "a", "sentence_bad": "b"}\n'
+TOO_LONG = r"in.jsonl, line 2: a sentence has \d+ tokens, more than the 32 positions of the model: 'name name"
+
+
 def write_pairs(path: Path, pairs: list[tuple[str, str]]) -> Path:
     lines = [json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": "x"}) for good, bad in pairs]
     path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
@@ -33,12 +37,12 @@ def test_command_prints_and_writes_accuracies(tiny: TinyData, tmp_path: Path, ca
     words = ("evaluate-pairs", "--checkpoint", tiny.model, "--input", first, second)
     mlsm(*words, "--output", tmp_path / "out.json", "--batch-tokens", 100)
     printed = capsys.readouterr().out
-    assert re.search(r"^first.jsonl +4 pairs  accuracy 0.7500$", printed, flags=re.M)
-    assert re.search(r"^second.jsonl +2 pairs  accuracy 0.0000$", printed, flags=re.M)
-    assert re.search(r"^all +6 pairs  accuracy 0.5000  \(mean of the files 0.3750\)$", printed, flags=re.M)
+    assert re.search(r"^first.jsonl +4 pairs  accuracy 0.7500  ties 0$", printed, flags=re.M)
+    assert re.search(r"^second.jsonl +2 pairs  accuracy 0.0000  ties 1$", printed, flags=re.M)
+    assert re.search(r"^all +6 pairs  accuracy 0.5000  ties 1  \(mean of the files 0.3750\)$", printed, flags=re.M)
     figures = json.loads((tmp_path / "out.json").read_text())
-    assert figures["accuracy"] == pytest.approx(0.5)
-    assert figures["files"][str(first)] == {"pairs": 4, "accuracy": 0.75}
+    assert (figures["accuracy"], figures["ties"]) == (pytest.approx(0.5), 1)
+    assert figures["files"][str(first)] == {"pairs": 4, "accuracy": 0.75, "ties": 0}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,11 @@ def test_command_prints_and_writes_accuracies(tiny: TinyData, tmp_path: Path, ca
         ('{"sentence_good": "a"}\n', r"in.jsonl, line 1 needs the texts sentence_good and sentence_bad"),
         ('["a", "b"]\n', r"in.jsonl, line 1 needs the texts"),
         ("\n", r"in.jsonl holds no pair"),
-        ('{"sentence_good": "' + "name " * 80 + '", "sentence_bad": "b"}\n', r"tokens.* more than the 32 positions"),
+        (GOOD_PAIR + '{"sentence_good": "' + "name " * 80 + '", "sentence_bad": "b"}\n', TOO_LONG),
+        (
+            GOOD_PAIR + '\n{"sentence_good": "a", "sentence_bad": "\u200b"}\n',
+            r"in.jsonl, line 3: a sentence has no token",
+        ),
     ],
 )
 def test_files_of_another_form_are_refused(

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tqdm
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, _facts, find_codes, summarize_split
+from mlsm_plugin.files import progress
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.auxiliary.toy_coder import ToyCoder
@@ -64,7 +64,7 @@ def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
 
 def test_fewer_tokens_are_read_without_a_progress_bar(coded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
-    monkeypatch.setattr(tqdm, "tqdm", partial(tqdm.tqdm, disable=True))  # as with TQDM_DISABLE
+    monkeypatch.setattr(progress, "Progress", partial(progress.Progress, disable=True))  # as with TQDM_DISABLE
     found, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
     assert [summary.frequency for summary in found] == [summary.frequency for summary in expected]
 

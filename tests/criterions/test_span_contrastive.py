@@ -138,10 +138,10 @@ def test_metrics_are_means_over_the_spans_of_all_workers() -> None:
     bit = math.log(2)
     logs = [
         {"loss": 30 * bit, "start_loss": 20 * bit, "end_loss": 10 * bit, "sample_size": 4, "num_spans": 5,
-         "num_masked": 9, "num_content": 50, "num_groups": 2, "num_groups_without_spans": 1, "num_starts_found": 2,
+         "num_masked": 9, "num_groups": 2, "num_groups_without_spans": 1, "num_starts_found": 2,
          "num_ends_found": 1, "num_found": 1},
         {"loss": 10 * bit, "start_loss": 4 * bit, "end_loss": 6 * bit, "sample_size": 4, "num_spans": 5,
-         "num_masked": 6, "num_content": 50, "num_groups": 2, "num_groups_without_spans": 0, "num_starts_found": 4,
+         "num_masked": 6, "num_groups": 2, "num_groups_without_spans": 0, "num_starts_found": 4,
          "num_ends_found": 3, "num_found": 3},
     ]  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_metrics_are_means_over_the_spans_of_all_workers() -> None:
 
     assert reduced(logs) == {
         "loss": 5.0, "start_loss": 3.0, "start_accuracy": 0.75, "end_loss": 2.0, "end_accuracy": 0.5, "accuracy": 0.5,
-        "spans_per_group": 2.5, "span_length": 1.5, "masked_share": 0.15, "groups_without_spans": 0.25,
+        "spans_per_group": 2.5, "span_length": 1.5, "groups_without_spans": 0.25,
     }  # fmt: skip
     assert set(reduced([{}]).values()) == {0.0}
 

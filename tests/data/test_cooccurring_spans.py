@@ -23,7 +23,7 @@ def slow_candidates(sequences: list[np.ndarray], pieces: PieceClasses, rules: Sp
     where: dict[tuple[int, ...], set[int]] = {}
     found: dict[Span, tuple[int, ...]] = {}
     for number, tokens in enumerate(sequences):
-        begins, ends = slow_boundaries(tokens, pieces)
+        begins, ends = slow_boundaries(tokens, pieces, rules.max_length)
         for start in range(len(tokens)):
             for length in range(1, rules.max_length + 1):
                 part = tuple(int(token) for token in tokens[start : start + length])

@@ -24,7 +24,7 @@ from mlsm_plugin.sparse_coding.coverage import covered_positions
 from tests.tasks.test_masked_latent_semantic import assert_codes_by_position, stock_batches
 from tests.tiny_run import batches, training_config
 
-BOS, PAD, EOS = 0, 1, 2
+BOS, PAD, EOS, UNK = range(4)
 TRAIN, VALID = (0.4, 5), (0.3, 9)  # coverage, seed
 
 
@@ -44,13 +44,15 @@ def listed(values):
     return ListDataset(values, [len(value) for value in values])
 
 
-def random_samples(seed, lengths):
-    """Ids with BOS in front and EOS here and there, and their flat positions."""
+def random_samples(seed, lengths, unknown=0.0):
+    """Ids with BOS in front, and EOS and a share of unknown tokens here and there, and their flat positions."""
     rng = np.random.default_rng(seed)
     tokens, positions, start = [], [], 0
     for length in lengths:
         ids = rng.integers(VOCABULARY.nspecial, MASK, length)
         ids[rng.random(length) < 0.1] = EOS
+        if unknown:
+            ids[rng.random(length) < unknown] = UNK
         tokens.append(torch.from_numpy(np.concatenate([[BOS], ids])))
         positions.append(torch.from_numpy(np.concatenate([[-1], np.arange(start, start + length)])))
         start += length
@@ -74,11 +76,12 @@ def masked_pair(tokens, positions, splits, mask_prob, **settings):
     leave=st.sampled_from([0.0, 0.1, 0.5]),
     replace=st.sampled_from([0.0, 0.1, 0.5]),
     weighted=st.booleans(),
+    unknown=st.sampled_from([0.0, 0.2, 1.0]),
 )
 def test_masks_are_covered_content_and_come_from_seed_epoch_and_index(
-    data_seed, lengths, coverage, share, coverage_seed, seed, epoch, leave, replace, weighted
+    data_seed, lengths, coverage, share, coverage_seed, seed, epoch, leave, replace, weighted, unknown
 ):
-    tokens, positions, total = random_samples(data_seed, lengths)
+    tokens, positions, total = random_samples(data_seed, lengths, unknown)
     arguments = (tokens, positions, [SplitCoverage(total, coverage, coverage_seed)], coverage * share)
     fates = {"leave_unmasked_prob": leave, "random_token_prob": replace, "freq_weighted_replacement": weighted}
     inputs, targets = masked_pair(*arguments, seed=seed, **fates)
@@ -93,14 +96,14 @@ def test_masks_are_covered_content_and_come_from_seed_epoch_and_index(
         masked = target != PAD
         covered = covered_positions(places.numpy(), coverage=coverage, seed=coverage_seed)
         assert not (masked & ~torch.from_numpy(covered)).any()
-        assert not torch.isin(ids[masked], torch.tensor([BOS, PAD, EOS])).any()
+        assert not torch.isin(ids[masked], torch.tensor([BOS, PAD, EOS, UNK])).any()
         assert torch.equal(target[masked], ids[masked])
         assert torch.equal(source[~masked], ids[~masked])
         assert ((source[masked] >= VOCABULARY.nspecial) & (source[masked] <= MASK)).all()
         if leave == replace == 0:
             assert (source[masked] == MASK).all()
         if share == 1:
-            content = (ids != BOS) & (ids != EOS)
+            content = ~torch.isin(ids, torch.tensor([BOS, EOS, UNK]))
             assert torch.equal(masked, content & torch.from_numpy(covered))
         assert torch.equal(again[0][index], source)
         assert torch.equal(again[1][index], target)

@@ -110,6 +110,43 @@ def test_no_word_is_partly_noise(length: int, density: float, mean: float, rotat
     assert len({word[token] for token in noise}) == max(1, min(words - 1, int(np.round(words * density))))
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(2, 300), densities, mean_lengths, st.floats(0, 1), st.booleans(), st.booleans(), st.booleans(),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_unknown_tokens_never_become_noise(
+    length: int, density: float, mean: float, share: float, rotate: bool, closing: bool, words: bool, seed: int
+) -> None:
+    rng, unk = np.random.default_rng(seed), 3
+    tokens = np.where(rng.random(length) < share, unk, np.arange(length) + 10)
+    how: dict[str, Any] = {"noise_density": density, "mean_span_length": mean, "rotate": rotate}
+    how |= {"closing_sentinel": closing, "sentinels": range(FIRST, FIRST + 100), "eos": EOS}
+    begins = rng.random(length) < 0.6
+    how["word_begins"] = begins if words and begins[1:].any() else None
+    source, target = corrupt_spans(tokens, **how, unk=unk, rng=np.random.default_rng(seed))
+    assert unk not in target
+    assert np.array_equal(restore_spans(source, target, sentinels=how["sentinels"], eos=EOS), tokens)
+    plain = corrupt_spans(tokens, **how, rng=np.random.default_rng(seed))
+    if unk not in tokens:
+        assert all(np.array_equal(one, other) for one, other in zip((source, target), plain, strict=True))
+    assert len(marks_in(source)) <= len(marks_in(plain[0]))  # so that the sentinels are enough
+    assert len(target) <= len(plain[1]) + 1  # a closing sentinel
+    noise = len(target) - 1 - len(marks_in(target))
+    assert (noise > 0) == bool((tokens != unk).any())
+
+
+def test_the_longest_parts_of_a_span_without_its_unknown_tokens_are_noise() -> None:
+    tokens, found = [10, 3, 11, 12, 3, 13, 14, 15], set()
+    for seed in range(50):  # seven tokens in two spans, with one token of text before each at the least
+        how: dict[str, Any] = {"noise_density": 0.7, "mean_span_length": 3.0, "rng": np.random.default_rng(seed)}
+        source, target = corrupt_spans(tokens, sentinels=range(FIRST, FIRST + 9), eos=EOS, unk=3, **how)
+        assert len(marks_in(source)) <= 2
+        found.add((tuple(source.tolist()), tuple(target.tolist())))
+    first, second = FIRST, FIRST + 1
+    assert ((10, 3, first, 3, second, EOS), (first, 11, 12, second, 13, 14, 15, EOS)) in found
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(8, 1200), densities, mean_lengths, st.integers(3, 120), st.booleans())
 def test_texts_are_as_long_as_their_source_allows(
@@ -216,6 +253,46 @@ def test_what_cannot_be_corrupted_is_refused(how: dict[str, Any], message: str) 
         corrupt_spans(range(8), **{"sentinels": [90, 91], "eos": EOS, "rng": np.random.default_rng(0), **how})
     with pytest.raises(ValueError, match="sources of 2 tokens are too short"):
         SpanNoise().text_length(2, 5)
+
+
+EXPECTED = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        [*EXPECTED, EOS], [*EXPECTED, EOS, EOS], [*EXPECTED, EOS, 1, 1], [1, *EXPECTED, 1], EXPECTED,
+        {"input_ids": [*EXPECTED, EOS]}, {"input_ids": torch.tensor([*EXPECTED, EOS, 1]), "attention_mask": [1] * 10},
+        np.array([*EXPECTED, EOS]), torch.tensor([*EXPECTED, EOS, 1]),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("rotate", [False, True])
+def test_eos_and_padding_around_a_text_never_become_noise(text: Any, rotate: bool) -> None:
+    collator = SpanCorruptionCollator(range(900, 1000), eos=EOS, pad=1, noise=SpanNoise(0.3, rotate=rotate))
+    for seed in range(10):
+        torch.manual_seed(seed)
+        ((source, target),) = collator.pairs([text])
+        torch.manual_seed(seed)
+        for one, other in zip((source, target), collator.pairs([EXPECTED])[0], strict=True):
+            assert one.tolist() == other.tolist()
+        assert source.tolist().count(EOS) == target.tolist().count(EOS) == 1
+        assert restore_spans(source, target, sentinels=range(900, 1000), eos=EOS).tolist() == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ([11, 12, 1, 13], r"a text has padding \(the id 1\) between other ids"),
+        ([11, EOS, 1], "a text of 1 tokens cannot be corrupted"),
+        ([1, 1], "a text of 0 tokens cannot be corrupted"),
+        ([[11, 12]], r"expected the ids of a text, \(n,\), got the shape \(1, 2\)"),
+        ({"input_ids": [11, 900]}, "the text contains a sentinel"),
+    ],
+)
+def test_texts_that_cannot_be_corrupted_are_refused(text: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpanCorruptionCollator(range(900, 1000), eos=EOS, pad=1)([text])
 
 
 def test_batches_are_padded_and_the_decoder_sees_the_token_before() -> None:

@@ -20,6 +20,7 @@ from mlsm_plugin.data.span_denoising_dataset import (
     WithoutEos,
 )
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
+from tests.tokenization.slow_boundaries import slow_boundaries
 
 PAD, EOS, FIRST = 1, 2, 900  # FIRST: of the sentinels
 SENTINELS = np.arange(FIRST, FIRST + 30)
@@ -83,6 +84,7 @@ def test_whole_words_become_noise_and_sources_and_targets_fit(
     assert longest is None or len(target) <= longest
     assert restore_spans(source, target, sentinels=SENTINELS, eos=EOS).tolist() == tokens.tolist()
     kept = np.isin(tokens, source)
+    begins = np.array(slow_boundaries(tokens, words_of(begins))[0])  # the tokens of long words are words
     word = np.cumsum(begins)
     partly = [number for number in set(word.tolist()) if 0 < kept[word == number].mean() < 1]
     if begins[1:].any() and not partly:
@@ -94,14 +96,40 @@ def test_whole_words_become_noise_and_sources_and_targets_fit(
 
 def test_more_words_become_noise_where_those_drawn_are_too_short() -> None:
     begins = np.ones(40, bool)
-    begins[1:20] = False  # one word of 20 tokens and 20 of one
+    begins[1:10] = False  # one word of 10 tokens and 30 of one
     tokens, noise = np.arange(10, 50), SpanNoise(0.15, 3.0)
     limit = noise.lengths(40, len(SENTINELS))[0]
     for seed in range(30):
         made = corruption(noise=noise, source_length=limit, pieces=words_of(begins))
         source, _ = made.apply(tokens, np.random.default_rng(seed))
         assert len(source) <= limit
-        assert np.isin(tokens[:20], source).all() or not np.isin(tokens[:20], source).any()
+        assert np.isin(tokens[:10], source).all() or not np.isin(tokens[:10], source).any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    length=st.integers(2, 80),
+    share=st.sampled_from([0.02, 0.3, 0.8, 1.0]),
+    words=st.sampled_from([None, 0.3, 1.0]),
+    rotate=st.booleans(),
+)
+def test_sources_and_targets_fit_where_unknown_tokens_stay(
+    seed: int, length: int, share: float, words: float | None, rotate: bool
+) -> None:
+    rng, noise = np.random.default_rng(seed), SpanNoise(0.15, 3.0, rotate)
+    tokens = np.where(rng.random(length) < share, 3, np.arange(10, 10 + length))
+    pieces = None if words is None else words_of(rng.random(length) < words)
+    limit, longest = noise.lengths(length, len(SENTINELS))
+    made = corruption(noise=noise, source_length=limit, target_length=2 * longest, pieces=pieces, unk=3)
+    source, target = made.apply(tokens, rng)
+    assert len(source) <= limit
+    assert len(target) <= 2 * longest
+    assert 3 not in target
+    restored = restore_spans(source, target, sentinels=SENTINELS, eos=EOS)
+    assert np.array_equal(restored, tokens[: len(restored)])
+    if (tokens != 3).mean() > 0.9:
+        assert len(restored) == length  # the text is only cut where hardly anything is known
 
 
 def test_sentences_lose_their_eos_and_boundaries_their_place() -> None:

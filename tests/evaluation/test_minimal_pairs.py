@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from mlsm_plugin import hub
-from mlsm_plugin.evaluation.minimal_pairs import pseudo_log_likelihoods
+from mlsm_plugin.cli.main import main
+from mlsm_plugin.evaluation import minimal_pairs
+from mlsm_plugin.evaluation.minimal_pairs import TIE, MinimalPair, compare_pairs, pseudo_log_likelihoods
 from tests.conftest import Pipeline, failing_mlsm
 from tests.tiny_models import TinyData, save_untrained, save_untrained_npm
 
@@ -46,6 +48,73 @@ def test_a_sentence_that_is_too_long_is_shown_in_part(model: Any) -> None:
     limit = model.model.max_positions()
     with pytest.raises(ValueError, match=rf"more than the {limit} positions of the model: '(w ){{40}}\.\.\.'"):
         pseudo_log_likelihoods(model, ["w " * 10_000])
+
+
+def test_a_sentence_without_tokens_has_no_score(model: Any) -> None:
+    for text in ("", " ", "\u200b"):
+        with pytest.raises(ValueError, match="a sentence has no token, so that it cannot be scored"):
+            pseudo_log_likelihoods(model, ["A name.", text])
+
+
+def pair(good: str, bad: str) -> MinimalPair:
+    return MinimalPair(good, bad, "somewhere")
+
+
+@pytest.fixture(scope="module")
+def sixty(english_text: tuple[Path, Path]) -> list[str]:
+    lines = dict.fromkeys(english_text[0].read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if 20 < len(line) < 58][:60]
+
+
+def test_identical_sentences_are_ties_in_any_batch(model: Any, sixty: list[str]) -> None:
+    same = [pair(text, text) for text in sixty] + [pair("A  name. ", "A name.")]  # the same ids
+    for batch_tokens in (8192, 2000, 700, 300, 64):
+        assert compare_pairs(model, same, batch_tokens=batch_tokens) == [0] * len(same)
+
+
+def test_the_result_is_that_of_one_mask_at_a_time_in_any_batch(model: Any, sixty: list[str]) -> None:
+    pairs = [pair(good, bad) for good, bad in zip(sixty[::2], sixty[1::2], strict=True)]
+    with torch.no_grad():
+        scores = [slow_score(model, text) for text in sixty]
+    differences = [good - bad for good, bad in zip(scores[::2], scores[1::2], strict=True)]
+    assert min(map(abs, differences)) > 2 * TIE
+    for batch_tokens in (8192, 64):
+        assert compare_pairs(model, pairs, batch_tokens=batch_tokens) == [
+            1 if value > 0 else -1 for value in differences
+        ]
+
+
+def test_noise_does_not_decide_a_pair_close_to_a_tie(
+    model: Any, sixty: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (8192, 700, 64)
+    runs = [pseudo_log_likelihoods(model, sixty, batch_tokens=size) for size in sizes]
+    found = [[abs(good - bad) for good, bad in zip(run[::2], run[1::2], strict=True)] for run in runs]
+    spread = [max(values) - min(values) for values in zip(*found, strict=True)]
+    number = spread.index(max(spread))
+    own = [differences[number] for differences in found]
+    monkeypatch.setattr(minimal_pairs, "TIE", (min(own) + max(own)) / 2)  # a tie in some of the batches
+    pairs = [pair(good, bad) for good, bad in zip(sixty[::2], sixty[1::2], strict=True)]
+    assert len({compare_pairs(model, pairs, batch_tokens=size)[number] for size in sizes}) == 1
+
+
+def test_a_tie_is_far_above_float_noise(model: Any, sixty: list[str]) -> None:
+    runs = [pseudo_log_likelihoods(model, sixty, batch_tokens=size) for size in (8192, 2000, 300)]
+    noise = max(max(values) - min(values) for values in zip(*runs, strict=True))
+    assert 0 < noise < TIE / 20
+
+
+def test_the_help_says_what_a_tie_is(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate-pairs", "--help"])
+    assert f"less than {TIE} nats" in " ".join(capsys.readouterr().out.split())
+
+
+def test_scores_that_are_no_numbers_are_refused(tiny: TinyData) -> None:
+    damaged = hub.from_pretrained(tiny.model)
+    torch.nn.init.constant_(next(damaged.model.parameters()), float("nan"))
+    with pytest.raises(ValueError, match="the model's scores are not finite"):
+        compare_pairs(damaged, [pair("A name.", "A value.")])
 
 
 def test_model_whose_head_was_not_trained_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:

@@ -482,14 +482,38 @@ class PaddedOtherwise(masked_lm.RightPadDataset):
 
 @seam(
     "masked_lm_batches",
-    "RightPadDataset.dataset, the targets before they are padded",
+    "RightPadDataset.dataset, the inputs and targets before they are padded",
     partial(instead, masked_lm, "RightPadDataset", PaddedOtherwise),
 )
-def _unpadded_targets() -> None:
+def _unpadded() -> None:
     dataset = samples_task().dataset("train")
-    targets = masked_lm_batches.masked_targets(dataset)
-    assert [len(targets[index]) for index in range(2)] == [4, 3]
-    assert all_of(dataset)["target"][0].tolist() == targets[0].tolist()
+    inputs, targets = masked_lm_batches.masked_inputs(dataset), masked_lm_batches.masked_targets(dataset)
+    assert [len(part[index]) for part in (inputs, targets) for index in range(2)] == [4, 3, 4, 3]
+    batch = all_of(dataset)
+    assert batch["target"][0].tolist() == targets[0].tolist()
+    assert batch["net_input"]["src_tokens"][0].tolist() == inputs[0].tolist()
+
+
+@seam(
+    "masked_lm_batches",
+    "MaskTokensDataset.mask_whole_words, of which it reads gather(0, ids)",
+    partial(rename, masked_lm.MaskTokensDataset, "mask_whole_words"),
+)
+def _word_beginnings() -> None:
+    dataset = samples_task().dataset("train")
+    one_word = torch.zeros(len(symbols()) + 1, dtype=torch.uint8)
+    one_word[0] = 1  # the first token of a sample begins its only word
+    parts = masked_lm_batches.masked_inputs(dataset), masked_lm_batches.masked_targets(dataset)
+    for cached in parts:
+        assert cached.dataset.mask_whole_words is None
+        cached.dataset.mask_whole_words = one_word
+    masked_lm_batches.cut_long_words(dataset, lambda begins: np.full(len(begins), len(begins) > 3))
+    for epoch in range(10):
+        dataset.set_epoch(epoch)
+        type(parts[0]).__getitem__.cache_clear()
+        masked = (all_of(dataset)["target"] != 1).sum(dim=1).tolist()
+        assert masked[0] == 2  # half of its four words
+        assert masked[1] in (0, 3)  # its word is not long
 
 
 # masked_lm_samples

@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertCo
 
 from mlsm_plugin import hub
 from mlsm_plugin.fairseq_seams.weight_names import OUTPUT_BIAS
+from mlsm_plugin.files.hf_versions import global_every
 from mlsm_plugin.hub import modernbert_import
-from mlsm_plugin.hub.modernbert_import import architecture_flags, global_every, import_modernbert
+from mlsm_plugin.hub.modernbert_import import architecture_flags, import_modernbert
 from tests.conftest import mlsm
 from tests.hub.modern_models import POSITIONS, make_modernbert
 from tests.tiny_models import TinyData

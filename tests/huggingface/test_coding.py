@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
@@ -78,7 +77,8 @@ def test_every_kind_of_input_gives_the_same_store(made: CodedModel, tmp_path: Pa
     longest = max(map(len, rows))
     padded = np.array([row + [0] * (longest - len(row)) for row in rows], np.int32)
     np.save(tmp_path / "rows.npy", padded)
-    dataset = Dataset.from_dict({"input_ids": padded.tolist(), "attention_mask": (padded > 0).tolist()})
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"input_ids": padded.tolist(), "attention_mask": (padded > 0).tolist()})
     dataset.save_to_disk(tmp_path / "saved")
     TokenSequences.write(tmp_path / "folder", padded)
     kinds = {

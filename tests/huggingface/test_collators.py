@@ -41,6 +41,7 @@ from tests.huggingface.tiny_corpus import (
     tiny_bert,
     write_codes,
 )
+from tests.tokenization.slow_boundaries import slow_boundaries
 
 
 def items(dataset: PretrainingSequences, *indices: int) -> list[Any]:
@@ -87,13 +88,48 @@ def test_a_batch_of_empty_sequences_has_a_loss_of_0(tokenizer: Any, tmp_path: Pa
     assert MaskedLmCollator(tokenizer)(items(plain, 0, 1))["attention_mask"].tolist() == [[1, 0, 0, 0], [1] * 4]
 
 
-def test_the_special_tokens_are_never_masked_and_unknown_ones_may_be(tokenizer: Any) -> None:
+def test_special_and_unknown_tokens_are_never_masked(tokenizer: Any, tmp_path: Path) -> None:
     assert special_ids(tokenizer) == [PAD, CLS, SEP, MASK]
-    dataset = PretrainingSequences([[CLS, *[UNK] * 200, SEP]])
-    batch = MaskedLmCollator(tokenizer, Masking(mask_prob=0.5))(items(dataset, 0))
-    labels = batch["labels"][0]
-    assert labels[0] == labels[-1] == IGNORED
-    assert set(labels[labels != IGNORED].tolist()) == {UNK}
+    rng = np.random.default_rng(5)
+    text = [np.where(rng.random(len(ids)) < 0.4, UNK, ids) for ids in random_ids(60)]
+    text = [np.array([CLS, *ids[1:-1], SEP]) for ids in text] + [np.array([CLS, UNK, UNK, SEP])]
+    sequences = TokenSequences(text)
+    write_codes(sequences, tmp_path / "codes", empty=0)  # unknown tokens may have codes
+    dataset = PretrainingSequences(sequences, tmp_path / "codes")
+    masking = Masking(mask_prob=0.6, random_token_prob=0.6)
+    for collator in (
+        MaskedLmCollator(tokenizer, masking),
+        MaskedLmCollator(tokenizer, Masking(mask_prob=0.6, random_token_prob=0.6, whole_words=True)),
+        LatentSemanticCollator(tokenizer, masking),
+        TokenContrastiveCollator(tokenizer, masking),
+    ):
+        batch = collator(items(dataset, *range(61)))
+        original = torch.full_like(batch["input_ids"], PAD)
+        for row, ids in enumerate(text):
+            original[row, : len(ids)] = torch.from_numpy(ids)
+        masked = batch["labels"] != IGNORED
+        assert int(masked.sum()) > 100
+        assert not bool(torch.isin(original[masked], torch.tensor([PAD, UNK, CLS, SEP, MASK])).any())
+        assert torch.equal(batch["input_ids"] == UNK, original == UNK)  # nor drawn for another token
+        assert not bool(masked[60].any())
+        assert collator.masked_counts(batch) == (int(masked.sum()), sum(len(ids) - 2 for ids in text))
+        if "codes" in batch:
+            assert len(batch["codes"]["atoms"]) == int(masked.sum())
+        if "pairs" in batch:
+            known = ~torch.isin(original, torch.tensor([PAD, UNK, CLS, SEP]))
+            assert torch.equal(batch["pairs"]["anchors"], known)
+            for name in ("positive", "negative"):
+                drawn = batch["pairs"][name][batch["pairs"][name] >= 0]
+                assert bool(known.flatten()[drawn].all())
+
+
+def test_a_tokenizer_may_have_no_unknown_token() -> None:
+    dataset = PretrainingSequences(random_ids())
+    both = [
+        MaskedLmCollator(make_tokenizer(**options), Masking(random_token_prob=0))(items(dataset, *range(40)))
+        for options in ({"unk_token": None}, {})
+    ]
+    assert torch.equal(both[0]["input_ids"], both[1]["input_ids"])
 
 
 @settings(deadline=None, max_examples=40)
@@ -105,6 +141,7 @@ def test_masks_depend_on_seed_epoch_and_index_only(seed: int, epoch: int, rows: 
     together = collator(items(dataset, *rows))
     for place, row in enumerate(rows):
         alone, length = collator(items(dataset, row)), len(dataset[row].input_ids)
+        assert together["content"][place] == alone.pop("content")[0] == length - 2
         for name, value in alone.items():
             assert torch.equal(together[name][place, :length], value[0])
         assert together["attention_mask"][place].sum() == length
@@ -130,12 +167,13 @@ def test_the_shares_are_those_of_bert(tokenizer: Any) -> None:
 def test_whole_words_are_masked_or_left(tokenizer: Any) -> None:
     dataset = PretrainingSequences(random_ids(200, seed=3))
     batch = MaskedLmCollator(tokenizer, Masking(mask_prob=0.4, whole_words=True))(items(dataset, *range(200)))
-    masked = (batch["labels"] != IGNORED).numpy()
+    masked, pieces = (batch["labels"] != IGNORED).numpy(), piece_classes(tokenizer)
     words = 0
     for row in range(200):
         ids = dataset[row].input_ids
+        begins, _ = slow_boundaries(ids, pieces)  # the tokens of long words are words
         for place in range(2, len(ids) - 1):
-            if ids[place] >= 5 + WORDS // 2:  # goes on with the word
+            if not begins[place]:
                 assert masked[row, place] == masked[row, place - 1]
                 words += 1
     assert words > 100
@@ -151,7 +189,7 @@ def test_ids_without_a_token_are_never_drawn() -> None:
     masking = Masking(mask_prob=0.5, leave_unmasked_prob=0, random_token_prob=1)
     batch = MaskedLmCollator(tokenizer, masking)(items(text, 0))
     drawn = set(batch["input_ids"].unique().tolist())
-    assert drawn == {CLS, SEP, UNK, *range(5, last + 1)} - {*missing}
+    assert drawn == {CLS, SEP, *range(5, last + 1)} - {*missing}
     pieces = piece_classes(tokenizer)
     assert len(pieces.special) == last + 1
     assert not pieces.begins_word[last]
@@ -247,6 +285,13 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
         (
             lambda: LatentSemanticCollator(make_tokenizer())(items(PretrainingSequences([[2, 9, 3]]), 0)),
             "these sequences have no codes",
+        ),
+        *(
+            (
+                lambda kind=kind: kind(make_tokenizer())([{"input_ids": [2, 9, 3]}]),
+                r"the collator got a dict, not a PretrainingSequence: wrap the ids in PretrainingSequences\(ids\)",
+            )
+            for kind in (MaskedLmCollator, LatentSemanticCollator, TokenContrastiveCollator)
         ),
     ],
 )

@@ -11,8 +11,9 @@ from tests.huggingface.tiny_corpus import tiny_bert
 
 
 def test_means_are_sums_divided_by_their_counts() -> None:
-    assert LatentSemanticModel.means_of([2.0, 4.0, 9.0, 3.0]) == {"kl": 0.5, "mlm_loss": 3.0}
-    assert LatentSemanticModel.means_of([0.0, 0.0, 9.0, 3.0]) == {"mlm_loss": 3.0}
+    found = LatentSemanticModel.means_of([2.0, 4.0, 9.0, 3.0, 4.0, 16.0])
+    assert found == {"kl": 0.5, "mlm_loss": 3.0, "masked_share": 0.25}
+    assert LatentSemanticModel.means_of([0.0, 0.0, 9.0, 3.0, 3.0, 0.0]) == {"mlm_loss": 3.0}
 
 
 def test_sums_of_rows() -> None:
@@ -46,5 +47,7 @@ def test_parts_are_collected_until_they_are_taken() -> None:
     first, second = (float(model(**batch)["loss"].detach()) for _ in range(2))
     assert model.taken_parts() == {"mlm_loss": pytest.approx((first + second) / 2)}
     assert model.taken_parts() == {}
+    model(**batch, content=torch.tensor([2]))
+    assert model.taken_parts() == {"mlm_loss": pytest.approx(first), "masked_share": 0.5}
     assert "parts" in model.eval()(**batch)
     assert model.taken_parts() == {}

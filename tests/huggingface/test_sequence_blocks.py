@@ -61,7 +61,7 @@ def test_sequences_that_do_not_fit_are_named() -> None:
 
 
 def test_unknown_tokens_are_content_and_the_mask_is_not(made: CodedModel) -> None:
-    ids = [[2, 1, 9, 4, 3, 0]]  # [CLS] [UNK] word [MASK] [SEP] [PAD]
+    ids = [[2, 1, 9, 4, 3, 0], *[[2, 9, 9, 9, 9, 3]] * 30]  # [CLS] [UNK] word [MASK] [SEP] [PAD], then words
     blocks, tokenizer = blocks_for_model(TokenSequences(ids), made.model)
     assert blocks.content_mask(torch.tensor(ids))[0].tolist() == [False, True, True, False, False, False]
     assert (blocks.pad, blocks.num_symbols, tokenizer.begin_id, tokenizer.end_id) == (0, 600, 2, 3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+from transformers import BatchEncoding, T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
 
 from mlsm_plugin.data.span_corruption import SpanNoise, restore_spans
 from mlsm_plugin.huggingface.collators import IGNORED
@@ -45,6 +45,24 @@ def test_a_batch_holds_the_texts() -> None:
         target = target[: int((target != IGNORED).sum())]
         assert IGNORED not in target
         assert restore_spans(source, target, sentinels=SENTINELS, eos=EOS).tolist() == text
+
+
+def test_eos_padding_and_unknown_tokens_are_no_targets() -> None:
+    """The input of the issue: EOS was the only target, in three of three draws."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        batch = SpanDenoisingCollator(range(900, 1000), eos=1, pad=0)([[11, 12, 13, 14, 15, 16, 17, 18, 1]])
+        assert batch["labels"].tolist() == [[900, 18, 1]]
+        assert batch["input_ids"].tolist() == [[11, 12, 13, 14, 15, 16, 17, 900, 1]]
+    encoded = BatchEncoding({"input_ids": [11, 2, 12, 2, 13, 2, 1, 0, 0], "attention_mask": [1] * 7 + [0] * 2})
+    collator = SpanDenoisingCollator(range(900, 1000), eos=1, pad=0, unk=2, noise=SpanNoise(0.5, 2.0))
+    for seed in range(10):
+        torch.manual_seed(seed)
+        batch = collator([encoded, {"input_ids": torch.tensor([2, 2, 2, 1])}])
+        assert 2 not in batch["labels"]
+        assert set(batch["labels"][0].tolist()) & {11, 12, 13}
+        assert batch["labels"][1].tolist()[:2] == [900, 1]  # nothing is missing
+        assert (batch["input_ids"] == 2).sum(dim=1).tolist() == [3, 3]
 
 
 def test_a_stock_t5_trains_on_the_loss_of_its_targets(tmp_path: Path) -> None:

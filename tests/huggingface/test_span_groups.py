@@ -37,6 +37,7 @@ def test_a_batch_has_the_spans_with_their_masks() -> None:
     for sequence, start, end in zip(spans["sequence"], spans["query_start"], spans["query_end"], strict=True):
         assert batch["input_ids"][sequence, start] == batch["input_ids"][sequence, end] == MASK
         assert end == start + 1
+    assert batch["content"].tolist() == [60, 60]
     assert int(batch["special"][0]) == PAD
     assert sorted(batch["special"].tolist()) == [PAD, CLS, SEP, MASK]
     assert torch.equal(collator([groups[0], groups[1]])["input_ids"], batch["input_ids"])
@@ -99,7 +100,19 @@ def test_a_batch_without_spans_gives_a_loss_of_0(ids: Any) -> None:
     assert all(bool(values.grad.isfinite().all()) for values in model.parameters())
 
 
+def test_a_long_word_is_masked_by_its_pieces() -> None:
+    """Text without spaces is one word for each line; its spans were never found."""
+    rng = np.random.default_rng(4)
+    lines = [np.array([CLS, *rng.integers(40, 50, size=60), SEP]) for _ in range(20)]  # pieces that go on with a word
+    collator = SpanGroupsCollator(make_tokenizer(), max_length=200)
+    masked, content = collator.masked_counts(collator([SpanGroups(lines, 20)[0]]))
+    assert content == 20 * 60
+    assert masked / content == pytest.approx(0.15, abs=0.01)
+
+
 def test_what_cannot_be_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"got a dict, not a SpanGroup: wrap the ids in SpanGroups\(ids\)"):
+        SpanGroupsCollator(make_tokenizer(), max_length=40)([{"input_ids": [CLS, 9, SEP]}])
     with pytest.raises(ValueError, match="group_size must be at least 2"):
         SpanGroups(random_ids(4), 1)
     with pytest.raises(ValueError, match="the text is only one sequence"):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +20,8 @@ def kinds(rows: list[list[int]], folder: Path) -> dict[str, Any]:
     """The same rows, of one length, in each kind of input."""
     array = np.array(rows, np.int32)
     np.save(folder / "rows.npy", array)
-    dataset = Dataset.from_dict({"input_ids": rows, "label": [0] * len(rows)})
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"input_ids": rows, "label": [0] * len(rows)})
     dataset.save_to_disk(folder / "dataset")
     TokenSequences.write(folder / "own", rows)
     return {
@@ -111,8 +111,9 @@ def test_files_of_another_kind_are_named(tmp_path: Path) -> None:
     assert "missing or damaged" in refused(tmp_path / "flat.npy")
     (tmp_path / "empty").mkdir()
     assert "holds no token sequences" in refused(tmp_path / "empty")
-    dataset = Dataset.from_dict({"text": ["a"]})
-    DatasetDict({"train": dataset}).save_to_disk(tmp_path / "splits")
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"text": ["a"]})
+    datasets.DatasetDict({"train": dataset}).save_to_disk(tmp_path / "splits")
     assert "holds several splits; pass the folder of one of them (train)" in refused(tmp_path / "splits")
     dataset.save_to_disk(tmp_path / "raw")
     with pytest.raises(ValueError, match="no column input_ids, only text; tokenize it first"):

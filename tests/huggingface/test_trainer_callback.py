@@ -5,13 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences
+from mlsm_plugin.data.cooccurring_spans import SpanRules
+from mlsm_plugin.huggingface import (
+    MaskedLmCollator,
+    MaskedLmModel,
+    Masking,
+    PretrainingSequences,
+    SpanContrastiveModel,
+    SpanGroups,
+    SpanGroupsCollator,
+    TokenContrastiveCollator,
+    TokenContrastiveModel,
+    TokenSequences,
+)
 from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, prepare
-from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
+from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
+from tests.huggingface.tiny_corpus import CLS, SEP, UNK, make_tokenizer, random_ids, tiny_bert
 
 
 class Reporter(TrainerCallback):
@@ -50,6 +64,51 @@ def test_the_callback_alone_writes_to_the_history(tmp_path: Path) -> None:
     assert all(log["mlm_loss"] == pytest.approx(log["loss"]) for log in trainer.state.log_history[:2])
 
 
+def parts_of(kind: str) -> tuple[Any, Any, Any]:
+    """A model, a dataset of ids for it, and a collator that masks a third."""
+    masking, tokenizer = Masking(mask_prob=0.3), make_tokenizer()
+    if kind == "npm":
+        rules = SpanRules(mask_prob=0.3)
+        collator: Any = SpanGroupsCollator(tokenizer, max_length=300, rules=rules)
+        return SpanContrastiveModel.of(tiny_bert(max_position_embeddings=300)), SpanGroups, collator
+    if kind == "taco":
+        return TokenContrastiveModel.of(tiny_bert()), PretrainingSequences, TokenContrastiveCollator(tokenizer, masking)
+    return MaskedLmModel.of(tiny_bert()), PretrainingSequences, MaskedLmCollator(tokenizer, masking)
+
+
+@pytest.mark.parametrize("kind", ["mlm", "taco", "npm"])
+def test_the_share_that_is_masked_is_logged_and_judged(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def trainer_of(unknown: float) -> tuple[Trainer, Any]:
+        model, dataset, collator = parts_of(kind)
+        texts = [rng.integers(5, 25, size=100) for _ in range(20)]
+        texts = [np.array([CLS, *np.where(rng.random(100) < unknown, UNK, one), SEP]) for one in texts]
+        trainer = make_trainer(tmp_path, model, max_steps=1)
+        trainer.train_dataset = trainer.eval_dataset = dataset(texts)
+        trainer.data_collator = collator
+        return trainer, collator
+
+    trainer, collator = trainer_of(0.0)
+    prepare(trainer).train()
+    batches = [collator([trainer.train_dataset[index]]) for index in range(len(trainer.train_dataset))]
+    masked, content = np.array([collator.masked_counts(batch) for batch in batches]).sum(axis=0)
+    assert content == 20 * 100
+    assert masked / content == pytest.approx(0.3, abs=0.05)
+    assert trainer.evaluate()["eval_masked_share"] == pytest.approx(masked / content)
+    assert trainer.state.log_history[0]["masked_share"] == pytest.approx(0.3, abs=0.1)
+    prepare(trainer_of(0.3)[0])
+    assert not caplog.records
+    prepare(trainer_of(0.7)[0])
+    assert [record.getMessage()[:8] for record in caplog.records] == ["only 0.0"] * 2  # of both datasets
+    with pytest.raises(
+        ValueError, match=r"^only 0\.0\d+ of the tokens of train_dataset are masked, and 0\.3 were asked"
+    ):
+        prepare(trainer_of(0.95)[0])
+
+
 def test_a_stock_model_has_no_parts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="BertForMaskedLM has no objective of this package"):
         prepare(make_trainer(tmp_path, tiny_bert()))
@@ -77,3 +136,20 @@ def test_each_epoch_has_its_own_masks(tmp_path: Path, wrapped: Any) -> None:
     prepare(trainer).train()
     assert epochs[:32] == [0] * 16 + [1] * 16
     assert set(epochs[32:]) == {2}
+
+
+@pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: ConcatDataset([Subset(data, range(16))])])
+def test_sequences_of_another_tokenizer_are_refused(tmp_path: Path, wrapped: Any) -> None:
+    other = make_tokenizer(without=(7,))
+    about = {"tokenizer": vocabulary_fingerprint(make_tokenizer())}
+    trainer = make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()))
+    written = TokenSequences.write(tmp_path / "tokens", random_ids(16), about=about)
+    trainer.train_dataset = wrapped(PretrainingSequences(written))
+    prepare(trainer)
+    trainer.data_collator = MaskedLmCollator(other)
+    with pytest.raises(ValueError, match="the sequences of train_dataset were made with a tokenizer of another vocab"):
+        prepare(trainer)
+    trainer.data_collator = SpanGroupsCollator(other, max_length=30)
+    trainer.train_dataset = wrapped(SpanGroups(written))
+    with pytest.raises(ValueError, match="the sequences of train_dataset were made with a tokenizer of another vocab"):
+        prepare(trainer)

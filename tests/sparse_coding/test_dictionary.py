@@ -10,9 +10,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from tqdm import tqdm
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.dictionary import (
     Dictionary,
     coder_health,
@@ -67,7 +67,7 @@ def test_one_seed_gives_the_same_bytes(hidden, threads):
 def test_learning_does_not_need_its_progress_bar(hidden, monkeypatch):
     expected = learn_dictionary(hidden, **LEARNING).tobytes()
     module = "mlsm_plugin.sparse_coding.dictionary"
-    monkeypatch.setattr(f"{module}.tqdm", partial(tqdm, disable=True))  # as with TQDM_DISABLE
+    monkeypatch.setattr(f"{module}.Progress", partial(Progress, disable=True))  # as with TQDM_DISABLE
     monkeypatch.setattr(f"{module}.mini_batches", lambda *given: islice(mini_batches(*given), 3))
     assert learn_dictionary(hidden, **LEARNING).tobytes() == expected
 

@@ -45,8 +45,9 @@ def test_one_seed_gives_the_same_bytes(hidden):
     assert learn_dictionary(hidden, **{**LEARNING, "seed": 4}, backend="torch").tobytes() != first
 
 
+@pytest.mark.parametrize("dense", [False, True])  # as on a GPU
 @pytest.mark.parametrize("block", [1, 5, 64])
-def test_improve_is_one_textbook_pass(monkeypatch, block):
+def test_improve_is_one_textbook_pass(monkeypatch, block, dense):
     """Mairal et al., algorithm 2: u_j = (b_j - D a_j) / A_jj + d_j, then into the unit ball."""
     monkeypatch.setattr(online_learning, "ATOMS_PER_BLOCK", block)
     rng = np.random.default_rng(1)
@@ -55,6 +56,7 @@ def test_improve_is_one_textbook_pass(monkeypatch, block):
     codes[:, 4] = 0  # never used: left as it is
     rows = rng.standard_normal((40, 6))
     surrogate = Surrogate(torch.from_numpy(dictionary))
+    surrogate.dense = dense
     surrogate.add(rows, sp.csr_matrix(codes))
     a, b = codes.T @ codes / 40, codes.T @ rows / 40
     np.testing.assert_allclose(surrogate.a.numpy(), a, atol=1e-12)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from omegaconf import OmegaConf
 
-from mlsm_plugin.tasks.shared_options import SavedRunConfig, copy_tokenizer_to_checkpoints
+from mlsm_plugin.tasks.shared_options import SavedRunConfig
 from tests.conftest import CRITERIONS, Pipeline
 from tests.tiny_run import training_config
 
@@ -49,13 +47,3 @@ def test_no_option_belongs_to_a_task_and_to_its_criterion(task: str) -> None:
     own = {field.name for field in dataclasses.fields(TASK_DATACLASS_REGISTRY[task])}
     loss = {field.name for field in dataclasses.fields(CRITERION_DATACLASS_REGISTRY[CRITERIONS[task]])}
     assert own & loss <= {"_name", "seed"}
-
-
-@pytest.mark.parametrize("no_save", [True, False])
-def test_tokenizer_is_copied_to_checkpoints_unless_nothing_is_saved(
-    pipeline: Pipeline, tmp_path: Path, no_save: bool
-) -> None:
-    cfg = OmegaConf.create({"data": str(pipeline.data_bin), "save_dir": str(tmp_path), "no_save": no_save})
-    copy_tokenizer_to_checkpoints(cfg)
-    expected = set() if no_save else {"dict.txt", "sentencepiece.bpe.model"}
-    assert {path.name for path in tmp_path.iterdir()} == expected

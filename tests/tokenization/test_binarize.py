@@ -131,7 +131,9 @@ def test_too_many_unknown_tokens_name_the_characters(corpus, tokenizer, tmp_path
     command += ["--output", str(tmp_path / "out"), "--workers", "1"]
     assert main(command) == 1
     captured = capsys.readouterr()
-    assert re.search(r"\d\d\.\d\d% of the valid split's tokens are unknown, above the limit of 1\.00%", captured.err)
+    assert re.search(
+        r"\d\d\.\d\d% of the tokens of the valid split are unknown, above the limit of 1\.00%", captured.err
+    )
     assert "'ё' U+0451 (60 times), 'щ' U+0449 (20 times)" in captured.err
     assert captured.err.count("\n") == 1
     assert [item.name for item in tmp_path.iterdir()] == ["russian.txt"]

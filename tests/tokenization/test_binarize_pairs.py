@@ -90,6 +90,7 @@ def test_packed_files_give_the_same_bytes(tokenizer: Path, tmp_path: Path, pair:
         ("a <extra_id_0>\nb\n", "<extra_id_0> c\n", r"target.txt has 1 lines, the other file of the pair has more"),
         ("a\n", "a\nb\nc\n", r"source.txt has 1 lines, the other file of the pair has more"),
         ("a\n\nb\n", "a\nb\nc\n", r"source.txt, line 2 is blank; each line needs a partner"),
+        ("a\n\u200b\n", "a\nb\n", r"source.txt, line 2 has no tokens after normalization"),
         ("a\n", "<extra_id_100> b\n", r"target.txt, line 1: <extra_id_100> is not one of the 100 sentinels"),
         ("a <extra_id_1> <extra_id_1>\n", "b\n", r"source.txt, line 1: <extra_id_1> occurs twice"),
         ("a\n", "", r"target.txt is empty"),

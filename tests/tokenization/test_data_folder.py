@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from mlsm_plugin.tokenization.binarize import binarize
 from mlsm_plugin.tokenization.binarize_pairs import binarize_pairs
-from mlsm_plugin.tokenization.data_folder import check_max_unk_rate, remove_earlier_run
+from mlsm_plugin.tokenization.data_folder import remove_earlier_run
 
 
 def names(folder: Path) -> set[str]:
@@ -42,9 +40,3 @@ def test_what_is_not_of_a_run_stays(tmp_path: Path) -> None:
     remove_earlier_run(tmp_path)
     assert names(tmp_path) == {"notes.txt", "train.codes", "train.source.txt"}
     remove_earlier_run(tmp_path / "absent")
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_largest_share_of_unknown_tokens_is_a_share(rate: float) -> None:
-    with pytest.raises(ValueError, match="--max-unk-rate must be between 0 and 1"):
-        check_max_unk_rate(rate)

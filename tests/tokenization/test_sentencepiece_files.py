@@ -10,6 +10,7 @@ import pytest
 import sentencepiece as spm
 
 from mlsm_plugin.tokenization.sentencepiece_files import dictionary_pieces, dictionary_text, load_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 MODEL, DICTIONARY = "sentencepiece.bpe.model", "dict.txt"
 
@@ -73,8 +74,17 @@ def test_damaged_files_are_named(folder: Path, tokenizer: Path) -> None:
         load_tokenizer(folder)
     shutil.copyfile(tokenizer / MODEL, folder / MODEL)
     (folder / DICTIONARY).write_bytes(b"caf\xe9 1\n")
-    with pytest.raises(ValueError, match=rf"{DICTIONARY} is not UTF-8; `mlsm tokenizer"):
+    with pytest.raises(ValueError, match=rf"{DICTIONARY} is not a dictionary of fairseq \(.*utf-8"):
         load_tokenizer(folder)
+
+
+def test_a_dictionary_with_a_byte_order_mark_is_the_same(folder: Path) -> None:
+    content = (folder / DICTIONARY).read_bytes()
+    (folder / DICTIONARY).write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    load_tokenizer(folder)
+    (folder / "copy").mkdir()
+    SentencePieceTokenizer(folder).write_to(folder / "copy")
+    assert (folder / "copy" / DICTIONARY).read_bytes() == content  # fairseq itself reads this file, too
 
 
 @pytest.mark.parametrize("change", ["reversed", "shorter", "longer"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
+from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD, PieceClasses, _say_once, word_boundaries
 from tests.tokenization.slow_boundaries import slow_boundaries
 
 
@@ -17,15 +17,18 @@ from tests.tokenization.slow_boundaries import slow_boundaries
     lengths=st.lists(st.integers(1, 12), max_size=4),
     words=st.sampled_from([0.0, 0.4, 1.0]),
     ends=st.sampled_from([0.0, 0.5]),
+    longest=st.integers(1, 12),
 )
-def test_sequences_in_a_row_are_as_each_alone(seed: int, lengths: list[int], words: float, ends: float) -> None:
+def test_sequences_in_a_row_are_as_each_alone(
+    seed: int, lengths: list[int], words: float, ends: float, longest: int
+) -> None:
     rng = np.random.default_rng(seed)
     punctuation = rng.random(8) < 0.3
     classes = PieceClasses(rng.random(8) < 0.15, rng.random(8) < words, rng.random(8) < ends, punctuation, punctuation)
     sequences = [rng.integers(8, size=length) for length in lengths]
-    expected = [slow_boundaries(tokens, classes) for tokens in sequences]
+    expected = [slow_boundaries(tokens, classes, longest) for tokens in sequences]
     tokens = np.concatenate([*sequences, np.zeros(0, np.int64)])
-    found = word_boundaries(tokens, np.repeat(np.arange(len(lengths)), lengths), classes)
+    found = word_boundaries(tokens, np.repeat(np.arange(len(lengths)), lengths), classes, longest=longest)
     for flags, number in zip(found, (0, 1), strict=True):
         assert flags.tolist() == [flag for pair in expected for flag in pair[number]]
 
@@ -47,6 +50,20 @@ def test_punctuation_at_the_end_of_a_word_is_a_word(pieces: str, begins: str, en
     found = word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
     assert [" ".join(str(int(flag)) for flag in flags) for flags in found] == [begins, ends]
     assert [list(map(bool, flags)) for flags in found] == [list(flags) for flags in slow_boundaries(tokens, classes)]
+
+
+def test_tokens_of_long_words_are_words_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    _say_once.cache_clear()
+    classes = PieceClasses.of_vocabulary(["</s>", "▁a", "b"], [0])
+    words = [[1] + [2] * (LONGEST_WORD - 1), [1] + [2] * LONGEST_WORD, [0], [2] * LONGEST_WORD, [0], [2] * 11]
+    tokens = np.array([token for word in words for token in word])
+    begins, ends = word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
+    expected = [1] + [0] * 9 + [1] * 11 + [0] + [0] * 10 + [0] + [1] * 11
+    assert begins.astype(int).tolist() == expected
+    assert np.flatnonzero(ends).tolist() == [9, *range(10, 21), 31, *range(33, 44)]
+    word_boundaries(tokens, np.zeros(len(tokens), np.int64), classes)
+    assert len(caplog.messages) == 1
+    assert "words of more than 10 tokens, as it has where no spaces stand between words" in caplog.messages[0]
 
 
 def test_classes_of_pieces() -> None:
