@@ -27,13 +27,19 @@ def register() -> None:
         if _sys.modules.get("fairseq") is not None:
             _installation.require_supported_installation()
         return  # the `mlsm` command reports the problem in one line
-    from mlsm_plugin.fairseq_seams import cpu_runs, quiet_start, resumed_runs, saved_configurations, version_shims
+    from mlsm_plugin.fairseq_seams import (
+        cpu_runs,
+        loading_hooks,
+        quiet_start,
+        resumed_runs,
+        saved_configurations,
+        training_options,
+        version_shims,
+    )
 
     version_shims.apply()
-    cpu_runs.apply()
-    quiet_start.apply()
-    saved_configurations.apply()
-    resumed_runs.apply()
+    for module in (cpu_runs, quiet_start, saved_configurations, resumed_runs, training_options, loading_hooks):
+        module.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks  # noqa: F401
     from mlsm_plugin.tokenization import hf_bpe  # noqa: F401
 

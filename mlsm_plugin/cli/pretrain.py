@@ -199,7 +199,16 @@ def _coding_commands(
     if args.latent_source == "online":
         return [learn]
     encode = ["encode", args.data_bin, "--dictionary", dictionary, *how, "--output", str(stage.folder)]
-    return [learn, encode]
+    return [learn, [*encode, "--splits", *_splits(args.data_bin, extra)]]
+
+
+def _splits(data_bin: str, extra: Sequence[str]) -> list[str]:
+    """The splits that are trained and validated on."""
+    values = {flag: value for flag, value in pairwise(extra) if flag in ("--train-subset", "--valid-subset")}
+    chosen = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]
+    if {"--combine-valid-subsets", "--combine-val"} & set(extra):
+        chosen += [split.name for split in map(Path, combined_splits(str(Path(data_bin, "valid"))))]
+    return list(dict.fromkeys(chosen))
 
 
 def _run_command(words: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
 from mlsm_plugin.fairseq_seams.binarized_files import check_splits
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.json_checks import check_json
+from mlsm_plugin.files.planned_folder import META_FILE
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
 from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK
 from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
@@ -63,6 +64,20 @@ def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
 def split_fingerprint(path: str | os.PathLike[str]) -> str:
     """SHA-256 of the binarized split at ``path`` (``DATA_BIN/train``)."""
     return sha256_of_files(f"{path}.idx", f"{path}.bin")
+
+
+def check_is_coded(split: str | os.PathLike[str], codes: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless the folder ``codes`` holds the finished codes of a split, ``DATA_BIN/train``."""
+    if os.path.isfile(os.path.join(codes, META_FILE)):
+        return
+    data, name = os.path.split(split)
+    folder = os.path.dirname(codes)
+    output = "" if folder == data else f" --output {folder}"
+    raise ValueError(
+        f"{codes} holds no {META_FILE}: it is not a finished code store; run `mlsm encode {data} --auxiliary ... "
+        f"--dictionary ... --splits {name}{output}` with the checkpoint, the dictionary and the options of the other "
+        "splits"
+    )
 
 
 def check_codes_belong_to(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import builtins
 import functools
+import logging
 import os
 import queue
 import sys
@@ -24,6 +26,9 @@ import torch
 from fairseq import utils as fairseq_utils
 from fairseq.data import iterators, token_block_dataset
 from omegaconf import OmegaConf
+from torch.multiprocessing import ProcessRaisedException
+
+logger = logging.getLogger(__name__)
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
@@ -67,7 +72,7 @@ def _accept_own_user_dir() -> None:
     @functools.wraps(original)
     def import_user_module(args: Any) -> None:
         user_dir = getattr(args, "user_dir", None)
-        if user_dir is not None and _is_this_package(user_dir):
+        if user_dir is not None and (_is_this_package(user_dir) or _has_only_its_name(user_dir)):
             return
         original(args)
 
@@ -81,6 +86,24 @@ def _is_this_package(user_dir: str) -> bool:
         return os.path.realpath(path) == PACKAGE_DIR
     # fairseq looks for a bare name in the folder that it is installed in
     return os.path.normpath(user_dir) == os.path.basename(PACKAGE_DIR)
+
+
+def _has_only_its_name(user_dir: str) -> bool:
+    """Whether this is a folder of this package's name that is no package, such as its repository: not what is imported.
+
+    Python prefers the package that is installed.
+    """
+    path = os.path.abspath(user_dir)
+    is_package = os.path.exists(os.path.join(path, "__init__.py"))
+    if os.path.basename(path) != os.path.basename(PACKAGE_DIR) or not os.path.isdir(path) or is_package:
+        return False
+    _say_what_is_imported(path)
+    return True
+
+
+@functools.cache
+def _say_what_is_imported(path: str) -> None:
+    logger.warning("--user-dir %s is not the package; the installed one is used: %s", path, PACKAGE_DIR)
 
 
 def is_fairseq_command() -> bool:
@@ -97,11 +120,11 @@ def _report_user_errors_in_one_line() -> None:
     program, previous = os.path.basename(sys.argv[0]), sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
-        own = _own_error(error.with_traceback(traceback))
-        if own is None:
+        text = _text_for_user(error.with_traceback(traceback))
+        if text is None:
             previous(kind, error, traceback)
         else:
-            print(f"{program}: error: {' '.join(str(own).split())}", file=sys.stderr)
+            print(f"{program}: error: {' '.join(text.split())}", file=sys.stderr)
 
     sys.excepthook = excepthook
 
@@ -146,6 +169,29 @@ def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
         if stop.is_set():
             return
         yield item
+
+
+def _text_for_user(error: BaseException) -> str | None:
+    """The text of the error that this package raised for the user, also in a process that torch started, else None."""
+    if isinstance(error, ProcessRaisedException):
+        return _text_of_rank(str(error))
+    own = _own_error(error)
+    return None if own is None else str(own)
+
+
+def _text_of_rank(printed: str) -> str | None:
+    """As :func:`_own_error`, from the tracebacks that a process left, the cause first."""
+    for traceback in printed.split("Traceback (most recent call last):\n")[1:]:
+        frames, text = [], []
+        for line in traceback.partition("\n\n")[0].splitlines():
+            (frames if line.startswith(" ") else text).append(line)
+        files = [line for line in frames if line.startswith('  File "')]
+        name, _, said = " ".join(text).partition(": ")
+        kind = getattr(builtins, name, None)
+        own = files and files[-1].startswith(f'  File "{PACKAGE_DIR}{os.sep}')
+        if own and isinstance(kind, type) and issubclass(kind, (ValueError, OSError)):
+            return said
+    return None
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:

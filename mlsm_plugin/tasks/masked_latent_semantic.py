@@ -14,7 +14,7 @@ from mlsm_plugin.auxiliary.online_codes import OnlineCodes
 from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
 from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
 from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, load_split, split_path
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, load_split, split_path
 from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets, replace_masks
@@ -32,6 +32,10 @@ OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
 }
+NO_LATENT_HEAD = (
+    "--criterion latent_semantic_kl needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta_base, "
+    "or another size of these"
+)
 CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the dictionary of the codes
 
 
@@ -89,6 +93,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     """
 
     cfg: MaskedLatentSemanticConfig
+    criterions = ("latent_semantic_kl", "masked_lm")
 
     def __init__(self, cfg: MaskedLatentSemanticConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
@@ -102,6 +107,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
+        self._without_latent_head = False
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
@@ -115,7 +121,20 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             with version_shims.open_config(cfg):
                 cfg.num_atoms = self._num_atoms()
         self._atoms_of_model = cfg.num_atoms
-        return super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)
+        self._without_latent_head = type(model).__module__.partition(".")[0] == "fairseq"
+        return model
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion.
+
+        Raises:
+            ValueError: it is that of another task, or the model has no latent head for it.
+        """
+        criterion = super().build_criterion(cfg, *more, **named)
+        if self._without_latent_head and getattr(criterion, "latent_weight", 0) > 0:
+            raise ValueError(NO_LATENT_HEAD)
+        return criterion
 
     def _check_options_of_source(self) -> None:
         for source, options in OPTIONS_OF.items():
@@ -218,6 +237,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         directories = [os.path.join(folder, f"{os.path.basename(split)}.codes") for split in splits]
         for split, directory in zip(splits, directories, strict=True):
             if directory not in self._checked_codes:
+                check_is_coded(split, directory)
                 store = CodeStore(directory)
                 check_codes_belong_to(split, store.meta, directory)
                 self._check_same_dictionary(directory, store)

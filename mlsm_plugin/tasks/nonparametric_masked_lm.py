@@ -68,6 +68,7 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
     """Groups of blocks whose common spans are masked; the batches are those of :class:`SpanGroupsDataset`."""
 
     cfg: NonparametricMaskedLMConfig
+    criterions = ("span_contrastive",)
 
     def __init__(self, cfg: NonparametricMaskedLMConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)

@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.tasks import register_task
 
@@ -21,3 +22,18 @@ class PlainMaskedLMTask(PortableMaskedLMTask):
     """
 
     cfg: PlainMaskedLMConfig
+    criterions = ("masked_lm", "latent_semantic_kl")
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion.
+
+        Raises:
+            ValueError: it is that of another task, or needs codes, which the batches do not have.
+        """
+        criterion = super().build_criterion(cfg, *more, **named)
+        if getattr(criterion, "latent_weight", 0) > 0:
+            raise ValueError(
+                f"--criterion {cfg._name} needs the codes of --task masked_latent_semantic; pass that task, or "
+                "--latent-weight 0 for masked LM alone"
+            )
+        return criterion

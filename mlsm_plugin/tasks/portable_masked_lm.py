@@ -32,6 +32,7 @@ from mlsm_plugin.fairseq_seams.masked_lm_batches import (
 from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
 from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
 from mlsm_plugin.files.tokenizer_files import bpe_options
+from mlsm_plugin.tasks.fitting_parts import FittingParts
 from mlsm_plugin.tasks.masked_share import MaskedShareSteps
 from mlsm_plugin.tasks.portable_runs import PortableRuns
 from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit
@@ -55,13 +56,14 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(MaskedShareSteps, PortableRuns, OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamplesMaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
 
     Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
     """
 
     cfg: PortableMaskedLMConfig
+    criterions = ("masked_lm",)
 
     @classmethod
     def setup_task(cls, cfg: PortableMaskedLMConfig, **kwargs: Any) -> "PortableMaskedLMTask":

@@ -27,6 +27,7 @@ from mlsm_plugin.data.token_blocks import is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
+from mlsm_plugin.tasks.fitting_parts import FittingParts
 from mlsm_plugin.tasks.masked_share import MaskedShareSteps
 from mlsm_plugin.tasks.portable_runs import PortableRuns
 from mlsm_plugin.tasks.shared_options import (
@@ -76,7 +77,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
-class SpanDenoisingTask(MaskedShareSteps, PortableRuns, FairseqTask):
+class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
     A dataset made by ``mlsm binarize --train`` is corrupted anew in every epoch. One made by ``mlsm binarize --source``
@@ -87,6 +88,8 @@ class SpanDenoisingTask(MaskedShareSteps, PortableRuns, FairseqTask):
     """
 
     cfg: SpanDenoisingConfig
+    criterions = ("cross_entropy", "label_smoothed_cross_entropy")
+    encoder_decoder, usual_arch = True, "denoising_small"
 
     def __init__(self, cfg: SpanDenoisingConfig, dictionary: Dictionary, sentinels: np.ndarray) -> None:
         super().__init__(cfg)
@@ -154,6 +157,11 @@ class SpanDenoisingTask(MaskedShareSteps, PortableRuns, FairseqTask):
         path = split_path(self.cfg.data, split, epoch)
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
         if os.path.exists(f"{path}.source.idx"):
+            if combine:
+                raise ValueError(
+                    f"--combine-valid-subsets does not combine corrupted pairs ({path}.source.idx); name their splits, "
+                    f"such as --valid-subset {split},{split}1"
+                )
             sides = [load_split(f"{path}.{side}", self.dictionary) for side in ("source", "target")]
             self.datasets[split] = CorruptedPairsDataset(*sides, pad=pad, eos=eos, shuffle=self.cfg.shuffle)
             return

@@ -20,6 +20,7 @@ class TacoTask(PortableMaskedLMTask):
     """Masked LM that announces all batches of an update to its criterion, ``token_contrastive``, before the first."""
 
     cfg: TacoConfig
+    criterions = ("token_contrastive", "masked_lm")
     announces_updates = True  # the criterion requires this
 
     def __init__(self, cfg: TacoConfig, dictionary: Any) -> None:

@@ -1,0 +1,306 @@
+"""What ``fairseq-train`` is asked for and cannot do, in one line before it begins.
+
+fairseq ends such a run with a traceback, some of them after an epoch, or trains something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils, optim, options
+from fairseq.data import data_utils
+from fairseq.file_io import PathManager
+from fairseq.logging import metrics
+from fairseq.optim import lr_scheduler
+from fairseq.tasks import TASK_REGISTRY
+
+from mlsm_plugin.fairseq_seams.resumed_runs import LAST
+
+PACKAGE = __name__.partition(".")[0]
+DEFAULT_METRIC = "loss"  # of --best-checkpoint-metric
+LARGEST_SEED = 2**32 - 1  # that numpy takes
+
+POSITIVE = (
+    *("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "required_batch_size_multiple"),
+    *("required_seq_len_multiple", "update_freq", "log_interval", "save_interval", "validate_interval"),
+    *("total_num_update",),
+    *("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_source_positions"),
+    *("decoder_embed_dim", "decoder_ffn_embed_dim", "decoder_attention_heads", "max_target_positions"),
+)
+NOT_NEGATIVE = (
+    *("seed", "num_workers", "max_epoch", "max_update", "warmup_updates", "save_interval_updates"),
+    *("validate_interval_updates", "validate_after_updates", "encoder_layers", "decoder_layers", "max_positions"),
+)
+SHARES = (
+    *("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "encoder_layerdrop"),
+    *("decoder_layerdrop", "leave_unmasked_prob", "random_token_prob"),
+)
+# the least and the largest value of options that hold numbers
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(POSITIVE, (1, math.inf)),
+    **dict.fromkeys(NOT_NEGATIVE, (0, math.inf)),
+    **dict.fromkeys(SHARES, (0, 1)),
+    "seed": (0, LARGEST_SEED),
+    "tokens_per_sample": (2, math.inf),  # the first one is BOS
+    "model_parallel_size": (1, 1),
+}
+# what fairseq does without where it is missing, and then trains nothing
+PACKAGES = {"write_checkpoints_asynchronously": "iopath", "use_plasma_view": "pyarrow.plasma"}
+RESETS = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
+
+
+def apply() -> None:
+    """Look at the options of a run before it begins (idempotent)."""
+    if getattr(options.parse_args_and_arch, "checks_options", False):
+        return
+    options.parse_args_and_arch = _checking(options.parse_args_and_arch)
+    checkpoint_utils.verify_checkpoint_directory = _naming_folder(checkpoint_utils.verify_checkpoint_directory)
+    checkpoint_utils.load_checkpoint = _looking_for_metric(checkpoint_utils.load_checkpoint)
+    name = "raise_if_valid_subsets_unintentionally_ignored"
+    setattr(data_utils, name, _naming_splits(getattr(data_utils, name)))
+    optim.build_optimizer = _naming_option(optim.build_optimizer, "--optimizer")
+    lr_scheduler.build_lr_scheduler = _naming_option(lr_scheduler.build_lr_scheduler, "--lr-scheduler")
+
+
+def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Check the options of a run.
+
+    Args:
+        args: what fairseq made of the command line.
+        words: the command line.
+
+    Raises:
+        ValueError: one is missing, out of range, or excludes another one (says which, and what to do).
+    """
+    _check_missing(args, words)
+    for name, (least, most) in RANGES.items():
+        for value in _numbers(getattr(args, name, None)):
+            if not least <= value <= most:
+                allowed = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:.0f}"
+                raise ValueError(f"{_flag(name)} must be {allowed}, got {value:g}")
+    for value in _numbers(args.lr):
+        if not 0 < value < math.inf:
+            raise ValueError(f"--lr must be positive, got {value:g}")
+    _check_together(args)
+    _check_literals(args)
+    _check_beginning(args)
+    _check_machine(args)
+
+
+def _check_missing(args: argparse.Namespace, words: Sequence[str]) -> None:
+    if args.max_tokens is None and args.batch_size is None:
+        raise ValueError("a batch has no size; pass --batch-size with samples, or --max-tokens with tokens")
+    if args.optimizer is None:
+        raise ValueError("--optimizer is missing; pass one, such as --optimizer fused_adamw")
+    if not any(word.partition("=")[0] == "--lr" for word in words):
+        raise ValueError("--lr is missing, and fairseq would take 0.25; pass one, such as --lr 1e-3")
+    if args.lr_scheduler == "polynomial_decay" and args.total_num_update is None:
+        number = args.max_update if args.max_update and args.max_update > 0 else "N"
+        raise ValueError(f"--lr-scheduler polynomial_decay needs --total-num-update; pass --total-num-update {number}")
+    if not all(split.strip() and split == split.strip() for split in args.valid_subset.split(",")):
+        raise ValueError(
+            f"--valid-subset {args.valid_subset!r} names an empty split; pass names joined by commas, without spaces"
+        )
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    for side in ("encoder", "decoder"):
+        dim, heads = (getattr(args, f"{side}_{name}", None) for name in ("embed_dim", "attention_heads"))
+        if dim and heads and dim % heads:
+            raise ValueError(f"--{side}-embed-dim {dim} is not a multiple of --{side}-attention-heads {heads}")
+    warmup, total = (_numbers(getattr(args, name, None)) for name in ("warmup_updates", "total_num_update"))
+    if warmup and total and warmup > total:
+        raise ValueError(f"--warmup-updates {warmup[0]:g} are more than --total-num-update {total[0]:g}")
+    shares = [getattr(args, name, None) or 0 for name in ("leave_unmasked_prob", "random_token_prob")]
+    if sum(shares) > 1:
+        raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g} are more than 1")
+
+
+def _check_literals(args: argparse.Namespace) -> None:
+    """Check what fairseq evaluates."""
+    betas = _literal(getattr(args, "adam_betas", (0.9, 0.98)))
+    numbers = betas if isinstance(betas, (tuple, list)) else ()
+    if len(numbers) != 2 or not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in numbers):
+        raise ValueError(f"--adam-betas takes two numbers from 0 to below 1, such as '(0.9, 0.98)'; got {betas!r}")
+    if not isinstance(_literal(args.optimizer_overrides), dict):
+        raise ValueError(
+            f"--optimizer-overrides takes a dictionary, such as {{'lr': [0.1]}}; got {args.optimizer_overrides}"
+        )
+
+
+def _check_beginning(args: argparse.Namespace) -> None:
+    """Check the checkpoint that a run begins with."""
+    start = args.finetune_from_model
+    if start is None:
+        return
+    if args.restore_file != LAST:
+        raise ValueError(
+            "--finetune-from-model begins a run with the weights of a checkpoint, --restore-file continues one; pass "
+            "only one of them"
+        )
+    resets = [_flag(name) for name in RESETS if getattr(args, name)]
+    if resets:
+        raise ValueError(f"--finetune-from-model resets everything but the weights; leave out {', '.join(resets)}")
+    if not PathManager.exists(os.path.join(args.save_dir, LAST)) and not PathManager.isfile(start):
+        raise ValueError(f"--finetune-from-model {start} does not exist")
+
+
+def _check_machine(args: argparse.Namespace) -> None:
+    for name, package in PACKAGES.items():
+        if getattr(args, name) and not _is_installed(package):
+            raise ValueError(f"{_flag(name)} needs the package {package}, which is not installed; leave it out")
+    for name, folder in (("quantization_config_path", False), ("log_file", True)):
+        path = getattr(args, name)
+        if path and not (os.path.isdir(os.path.dirname(path) or ".") if folder else os.path.isfile(path)):
+            raise ValueError(f"{_flag(name)} {path}: {'its folder' if folder else 'the file'} does not exist")
+    started_by = {"MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"} & set(os.environ)
+    devices, wanted = torch.cuda.device_count(), args.distributed_world_size
+    alone = args.distributed_init_method is None and args.distributed_port <= 0 and not started_by
+    if alone and wanted > max(1, devices):
+        raise ValueError(
+            f"--distributed-world-size {wanted} is more than the GPUs of this machine ({devices}); leave it out, or "
+            "start one process for each rank, with --distributed-init-method"
+        )
+
+
+def _checking(original: Any) -> Any:
+    """Check the options of a training run of one of this package's tasks."""
+
+    @functools.wraps(original)
+    def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **named: Any) -> Any:
+        words = sys.argv[1:] if input_args is None else input_args
+        try:
+            args = original(parser, input_args, *more, **named)
+        except RuntimeError as error:
+            if str(error):
+                raise
+            raise ValueError(  # fairseq's error has no text
+                "--arch is missing; pass one, such as --arch mlsm_modern_small, or --arch denoising_small for --task "
+                "span_denoising"
+            ) from error
+        # other code, such as that of `mlsm import-hf`, reads options that it makes
+        if input_args is None and hasattr(args, "max_update") and _is_own(args.task):
+            check_options(args, words)
+        return args
+
+    parse_args_and_arch.checks_options = True  # type: ignore[attr-defined]
+    return parse_args_and_arch
+
+
+def _naming_folder(original: Any) -> Any:
+    @functools.wraps(original)
+    def verify_checkpoint_directory(save_dir: str) -> None:
+        try:
+            original(save_dir)
+        except OSError as error:
+            raise ValueError(f"--save-dir {save_dir} is not a folder that can be written ({error.strerror})") from error
+
+    return verify_checkpoint_directory
+
+
+def _naming_splits(original: Any) -> Any:
+    """Name the validation sets that would not be used; the two sides of pairs (``valid1.source``) are one."""
+
+    @functools.wraps(original)
+    def raise_if_ignored(cfg: Any) -> None:
+        try:
+            original(cfg)
+        except OSError as error:
+            raise ValueError(f"the binarized dataset {error.filename} does not exist") from error
+        except ValueError as error:
+            asked = cfg.dataset.valid_subset.split(",")
+            found = {name.partition(".")[0] for name in data_utils._find_extra_valid_paths(cfg.task.data)}
+            if more := sorted(found - set(asked)):
+                raise ValueError(
+                    f"{cfg.task.data} also has {', '.join(more)}; pass --valid-subset {','.join([*asked, *more])} to "
+                    "validate on each, --combine-valid-subsets on all as one, or --ignore-unused-valid-subsets"
+                ) from error
+
+    return raise_if_ignored
+
+
+def _naming_option(original: Any, flag: str) -> Any:
+    """Say which choice does not take the options that it got."""
+
+    @functools.wraps(original)
+    def build(cfg: Any, *more: Any, **named: Any) -> Any:
+        try:
+            return original(cfg, *more, **named)
+        except (AssertionError, ImportError, NotImplementedError, SyntaxError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split()) or "one of its options is out of range"
+            raise ValueError(f"{flag} {getattr(cfg, '_name', '')}: {reason}") from error
+
+    return build
+
+
+def _looking_for_metric(original: Any) -> Any:
+    """Validate one batch before training, to see whether there is a ``--best-checkpoint-metric`` of that name."""
+
+    @functools.wraps(original)
+    def load_checkpoint(cfg: Any, trainer: Any, **more: Any) -> Any:
+        loaded = original(cfg, trainer, **more)
+        validates = not trainer.cfg.dataset.disable_validation
+        if validates and cfg.best_checkpoint_metric != DEFAULT_METRIC and _is_own(trainer.cfg.task._name):
+            logged = _logged_in_validation(trainer)
+            if logged and cfg.best_checkpoint_metric not in logged:
+                raise ValueError(
+                    f"--best-checkpoint-metric {cfg.best_checkpoint_metric} is not what validation logs; it logs "
+                    f"{', '.join(logged)}"
+                )
+        return loaded
+
+    return load_checkpoint
+
+
+def _logged_in_validation(trainer: Any) -> list[str]:
+    """The names that the first batch of validation logs; what follows draws the same random numbers as without it."""
+    subset = trainer.cfg.dataset.valid_subset.split(",")[0]
+    batches = trainer.get_valid_iterator(subset).next_epoch_itr(shuffle=False, set_dataset_epoch=False)
+    state = np.random.get_state()
+    devices = [trainer.device] if trainer.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), metrics.aggregate(new_root=True) as logged:
+        for batch in batches:
+            trainer.valid_step(batch)
+            break
+    np.random.set_state(state)
+    return sorted(logged.get_smoothed_values())
+
+
+def _is_own(task: str) -> bool:
+    """Whether this package's code is in a task, also in one of a user's plugin."""
+    return any(base.__module__.partition(".")[0] == PACKAGE for base in TASK_REGISTRY[task].__mro__)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
+
+
+def _numbers(value: Any) -> list[float]:
+    """The numbers in the value of an option, which may be a list, text, or not be set."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return [float(one) for one in map(_literal, parts) if isinstance(one, (int, float))]
+
+
+def _literal(value: Any) -> Any:
+    """What fairseq would make of text; text that it could not read stays as it is."""
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
