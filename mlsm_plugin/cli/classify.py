@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
 from mlsm_plugin.cli.fill import add_retrieval_options, open_model_and_datastore, warn_of_cuts
 
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input", required=True, metavar="TSV", help="texts to classify; lines are: label TAB text, or text alone"
     )
     parser.add_argument("--header", action="store_true", help="skip the first line of --input, which names its columns")
+    add_max_unk_rate(parser, of="the file")
     parser.add_argument("--output", metavar="TSV", help="file to write: predicted label, its probability, text")
     parser.add_argument(
         "--parametric", action="store_true", help="use the softmax of the masked-LM head instead of retrieval"
@@ -55,8 +56,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         read_verbalizer,
     )
     from mlsm_plugin.tokenization.masked_text import MASK
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
 
     check_positive(args, "max_occurrences")
+    check_max_unk_rate(args.max_unk_rate)
     if args.output:
         check_output_file(args.output)
     if args.template.count("{}") != 1 or args.template.count(MASK) != 1:
@@ -67,6 +70,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = open_model_and_datastore(args)
     check_tokens(interface, items)
+    check_known(
+        (item.text for item in items), interface.bpe, interface.task.source_dictionary,
+        args.max_unk_rate, where=args.input, remedy=ANOTHER_TOKENIZER,
+    )  # fmt: skip
+    interface.max_unk_rate = 1
     classifier: ParametricClassifier | RetrievalClassifier
     if args.parametric:
         why = why_untrained(interface.cfg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +14,32 @@ from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
+
+logger = logging.getLogger(__name__)
 
 DICTIONARY = "dict.txt"
 
 
-def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer) -> None:
-    """Raise ValueError if a text has no token, such as a zero-width space; the message names its line."""
+def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer, max_unk_rate: float) -> None:
+    """Check that every text has tokens; warn of unknown ones.
+
+    Raises:
+        ValueError: a text has no token, such as a zero-width space (the message names its line), or more than the share
+            ``max_unk_rate`` of the tokens of all texts is unknown.
+    """
+    found = UnknownTokens()
     for index, own in enumerate(texts.texts):
         for text in own:
-            if len(tokenizer.ids_of(text)) == 1:  # </s>
+            encoded = tokenizer.line_encoder.encode_batch([text])
+            if not len(encoded.ids):
                 raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
+            found.tokens += len(encoded.ids) - 1  # </s>
+            found.unknown += encoded.unknown
+            found.characters.update(encoded.unknown_characters)
+    found.check(str(texts.path), max_unk_rate)
+    if found.unknown:
+        logger.warning(found.describe(str(texts.path)))
 
 
 def write_classification_data(

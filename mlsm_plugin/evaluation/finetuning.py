@@ -37,6 +37,7 @@ from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, token
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
@@ -56,6 +57,7 @@ class FinetuneSettings:
         regression: predict numbers; all labels are numbers.
         header: the first line of each file names its columns.
         allow_single_labels: accept a label that only one text has.
+        max_unk_rate: largest share of unknown tokens in a file.
         from_scratch: start from random weights of the checkpoint's architecture, for comparison.
         extra: further flags of ``fairseq-train``, which override the others.
     """
@@ -67,6 +69,7 @@ class FinetuneSettings:
     regression: bool = False
     header: bool = False
     allow_single_labels: bool = False
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE
     from_scratch: bool = False
     extra: tuple[str, ...] = ()
 
@@ -117,7 +120,7 @@ class Finetuning:
         bpe_options(folder)  # raises an error that says what is missing
         self.tokenizer = open_tokenizer(folder)
         for texts in self.texts.values():
-            check_tokens(texts, self.tokenizer)
+            check_tokens(texts, self.tokenizer, settings.max_unk_rate)
         state = read_state(checkpoint)
         if EMBEDDINGS not in weights_in(state):
             raise ValueError(f"{checkpoint} is not a RoBERTa-like encoder; only those can be fine-tuned")
@@ -172,7 +175,12 @@ class Finetuning:
             "tokenizer": sha256_of_files(*tokenizer),
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
             # None: as in the plans of earlier versions, which lack them
-            "settings": {**vars(self.settings), "header": self.settings.header or None, "allow_single_labels": None},
+            "settings": {
+                **vars(self.settings),
+                "header": self.settings.header or None,
+                "allow_single_labels": None,
+                "max_unk_rate": None,
+            },
         }
         return PlannedFolder(
             self.output,
@@ -239,6 +247,7 @@ class Finetuning:
         """Results on the validation and the test texts; writes the predictions."""
         model = from_pretrained(folder, "checkpoint_best.pt")
         model.to(default_device())
+        model.max_unk_rate = 1  # the files were checked
         found: dict[str, Any] = {}
         for split in ("valid", "test"):
             if split not in self.texts:

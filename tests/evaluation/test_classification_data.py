@@ -61,9 +61,9 @@ def test_labels_may_be_called_like_special_symbols(tokenizer: TextTokenizer, tmp
 
 
 def test_texts_without_tokens_are_named(tokenizer: TextTokenizer) -> None:
-    check_tokens(of("a b", ("The name",), ("A value",)), tokenizer)
+    check_tokens(of("a b", ("The name",), ("A value",)), tokenizer, 0.01)
     with pytest.raises(ValueError, match=r"none, line 2: the text '\\u200b' has no tokens after normalization"):
-        check_tokens(of("a b", ("The", "name"), ("A value", "\u200b")), tokenizer)
+        check_tokens(of("a b", ("The", "name"), ("A value", "\u200b")), tokenizer, 0.01)
 
 
 def test_pairs_have_two_inputs_and_their_lengths_count_together(tokenizer: TextTokenizer, tmp_path: Path) -> None:
