@@ -97,7 +97,7 @@ def test_lines_that_name_special_tokens_do_not_stop_an_export(tiny: TinyData, tm
 
 
 def preprocessed(tiny: TinyData, folder: Path, change: Callable[[list[str]], list[str]]) -> Path:
-    """A model with the vocabulary that ``fairseq-preprocess`` makes of changed lines of pieces without ``--srcdict``."""
+    """A model with the vocabulary that ``fairseq-preprocess`` makes of changed pieces without ``--srcdict``."""
     (folder / "data").mkdir(parents=True)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tiny.tokenizer / MODEL_NAME))
     text = tiny.text.read_text(encoding="utf-8").splitlines()
