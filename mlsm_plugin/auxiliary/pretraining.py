@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from mlsm_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.data.token_blocks import folders_of, split_fingerprint
 from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of, optimizer_of, updates_of
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST, repair_last
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
@@ -92,7 +92,7 @@ def pretrain(
     not reach.
 
     Args:
-        data_bin: a binarized dataset.
+        data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.
         save_dir: folder for the checkpoints; a run that is already there is resumed.
         arch: a fairseq architecture; None: that of the run that is there, else ``mlsm_modern_small``.
         max_update: total number of updates.
@@ -151,12 +151,15 @@ def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:
     """Make the folder of a run: the record of its data, and the tokenizer; repair its last checkpoint.
 
     Raises:
-        ValueError: it holds a run on other data, or is damaged.
+        OSError: a dataset lacks its dictionary or its training split.
+        ValueError: it holds a run on other data, or is damaged; or the datasets have different vocabularies.
     """
+    folders = folders_of(data_bin)
+    plan = _data_of(folders, save_dir)
     repair_last(save_dir / LAST)
     with only_writer(save_dir):  # the trainer takes the lock later
-        _data_of(data_bin, save_dir).begin()
-        copy_tokenizer(data_bin, save_dir)
+        plan.begin()
+        copy_tokenizer(folders[0], save_dir)
 
 
 def train_until(
@@ -201,9 +204,10 @@ def train_until(
         raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
 
 
-def _data_of(data_bin: str | os.PathLike[str], save_dir: Path) -> PlannedFolder:
+def _data_of(folders: Sequence[str], save_dir: Path) -> PlannedFolder:
     """The record of the data that a run was begun with; other data must not continue it."""
-    plan = {"train": split_fingerprint(Path(data_bin, "train"))}
+    found = [split_fingerprint(Path(folder, "train")) for folder in folders]
+    plan = {"train": found if len(found) > 1 else found[0]}
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
     return PlannedFolder(save_dir, plan, plan_file="data.json", advice=advice)
 

@@ -18,7 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Matrix products are in bfloat16 where the machine is fast in it (--autocast off: in float32). Run the same "
         "command again to resume a stopped run."
     )
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset that `mlsm binarize` wrote")
+    parser.add_argument(
+        "data_bin",
+        metavar="DATA_BIN",
+        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
+        "epochs use in turn; the first one also has the validation split",
+    )
     parser.add_argument(
         "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"
     )
@@ -49,14 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Train and list the checkpoints that were kept."""
     from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES, pretrain, separate_words
-    from mlsm_plugin.data.token_blocks import load_dictionary
 
     if args.max_update < 1:
         raise ValueError(f"--max-update must be at least 1, got {args.max_update}")
     keep_at = args.keep_at or KEPT_PERCENTAGES
     if not all(1 <= percentage <= 100 for percentage in keep_at):
         raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, keep_at))}")
-    load_dictionary(args.data_bin)
     flags = [*separate_words(extra), *user_dir_flags(args)]
     kept = pretrain(
         args.data_bin, args.save_dir, arch=args.arch, max_update=args.max_update, flags=flags, keep_at=keep_at

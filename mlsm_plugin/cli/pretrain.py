@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other flag is handed to fairseq-train, as in `mlsm auxiliary`. Run the same command again to resume a "
         "stopped run."
     )
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset that `mlsm binarize` wrote")
+    parser.add_argument(
+        "data_bin",
+        metavar="DATA_BIN",
+        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
+        "epochs use in turn; the first one also has the validation split, and the dictionaries are learned from it",
+    )
     parser.add_argument(
         "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints and the stages"
     )
@@ -84,13 +91,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the stages that are missing."""
     from mlsm_plugin.auxiliary.pretraining import begin_run, early_end, separate_words, train_until
     from mlsm_plugin.auxiliary.staged_pretraining import plan_of, run_stages, stages_of
-    from mlsm_plugin.data.token_blocks import load_dictionary
 
     extra = separate_words(extra)
     blocks = _check(args, extra)
     save_dir = Path(args.save_dir)
     stages = stages_of(save_dir, args.max_update, args.stages)
-    load_dictionary(args.data_bin)
     begin_run(args.data_bin, save_dir)
     of_codes = _settings_of_codes(args)
     plan_of(stages, save_dir, {**_settings_of_training(args, blocks), **of_codes}, list(of_codes)).begin()
@@ -155,7 +160,8 @@ def _training_flags(args: argparse.Namespace, stage: Stage, extra: Sequence[str]
     flags += ["--task", "masked_latent_semantic", "--latent-weight", str(args.latent_weight)]
     flags += ["--latent-top", str(args.latent_top)] if args.latent_top else []
     if args.latent_source == "store":
-        return [*flags, "--latent-codes", str(stage.folder)]
+        folders = (str(codes) for _, codes in _folders(args.data_bin, stage))
+        return [*flags, "--latent-codes", os.pathsep.join(folders)]
     flags += ["--latent-source", "online", "--auxiliary-checkpoint", str(stage.teacher)]
     flags += ["--auxiliary-fp16"] if _codes_in_half_precision(args, extra) else []
     return [*flags, "--latent-dictionary", str(stage.dictionary)]
@@ -189,7 +195,8 @@ def _coding_commands(
     how += ["--device", device] if device else []
     how += ["--threads", str(args.threads)] if args.threads else []
     how += ["--fp16"] if _codes_in_half_precision(args, extra) else []
-    learn = ["dictionary", args.data_bin, "--layer", str(layer), "--output", dictionary, *how, "--coder", args.coder]
+    folders = _folders(args.data_bin, stage)
+    learn = ["dictionary", folders[0][0], "--layer", str(layer), "--output", dictionary, *how, "--coder", args.coder]
     learn += ["--atoms", str(args.atoms), "--tokens", str(args.tokens), "--seed", str(args.seed)]
     if args.coder == LASSO:
         learn += ["--lambda", str(args.lambda_), "--iterations", str(args.iterations)]
@@ -198,16 +205,32 @@ def _coding_commands(
         learn += ["--matryoshka", *map(str, args.matryoshka)] if args.matryoshka else []
     if args.latent_source == "online":
         return [learn]
-    encode = ["encode", args.data_bin, "--dictionary", dictionary, *how, "--output", str(stage.folder)]
-    return [learn, [*encode, "--splits", *_splits(args.data_bin, extra)]]
+    train, *validated = _splits(folders[0][0], extra)
+    commands = [learn]
+    for number, (data, codes) in enumerate(folders):
+        splits = [train] if number else [train, *validated]
+        commands.append(["encode", data, "--dictionary", dictionary, *how, "--output", str(codes), "--splits", *splits])
+    return commands
 
 
-def _splits(data_bin: str, extra: Sequence[str]) -> list[str]:
-    """The splits that are trained and validated on."""
-    values = {flag: value for flag, value in pairwise(extra) if flag in ("--train-subset", "--valid-subset")}
+def _folders(data_bin: str, stage: Stage) -> list[tuple[str, Path]]:
+    """The datasets, each with the folder of its codes."""
+    from mlsm_plugin.data.token_blocks import folders_of
+
+    return [
+        (data, stage.folder / f"data-{number}" if number > 1 else stage.folder)
+        for number, data in enumerate(folders_of(data_bin), start=1)
+    ]
+
+
+def _splits(data: str, extra: Sequence[str]) -> list[str]:
+    """The split that is trained on, and those of the first dataset that are validated on."""
+    from mlsm_plugin.fairseq_seams.token_slices import combined_splits
+
+    values = dict(pairwise(extra))
     chosen = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]
     if {"--combine-valid-subsets", "--combine-val"} & set(extra):
-        chosen += [split.name for split in map(Path, combined_splits(str(Path(data_bin, "valid"))))]
+        chosen += [Path(split).name for split in combined_splits(os.path.join(data, "valid"))]
     return list(dict.fromkeys(chosen))
 
 

@@ -27,6 +27,20 @@ def split_path(data: str, split: str, epoch: int) -> str:
     return os.path.join(paths[(epoch - 1) % len(paths)], split)
 
 
+def folders_of(data: str | os.PathLike[str]) -> list[str]:
+    """The folders of one binarized dataset, or of several that take turns (``A:B``), which have one vocabulary.
+
+    Raises:
+        FileNotFoundError: the first folder has no ``dict.txt``.
+        ValueError: it is damaged, or another folder has another vocabulary.
+    """
+    folders: list[str] = utils.split_paths(os.fspath(data))
+    dictionary = symbols_of_dataset(folders[0])
+    for folder in folders[1:]:
+        _check_vocabulary(os.path.join(folder, "train"), dictionary)
+    return folders
+
+
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
 

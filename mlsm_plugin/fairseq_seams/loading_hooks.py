@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
+from mlsm_plugin.fairseq_seams.version_shims import open_config
 from mlsm_plugin.fairseq_seams.weight_names import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 
 Look = Callable[[dict[str, Tensor], str], None]
@@ -48,7 +49,7 @@ def _show(look: Look, weights: dict[str, Tensor], prefix: str, *unused: Any) -> 
 
 
 def apply() -> None:
-    """Let the trainer say in one line why a run cannot begin with a checkpoint (idempotent)."""
+    """Let the trainer say in one line why a run cannot begin with a checkpoint, which each rank reads (idempotent)."""
     if not getattr(Trainer.load_checkpoint, "says_what_does_not_fit", False):
         Trainer.load_checkpoint = _saying_what_does_not_fit(Trainer.load_checkpoint)
 
@@ -60,6 +61,9 @@ def _saying_what_does_not_fit(original: Any) -> Any:
         resumes = Path(filename) == last
         if not resumes and not PathManager.isfile(filename):  # fairseq would begin anew
             raise ValueError(f"the checkpoint {filename} does not exist")
+        if self.data_parallel_world_size > 1:  # torch >= 2.6 refuses the configuration that the first rank would send
+            with open_config(self.cfg.checkpoint):
+                self.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
         try:
             loaded = original(self, filename, *more, **named)
             if loaded is not None:

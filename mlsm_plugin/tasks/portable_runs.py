@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from fairseq import utils
 
+from mlsm_plugin.data.token_blocks import folders_of
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.shared_options import SavedRunConfig
@@ -69,9 +70,10 @@ class PortableRuns(AutocastSteps):
         """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
 
         Raises:
-            ValueError: the folder has checkpoints of another vocabulary.
+            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data do not have one.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
+        folders_of(self.cfg.data)  # type: ignore[attr-defined]  # a later one must not stop the run in its epoch
         self.state.merge_state_dict({VOCABULARY: self._vocabulary})  # type: ignore[attr-defined]
         first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first_rank and not self.cfg.no_save:
