@@ -49,6 +49,7 @@ from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.roberta.model import RobertaEncoder, RobertaLMHead, RobertaModel
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
@@ -404,6 +405,39 @@ for _name in ("data_utils_fast", "token_block_utils_fast"):
     seam("compiled_parts", f"the compiled module fairseq.data.{_name}", partial(without_compiled, _name))(
         compiled_parts.import_compiled_parts
     )
+
+
+# cpu_runs
+
+
+@seam(
+    "cpu_runs",
+    "FairseqOptimizer.clip_grad_norm, which looks for utils.clip_grad_norm_",
+    partial(instead, FairseqOptimizer, "clip_grad_norm", lambda *args, **kwargs: None),
+)
+def _clipped() -> None:
+    optimizer = SimpleNamespace(params=[nn.Parameter(torch.ones(2))])
+    with mock.patch.object(fairseq_utils, "clip_grad_norm_") as clip:
+        FairseqOptimizer.clip_grad_norm(optimizer, 0.5)
+    clip.assert_called_once_with(optimizer.params, 0.5, None)
+
+
+def without_check(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
+    """As if something else began a run."""
+    patch.setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+@seam("cpu_runs", "distributed.utils.call_main(cfg, main)", partial(without_check, distributed, "call_main"))
+@seam("cpu_runs", "Trainer.__init__(cfg, ...)", partial(without_check, Trainer, "__init__"))
+def _beginning() -> None:
+    cfg = deepcopy(masked_lm_config())
+    cfg.common.fp16 = True
+    for begin in (fairseq_cli.train.distributed_utils.call_main, Trainer):
+        try:
+            begin(cfg, lambda cfg: None)
+            raise AssertionError("nothing was checked")
+        except ValueError as error:
+            assert "--fp16 trains on a GPU" in str(error)
 
 
 # installation
