@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, optim, options
+from fairseq import checkpoint_utils, optim, options, utils
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import metrics
@@ -56,6 +56,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 # what fairseq does without where it is missing, and then trains nothing
 PACKAGES = {"write_checkpoints_asynchronously": "iopath", "use_plasma_view": "pyarrow.plasma"}
+SIDES = ("", ".source")  # of a split: text, or pairs of texts
 RESETS = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
 
 
@@ -70,6 +71,11 @@ def apply() -> None:
     setattr(data_utils, name, _naming_splits(getattr(data_utils, name)))
     optim.build_optimizer = _naming_option(optim.build_optimizer, "--optimizer")
     lr_scheduler.build_lr_scheduler = _naming_option(lr_scheduler.build_lr_scheduler, "--lr-scheduler")
+
+
+def registered_name(cfg: Any) -> str | None:
+    """The registered name of the task, model or criterion of which these are the options; None: they do not say it."""
+    return getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -95,6 +101,12 @@ def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
     _check_literals(args)
     _check_beginning(args)
     _check_machine(args)
+    for folder in utils.split_paths(args.data)[1:]:
+        if not any(os.path.exists(os.path.join(folder, f"{args.train_subset}{side}.idx")) for side in SIDES):
+            raise ValueError(
+                f"{folder} has no split {args.train_subset}, and epochs take the folders in turn; binarize it there, "
+                "or leave that folder out"
+            )
 
 
 def _check_missing(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -238,7 +250,8 @@ def _naming_option(original: Any, flag: str) -> Any:
             return original(cfg, *more, **named)
         except (AssertionError, ImportError, NotImplementedError, SyntaxError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split()) or "one of its options is out of range"
-            raise ValueError(f"{flag} {getattr(cfg, '_name', '')}: {reason}") from error
+            name = registered_name(cfg) or getattr(cfg, flag[2:].replace("-", "_"), "")
+            raise ValueError(f"{flag} {name}: {reason}") from error
 
     return build
 

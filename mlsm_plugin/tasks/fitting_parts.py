@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
 
+from mlsm_plugin.fairseq_seams.training_options import registered_name
+
 PACKAGES = (__name__.partition(".")[0], "fairseq")
 
 
@@ -30,7 +32,7 @@ class FittingParts:
         Raises:
             ValueError: it has another structure than the task needs.
         """
-        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+        name = registered_name(cfg)
         structures = {"a decoder": FairseqLanguageModel}
         if self.encoder_decoder:
             structures["an encoder"] = FairseqEncoderModel
@@ -40,8 +42,8 @@ class FittingParts:
             if issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
                 needed = "an encoder-decoder" if self.encoder_decoder else "an encoder"
                 raise ValueError(
-                    f"--arch {name} is {structure}, and --task {self.cfg._name} trains {needed}; pass one, such as "
-                    f"--arch {self.usual_arch}"
+                    f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
+                    f"such as --arch {self.usual_arch}"
                 )
         return super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
 
@@ -51,11 +53,11 @@ class FittingParts:
         Raises:
             ValueError: it is that of another task.
         """
-        name = getattr(cfg, "_name", None)
+        name = registered_name(cfg)
         known = CRITERION_REGISTRY.get(name)
         if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
             raise ValueError(
-                f"--criterion {name} does not compute the loss of --task {self.cfg._name}; pass --criterion "
+                f"--criterion {name} does not compute the loss of --task {registered_name(self.cfg)}; pass --criterion "
                 f"{' or '.join(self.criterions)}"
             )
         return super().build_criterion(cfg, *more, **named)  # type: ignore[misc]

@@ -33,7 +33,7 @@ class PlainMaskedLMTask(PortableMaskedLMTask):
         criterion = super().build_criterion(cfg, *more, **named)
         if getattr(criterion, "latent_weight", 0) > 0:
             raise ValueError(
-                f"--criterion {cfg._name} needs the codes of --task masked_latent_semantic; pass that task, or "
+                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
                 "--latent-weight 0 for masked LM alone"
             )
         return criterion
