@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def samples_to_look_at(number: int) -> list[int]:
     return np.random.default_rng(0).permutation(places).tolist()
 
 
-def check_masked_share(name: str, counts: Iterable[tuple[int, int]], asked: float, *, remedy: str) -> None:
+def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: float, *, remedy: str) -> None:
     """Check that a text is masked about as much as asked for; warn below half of that.
 
     A text of which fewer than 200 tokens were to be masked is not judged.
@@ -37,7 +38,7 @@ def check_masked_share(name: str, counts: Iterable[tuple[int, int]], asked: floa
     """
     masked = content = 0
     for masked_of_sample, content_of_sample in counts:
-        masked, content = masked + masked_of_sample, content + content_of_sample
+        masked, content = masked + int(masked_of_sample), content + int(content_of_sample)
         if content >= max(ENOUGH_TOKENS, FEWEST_MASKS / asked):
             break
     if asked * content < FEWEST_MASKS or masked >= asked * content / 2:

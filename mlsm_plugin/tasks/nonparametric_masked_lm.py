@@ -128,7 +128,7 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         if empty:
             logger.warning("%s; they are skipped", share)
         batches = (dataset.collater([group]) for group in groups)
-        counts = (tuple(map(int, self.masked_counts(batch))) for batch in batches)
+        counts = (self.masked_counts(batch) for batch in batches)
         remedy = (
             "spans must occur in two blocks of a group: use a larger --group-size, --max-span-length or "
             "--max-spans-per-sequence, or ask for less with --mask-prob"

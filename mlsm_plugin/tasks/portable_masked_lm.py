@@ -90,7 +90,7 @@ class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamp
         replace_masks(batches, *known, pad=self.source_dictionary.pad())
         tell_model(batches, "has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
         samples = ((known[0][index], known[1][index]) for index in samples_to_look_at(len(batches)))
-        counts = (tuple(map(int, self._counts(*sample))) for sample in samples)
+        counts = (self._counts(*sample) for sample in samples)
         remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
         check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)
 

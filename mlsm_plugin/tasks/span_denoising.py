@@ -179,7 +179,7 @@ class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTas
         blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
         dataset = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)
         batches = (dataset.collater([dataset[index]]) for index in samples_to_look_at(len(dataset)))
-        counts = (tuple(map(int, self.masked_counts(batch))) for batch in batches)
+        counts = (self.masked_counts(batch) for batch in batches)
         remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
         check_masked_share(split, counts, self.cfg.noise_density, remedy=remedy)
         self.datasets[split] = dataset

@@ -34,7 +34,7 @@ def parts_of(criterion: Any, model: Any, sample: Any) -> tuple[torch.Tensor, tor
     mlm = torch.nn.functional.cross_entropy(logits, sample["target"][masked], reduction="sum")
     semantics = features - extra["inner_states"][0].transpose(0, 1)
     original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
-    valid = (original != 0) & (original != 1) & (original != 2)
+    valid = ~torch.isin(original, torch.tensor([0, 1, 2, 3]))
     which = str(criterion.cfg.contrastive_anchors)
     anchors = {"all": valid, "masked": valid & masked, "unmasked": valid & ~masked}[which]
     drawn = criterion._generator(sample, semantics.device)

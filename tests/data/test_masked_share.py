@@ -39,8 +39,8 @@ def test_no_more_is_read_than_it_takes(asked: float) -> None:
 
     def counts():
         for _ in range(10**6):
-            read.append(100)
-            yield 100 * asked, 100
+            read.append(1000)
+            yield round(1000 * asked), 1000
 
     check_masked_share("train", counts(), asked, remedy=REMEDY)
     assert sum(read) == max(ENOUGH_TOKENS, 200 / asked)

@@ -104,11 +104,12 @@ def test_batch_that_only_stands_in_for_a_missing_one_is_marked(tiny: TinyData) -
         def backward(self, loss: torch.Tensor) -> None:
             loss.backward()
 
-    task, sample, criterion = task_of(tiny.data_bin), {"id": 1}, Noting()
+    parts = {"spans": {"length": torch.zeros(0)}, "context": {"src_tokens": torch.zeros(1, 2)}}
+    task, sample, criterion = task_of(tiny.data_bin), {"id": 1, **parts}, Noting()
     for ignore in (False, True, False):
         task.train_step(sample, BaseFairseqModel(), criterion, NoStep(), 0, ignore)
     assert criterion.marks == [False, True, False]
-    assert sample == {"id": 1}
+    assert sample == {"id": 1, **parts}
 
 
 def test_text_in_which_nothing_occurs_twice_is_refused(tiny: TinyData, tmp_path: Path) -> None:
