@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from fairseq.logging import metrics
@@ -9,12 +10,12 @@ from fairseq.logging import metrics
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
 
 
-class MaskedShareSteps:
+class MaskedShareSteps(ABC):
     """A mixin for tasks: logs ``masked_share``, the share of the content tokens that is masked, over all workers."""
 
+    @abstractmethod
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
         """How many content tokens of a batch are masked, and how many there are."""
-        raise NotImplementedError
 
     def train_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
         """See :meth:`FairseqTask.train_step`."""
