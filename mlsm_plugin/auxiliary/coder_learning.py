@@ -14,7 +14,7 @@ import numpy as np
 from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, recorded_in
+from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import TokenVectors
@@ -134,14 +134,13 @@ def choose_defaults(args: Any) -> None:
             setattr(args, name, default)
 
 
-def usual_backend(output: Path, device: str | None) -> str:
+def usual_backend(device: str | None, recorded: str | None) -> str:
     """The backend where no option says it: ``torch`` on a GPU, which ``spams`` cannot use.
 
     Args:
-        output: folder of the dictionary; one that is there decides, so that the same command finds it complete.
         device: as for :func:`~mlsm_plugin.hidden_states.devices.default_device`.
+        recorded: the ``method`` of a dictionary that is there: it decides, so that the same command finds it complete.
     """
-    recorded = recorded_in(output, "method")
     names = [name for name, method in METHODS.items() if method == recorded]
     return names[0] if names else "spams" if default_device(device).type == "cpu" else "torch"
 

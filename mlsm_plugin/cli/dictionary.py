@@ -135,7 +135,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 
     if args.coder == LASSO and not (args.backend or args.published):
-        args.backend = usual_backend(Path(args.output), args.device)
+        args.backend = usual_backend(args.device, None if args.overwrite else recorded_in(args.output, "method"))
     settings = LearningSettings(**{field.name: getattr(args, field.name) for field in fields(LearningSettings)})
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)

@@ -18,7 +18,6 @@ from mlsm_plugin.auxiliary.coder_learning import (
     learning_plan,
     usual_backend,
 )
-from mlsm_plugin.files.atomic_files import write_json
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
 
 
@@ -70,17 +69,14 @@ def test_options_of_learning_do_not_go_with_an_import(option: dict[str, Any]) ->
         LearningSettings(layer=1, published="atoms.npy", **option)
 
 
-def test_a_gpu_learns_dictionaries_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_learns_dictionaries_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert usual_backend(tmp_path, None) == "spams"
+    assert usual_backend(None, None) == "spams"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert usual_backend(tmp_path, None) == "torch"
-    assert usual_backend(tmp_path, "cpu") == "spams"
+    assert usual_backend(None, None) == "torch"
+    assert usual_backend("cpu", None) == usual_backend("cpu", "topk") == "spams"
     for backend, method in (("spams", "spams.trainDL"), ("torch", "online")):  # the same command finds it complete
-        write_json(tmp_path / "meta.json", {"method": method})
-        assert {usual_backend(tmp_path, device) for device in (None, "cpu")} == {backend}
-    write_json(tmp_path / "meta.json", {"method": "topk"})
-    assert usual_backend(tmp_path, "cpu") == "spams"
+        assert {usual_backend(device, method) for device in (None, "cpu")} == {backend}
 
 
 def test_plan_holds_what_decides_the_coder() -> None:
