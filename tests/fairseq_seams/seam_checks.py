@@ -28,7 +28,7 @@ import fairseq_cli.train
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, options, trainer
+from fairseq import checkpoint_utils, optim, options, trainer
 from fairseq import utils as fairseq_utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import (
@@ -49,6 +49,7 @@ from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.roberta.model import RobertaEncoder, RobertaLMHead, RobertaModel
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.optim import lr_scheduler
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
@@ -75,6 +76,7 @@ from mlsm_plugin.fairseq_seams import (
     roberta_parts,
     saved_configurations,
     token_slices,
+    training_options,
     version_shims,
     weight_names,
 )
@@ -433,6 +435,68 @@ def _hook() -> None:
     )
     outer.load_state_dict({"0.weight": torch.zeros(1, 1)})
     assert outer[0].weight.item() == 1
+
+
+def trainer_in(folder: str, **sizes: int) -> Trainer:
+    """Of a RoBERTa, whose checkpoints are in the folder; the trainer looks for others elsewhere."""
+    cfg = deepcopy(masked_lm_config())
+    cfg.task.data, cfg.checkpoint.save_dir = folder, f"{folder}/elsewhere"
+    for name, size in sizes.items():
+        setattr(cfg.model, name, size)
+    task = MaskedLMTask(cfg.task, symbols())
+    return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+
+
+def refused(trainer: Trainer, path: Path | str) -> str:
+    """What the trainer says of a checkpoint."""
+    try:
+        trainer.load_checkpoint(str(path))
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("it was loaded")
+
+
+def speechless(original: Any) -> Any:
+    """As if errors had no text."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except (AssertionError, RuntimeError):
+            raise RuntimeError from None
+
+    return function
+
+
+@seam(
+    "loading_hooks",
+    "how torch names the weights that do not fit, behind Trainer.load_checkpoint(filename)",
+    lambda patch: patch.setattr(nn.Module, "load_state_dict", speechless(nn.Module.load_state_dict)),
+)
+@seam(
+    "loading_hooks",
+    "the names of a trainer's options and properties: save_dir, checkpoint_suffix, data_parallel_world_size",
+    partial(without, Trainer, "data_parallel_world_size"),
+)
+def _weights_that_do_not_fit() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved_checkpoint(folder)
+        assert "; pass --max-positions 16" in refused(trainer_in(folder, max_positions=20), path)
+        assert "it lacks 16 weights (first: " in refused(trainer_in(folder, encoder_layers=3), path)
+        assert "does not exist" in refused(trainer_in(folder), f"{folder}/absent.pt")
+
+
+@seam(
+    "loading_hooks",
+    "Trainer.load_checkpoint, which names another criterion or optimizer than that of the checkpoint",
+    partial(instead, Trainer, "load_checkpoint", lambda self, filename: None),
+)
+def _another_optimizer() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved_checkpoint(folder)
+        trainer = trainer_in(folder)
+        trainer.cfg.optimizer = {"_name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "lr": [0.1]}
+        assert "was trained with --optimizer adam, and not sgd; " in refused(trainer, path)
 
 
 # masked_lm_batches
@@ -937,6 +1001,90 @@ def _combined() -> None:
         combined = data_utils.load_indexed_dataset(f"{folder}/train", symbols(), combine=True)
         assert found == [f"{folder}/{name}" for name in ("train", "train1", "train2")]
         assert [combined[index].tolist() for index in range(len(combined))] == [[4, 2], [5, 2], [6, 2]]
+
+
+# training_options
+
+
+@seam(
+    "training_options",
+    "options.get_training_parser and parse_args_and_arch, which fairseq-train calls by their module",
+    partial(instead, fairseq_cli.train, "options", SimpleNamespace()),
+)
+@seam(
+    "training_options",
+    "the names of the options of a run",
+    lambda patch: patch.setattr(
+        options, "add_dataset_args", lambda parser, train: parser.set_defaults(batch_size=8, max_tokens=None)
+    ),
+)
+def _options_of_a_run() -> None:
+    words = ["data", "--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", "mlsm_roberta_tiny"]
+    words += ["--optimizer", "adam", "--lr", "1e-3", "--batch-size", "8"]
+    with mock.patch.object(sys, "argv", ["fairseq-train", *words]):
+        parse = fairseq_cli.train.options.parse_args_and_arch
+        assert parse(fairseq_cli.train.options.get_training_parser()).batch_size == 8
+        sys.argv += ["--update-freq", "0"]
+        with pytest.raises(ValueError, match="--update-freq must be at least 1"):
+            parse(fairseq_cli.train.options.get_training_parser())
+
+
+@seam(
+    "training_options",
+    "data_utils._find_extra_valid_paths, behind raise_if_valid_subsets_unintentionally_ignored",
+    partial(without, data_utils, "_find_extra_valid_paths"),
+)
+@seam(
+    "training_options",
+    "fairseq_cli.train.main, which looks for further validation sets and for the folder of the checkpoints",
+    partial(instead, fairseq_cli.train, "main", lambda cfg: None),
+)
+def _more_validation_sets() -> None:
+    source = inspect.getsource(fairseq_cli.train.main)
+    assert "data_utils.raise_if_valid_subsets_unintentionally_ignored(cfg)" in source
+    assert "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)" in source
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "valid1.idx").touch()
+        cfg = deepcopy(masked_lm_config())
+        cfg.task.data = folder
+        with pytest.raises(ValueError, match="also has valid1; pass --valid-subset valid,valid1"):
+            data_utils.raise_if_valid_subsets_unintentionally_ignored(cfg)
+
+
+@seam("training_options", "Trainer.get_valid_iterator", partial(without, Trainer, "get_valid_iterator"))
+@seam(
+    "training_options", "Trainer.valid_step, which logs", partial(instead, Trainer, "valid_step", lambda *unused: None)
+)
+def _validation_logs() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_in(folder)
+        trainer.task.datasets["valid"] = samples_task().dataset("train")
+        assert "ppl" in training_options._logged_in_validation(trainer)
+
+
+@seam(
+    "training_options",
+    "optim.lr_scheduler.build_lr_scheduler, which the trainer calls by its module",
+    partial(instead, lr_scheduler, "build_lr_scheduler", lambda cfg, optimizer: SimpleNamespace(step_update=len)),
+)
+@seam(
+    "training_options",
+    "optim.build_optimizer, which the trainer calls by its module",
+    partial(instead, optim, "build_optimizer", lambda cfg, parameters: None),
+)
+def _schedule() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_in(folder)
+        assert trainer.optimizer.optimizer.param_groups
+        trainer = trainer_in(folder)
+        trainer.cfg.lr_scheduler = {
+            "_name": "inverse_sqrt",
+            "warmup_updates": 4,
+            "warmup_init_lr": -1,
+            "lr": [1.0, 2.0],
+        }
+        with pytest.raises(ValueError, match="--lr-scheduler inverse_sqrt: "):
+            assert trainer.lr_scheduler
 
 
 # update_lookahead
