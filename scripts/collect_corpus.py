@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or prints an error in one line and returns 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for train.txt and valid.txt")
-    help_text = "your own text: UTF-8, plain or gzip, one sentence a line, blank lines between documents"
+    help_text = "your own text: UTF-8, plain or compressed, one sentence a line, blank lines between documents"
     parser.add_argument("--corpus", type=Path, metavar="FILE", help=help_text)
     help_text = "amount of text to collect from the installed packages (default: %(default)s)"
     parser.add_argument("--max-megabytes", type=float, default=4.0, metavar="MB", help=help_text)

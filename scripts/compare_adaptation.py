@@ -218,7 +218,7 @@ class Comparison:
 
 
 def _first(texts: LabelledTexts, number: int) -> LabelledTexts:
-    return LabelledTexts(texts.path, texts.labels[:number], texts.texts[:number])
+    return LabelledTexts(texts.path, texts.labels[:number], texts.texts[:number], texts.lines[:number])
 
 
 def _targets(texts: LabelledTexts, labels: Sequence[str]) -> Tensor:

@@ -40,7 +40,7 @@ def documents_of(file: Path) -> Iterator[str]:
 def main() -> int:
     """Write both texts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
-    parser.add_argument("texts", nargs="+", type=Path, metavar="FILE", help="UTF-8 text, plain or .gz")
+    parser.add_argument("texts", nargs="+", type=Path, metavar="FILE", help="UTF-8 text, plain or compressed")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the two texts")
     parser.add_argument("--every", type=int, default=50, metavar="N", help="hold out one of N documents")
     args = parser.parse_args()

@@ -96,7 +96,7 @@ def retrieving(model: Any, datastore: PhraseDatastore, *, max_length: int) -> Ca
 
     def answers(text: str) -> list[str]:
         before, after = text.split(MASK)
-        found = model.fill_phrase(text, datastore, k=TOP, max_length=max_length)
+        found = model.fill_phrase(text, datastore, TOP, max_length=max_length)
         return [before + candidate.phrase + after for candidate in found]
 
     return answers

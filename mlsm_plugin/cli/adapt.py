@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a masked LM with its tokenizer")
     parser.add_argument(
         "--text", nargs="+", required=True, metavar="FILE",
-        help="training text, one sentence a line and blank lines between documents; may be .gz",
+        help="training text, one sentence a line and blank lines between documents; may be .gz, .bz2, .xz",
     )  # fmt: skip
     parser.add_argument(
         "--valid", nargs="+", default=[], metavar="FILE",

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder that `mlsm tokenizer` wrote, or hf:PATH, a Hugging Face folder or hub name",
     )
-    text = "training text: UTF-8, plain or .gz, one sentence a line, blank lines between documents"
+    text = "training text: UTF-8, plain or .gz, .bz2, .xz, one sentence a line, blank lines between documents"
     parser.add_argument("--train", nargs="+", default=[], metavar="FILE", help=text)
     parser.add_argument("--valid", nargs="+", default=[], metavar="FILE", help="validation text in the same form")
     parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text in the same form")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.coding_options import check_positive
-from mlsm_plugin.cli.fill import add_retrieval_options, open_model_and_datastore
+from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
+from mlsm_plugin.cli.fill import add_retrieval_options, open_model_and_datastore, warn_of_cuts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", required=True, metavar="TSV", help="texts to classify; lines are: label TAB text, or text alone"
     )
+    parser.add_argument("--header", action="store_true", help="skip the first line of --input, which names its columns")
+    add_max_unk_rate(parser, of="the file")
     parser.add_argument("--output", metavar="TSV", help="file to write: predicted label, its probability, text")
     parser.add_argument(
         "--parametric", action="store_true", help="use the softmax of the masked-LM head instead of retrieval"
@@ -49,12 +51,15 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.retrieval.zero_shot import (
         ParametricClassifier,
         RetrievalClassifier,
+        check_tokens,
         read_texts,
         read_verbalizer,
     )
     from mlsm_plugin.tokenization.masked_text import MASK
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
 
     check_positive(args, "max_occurrences")
+    check_max_unk_rate(args.max_unk_rate)
     if args.output:
         check_output_file(args.output)
     if args.template.count("{}") != 1 or args.template.count(MASK) != 1:
@@ -62,8 +67,14 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.datastore is None and not args.parametric:
         raise ValueError("--datastore is required unless --parametric is given")
     verbalizer = read_verbalizer(args.verbalizer)
-    items = read_texts(args.input, list(verbalizer))
+    items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = open_model_and_datastore(args)
+    check_tokens(interface, items)
+    check_known(
+        (item.text for item in items), interface.bpe, interface.task.source_dictionary,
+        args.max_unk_rate, where=args.input, remedy=ANOTHER_TOKENIZER,
+    )  # fmt: skip
+    interface.max_unk_rate = 1
     classifier: ParametricClassifier | RetrievalClassifier
     if args.parametric:
         why = why_untrained(interface.cfg)
@@ -74,10 +85,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         classifier = RetrievalClassifier(
             PhraseFiller(interface, store), verbalizer, max_occurrences=args.max_occurrences
         )
-    texts = [item.text.replace(MASK, " ") for item in items]
-    shares = np.stack(
-        [classifier.probabilities(args.template.replace("{}", text)) for text in Progress(texts, unit="text")]
-    )
+    texts = [args.template.replace("{}", item.text.replace(MASK, " ")) for item in items]
+    warn_of_cuts(sum(map(classifier.was_cut, texts)), len(texts))
+    shares = np.stack([classifier.probabilities(text) for text in Progress(texts, unit="text")])
     predicted = [classifier.labels[index] for index in shares.argmax(axis=1)]
     counts = Counter(predicted)
     print("predicted: " + ", ".join(f"{label} {counts[label]}" for label in classifier.labels))

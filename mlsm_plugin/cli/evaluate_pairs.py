@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
     parser.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens in one forward pass")
+    add_max_unk_rate(parser, of="a file")
     parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
 
 
@@ -35,14 +36,21 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.hidden_states.devices import default_device
     from mlsm_plugin.hub import from_pretrained
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
 
     check_positive(args, "batch_tokens")
+    check_max_unk_rate(args.max_unk_rate)
     if args.output:
         check_output_file(args.output)
     files = {path: read_pairs(path) for path in args.input}
     model = from_pretrained(args.checkpoint)
     check_head_was_trained(model)
     model.to(default_device(args.device))
+    for path, own in files.items():
+        check_known(
+            (text for pair in own for text in (pair.good, pair.bad)), model.bpe, model.task.source_dictionary,
+            args.max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER,
+        )  # fmt: skip
     pairs = [pair for own in files.values() for pair in own]
     verdicts = compare_pairs(model, pairs, batch_tokens=args.batch_tokens, progress=True)
     of_files = iter(verdicts)

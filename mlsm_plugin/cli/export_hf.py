@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.output_folder import output_folder
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.comparison import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +39,21 @@ def lines_to_compare(args: argparse.Namespace) -> list[str]:
     return list(itertools.islice((line for line in read_lines(args.text) if line), args.lines))
 
 
+def print_comparison(output: str, found: Comparison) -> None:
+    """Say what the comparison of two models has found."""
+    print(
+        f"{output}: ids are the same on {found.lines:,} lines, logits of {found.tokens:,} tokens differ by at most "
+        f"{found.largest_difference:.1e}"
+    )
+    if found.reordered:
+        print(f"on {found.reordered:,} more lines the same pieces come in another order, with equal probability")
+    if found.with_symbols:
+        print(
+            f"{found.with_symbols:,} of the lines name a special token and were compared as plain text, which "
+            "transformers reads with split_special_tokens=True"
+        )
+
+
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Export, load the result, and compare; fail if something differs."""
     import os
@@ -53,12 +73,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     transformers.logging.disable_progress_bar()
     lines = lines_to_compare(args)
     proof = export(from_pretrained(args.checkpoint), args.output, lines)
-    print(
-        f"{args.output}: ids are the same on {proof.lines:,} lines, logits of {proof.tokens:,} tokens differ by at "
-        f"most {proof.largest_difference:.1e}"
-    )
-    if proof.reordered:
-        print(f"on {proof.reordered:,} more lines the same pieces come in another order, with equal probability")
+    print_comparison(args.output, proof)
+    if proof.vocabulary:
+        print(f"mlsm: warning: other text can get other ids, since {proof.vocabulary}", file=sys.stderr)
     if proof.latent_atoms:
         print(
             f"latent_head.safetensors: the projection to {proof.latent_atoms} atoms, which follows lm_head's layer norm"

@@ -75,15 +75,15 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         max_contexts=args.contexts,
     )
     filler = PhraseFiller(interface, store, settings)
+    if args.steps:
+        texts = []
+        for text in args.texts:
+            texts.append(filler.continue_text(text, steps=args.steps))
+            print(texts[-1])
+        warn_of_cuts(sum(map(filler.was_cut, texts)), len(texts))
+        return 0
+    warn_of_cuts(sum(map(filler.was_cut, args.texts)), len(args.texts))
     for text in args.texts:
-        if args.steps:
-            print(filler.continue_text(text, steps=args.steps))
-            continue
-        if filler.was_cut(text):
-            print(
-                "mlsm: warning: the text is longer than the model's positions; it is cut around the masks",
-                file=sys.stderr,
-            )
         print(text)
         for number, found in enumerate(filler.fill(text, topk=args.topk), start=1):
             print(f"  mask {number}" + ("" if found else ": no phrase was found; try a larger --k, or --any-pieces"))
@@ -92,6 +92,15 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
                 for context in candidate.contexts:
                     print(f"            {context}")
     return 0
+
+
+def warn_of_cuts(number: int, of: int) -> None:
+    """Say on standard error how many texts the model does not see as a whole."""
+    if number:
+        print(
+            f"mlsm: warning: {number} of {of} texts are longer than the model's positions and are cut around the mask",
+            file=sys.stderr,
+        )
 
 
 def open_model_and_datastore(args: argparse.Namespace) -> tuple[Any, Any]:

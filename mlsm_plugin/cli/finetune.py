@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
 from mlsm_plugin.cli.output_folder import output_folder
 
 TAKES_EXTRA_FLAGS = True
@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts in an update")
+    parser.add_argument(
+        "--header", action="store_true", help="skip the first line of each file, which names its columns"
+    )
+    parser.add_argument(
+        "--allow-single-labels", action="store_true", help="accept a label that only one training text has"
+    )
+    add_max_unk_rate(parser, of="a file")
     parser.add_argument("--regression", action="store_true", help="predict numbers; all labels must be numbers")
     parser.add_argument(
         "--from-scratch", action="store_true", help="start from random weights of the same architecture, for comparison"
@@ -48,8 +55,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Fine-tune and print the results."""
     from mlsm_plugin.evaluation.finetuning import FinetuneSettings, Finetuning
     from mlsm_plugin.hub import checkpoint_of
+    from mlsm_plugin.tokenization.unknown_tokens import check_max_unk_rate
 
     check_positive(args, "max_epoch", "patience", "lr", "batch_size")
+    check_max_unk_rate(args.max_unk_rate)
     if len(set(args.seeds)) < len(args.seeds):
         raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, args.seeds))}")
     files = {split: getattr(args, split) for split in ("train", "valid", "test") if getattr(args, split)}
@@ -59,6 +68,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         lr=args.lr,
         batch_size=args.batch_size,
         regression=args.regression,
+        header=args.header,
+        allow_single_labels=args.allow_single_labels,
+        max_unk_rate=args.max_unk_rate,
         from_scratch=args.from_scratch,
         extra=(*extra, "--user-dir", args.user_dir) if args.user_dir else tuple(extra),
     )

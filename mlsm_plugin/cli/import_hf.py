@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from mlsm_plugin.cli.export_hf import add_comparison, lines_to_compare
+from mlsm_plugin.cli.export_hf import add_comparison, lines_to_compare, print_comparison
 from mlsm_plugin.cli.output_folder import output_folder
 
 
@@ -28,12 +28,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     lines = lines_to_compare(args)
     proof = import_modernbert(args.model, args.output, lines)
-    print(
-        f"{args.output}: ids are the same on {proof.lines:,} lines, logits of {proof.tokens:,} tokens differ by at "
-        f"most {proof.largest_difference:.1e}"
-    )
-    if proof.reordered:
-        print(f"on {proof.reordered:,} more lines the same pieces come in another order, with equal probability")
+    print_comparison(args.output, proof)
     words = ["fairseq-train", "DATA_BIN", "--user-dir", args.user_dir or PACKAGE_DIR, *OBJECTIVE, *proof.flags]
     words += ["--finetune-from-model", f"{args.output}/{CHECKPOINT}"]
     print_next(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.next_commands import encode_command
 from mlsm_plugin.files.atomic_files import check_output_file
+from mlsm_plugin.files.checkpoint_files import checkpoint_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,16 +89,15 @@ def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
     for candidate in (folder, folder / "data-bin"):
         if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
             return candidate, chosen or candidate
-    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
-        if (folder / name).is_file():
-            data, codes = _training_data(folder / name)
-            if (data / "dict.txt").exists():
-                if chosen is None and (folder / "stages.json").is_file():
-                    codes = _codes_of_last_stage(folder, data)
-                print(f"{folder} was trained on {data}, which is read")
-                return data, chosen or codes
-            raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
-    raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
+    if not any(folder.glob("*.pt")):
+        raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
+    data, codes = _training_data(checkpoint_of(folder))
+    if not (data / "dict.txt").exists():
+        raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
+    if chosen is None and (folder / "stages.json").is_file():
+        codes = _codes_of_last_stage(folder, data)
+    print(f"{folder} was trained on {data}, which is read")
+    return data, chosen or codes
 
 
 def _training_data(checkpoint: Path) -> tuple[Path, Path]:

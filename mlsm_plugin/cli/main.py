@@ -36,6 +36,7 @@ COMMANDS = {
     "infill": "fill the gaps of texts with a denoising model",
     "export-hf": "export to Hugging Face (stock RobertaForMaskedLM or ModernBertForMaskedLM) and verify",
     "import-hf": "import a ModernBERT of Hugging Face, to train it further, and verify",
+    "average": "average the weights of checkpoints of a run",
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }

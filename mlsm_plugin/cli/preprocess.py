@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Steps whose outputs are up to date are skipped; run the same command again to resume after a stop. "
         "Every other flag is handed to fairseq-train, which trains the auxiliary model."
     )
-    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="training text, plain or .gz")
+    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="training text, plain or compressed")
     parser.add_argument("--valid", nargs="+", required=True, metavar="FILE", help="validation text")
     parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text")
     parser.add_argument(
@@ -56,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-type", default="unigram", choices=["unigram", "bpe"], help="type of the SentencePiece model"
     )
     tokenizer.add_argument("--lowercase", action="store_true", help="lower-case all text")
+    tokenizer.add_argument(
+        "--user-symbols",
+        nargs="+",
+        default=[],
+        metavar="SYMBOL",
+        help="pieces that are never cut, such as [url]",
+    )
     auxiliary = parser.add_argument_group("auxiliary model")
     auxiliary.add_argument(
         "--auxiliary",
@@ -101,6 +108,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(
             f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could have them)"
         )
+    if (args.tokenizer or args.auxiliary) and (args.user_symbols or args.lowercase):
+        raise ValueError("--user-symbols and --lowercase need a tokenizer that is trained here, not one that is given")
     # check now, not hours later in the step that reads them
     check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
     check_positive(args, "k")
@@ -159,6 +168,7 @@ def _steps_until_auxiliary(
         tokenizer = str(output / "tokenizer")
         options = ["--vocab-size", str(args.vocab_size), "--model-type", args.model_type]
         options += ["--lowercase"] if args.lowercase else []
+        options += ["--user-symbols", *args.user_symbols] if args.user_symbols else []
         command = ["tokenizer", "--input", *args.train, *options, "--output", tokenizer]
         steps.append(Step("tokenizer", command, [Path(file) for file in args.train], [Path(tokenizer)]))
     data_bin = output / "data-bin"

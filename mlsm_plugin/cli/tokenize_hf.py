@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Lines are packed into sequences, whole where they fit, with the tokenizer's special tokens around each. No "
         "sequence crosses a blank line, which ends a document."
     )
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="text file, one sentence a line; may be .gz")
+    parser.add_argument(
+        "texts", nargs="+", metavar="TEXT", help="text file, one sentence a line; may be .gz, .bz2, .xz"
+    )
     parser.add_argument(
         "--tokenizer", required=True, metavar="MODEL", help="folder or hub name of the tokenizer, or of its model"
     )

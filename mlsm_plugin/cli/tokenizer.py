@@ -12,7 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from mlsm_plugin.tokenization.sentencepiece_training import DEFAULT_MAX_SENTENCES, MODEL_TYPES
 
     parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="UTF-8 text, plain or .gz, one sentence a line"
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="UTF-8 text, plain or .gz, .bz2, .xz, one sentence a line",
     )
     parser.add_argument("--vocab-size", type=int, required=True, metavar="N", help="number of SentencePiece pieces")
     parser.add_argument(
@@ -34,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="learn from a uniform sample of this many sentences, which bounds the memory",
     )
+    parser.add_argument(
+        "--user-symbols",
+        nargs="+",
+        default=[],
+        metavar="SYMBOL",
+        help="pieces that are never cut, such as [url] or @user; text without spaces, other than <...>",
+    )
     parser.add_argument("--verbose", action="store_true", help="show SentencePiece's own log")
 
 
@@ -49,6 +60,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         lowercase=args.lowercase,
         character_coverage=args.character_coverage,
         max_sentences=args.max_sentences,
+        user_symbols=args.user_symbols,
         verbose=args.verbose,
     )
     print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,32 @@ from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
+
+logger = logging.getLogger(__name__)
 
 DICTIONARY = "dict.txt"
+
+
+def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer, max_unk_rate: float) -> None:
+    """Check that every text has tokens; warn of unknown ones.
+
+    Raises:
+        ValueError: a text has no token, such as a zero-width space (the message names its line), or more than the share
+            ``max_unk_rate`` of the tokens of all texts is unknown.
+    """
+    found = UnknownTokens()
+    for index, own in enumerate(texts.texts):
+        for text in own:
+            encoded = tokenizer.line_encoder.encode_batch([text])
+            if not len(encoded.ids):
+                raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
+            found.tokens += len(encoded.ids) - 1  # </s>
+            found.unknown += encoded.unknown
+            found.characters.update(encoded.unknown_characters)
+    found.check(str(texts.path), max_unk_rate)
+    if found.unknown:
+        logger.warning(found.describe(str(texts.path)))
 
 
 def write_classification_data(
@@ -60,7 +85,9 @@ def _write_labels(splits: Mapping[str, LabelledTexts], folder: Path, *, regressi
         return
     counts = Counter(splits["train"].labels)
     names = sorted(counts)
-    lines = "".join(f"{label} {counts[label]}\n" for label in names)
+    special = Dictionary().symbols  # a label that is called like one of these gets an id of its own
+    flags = {label: " #fairseq:overwrite" if label in special else "" for label in names}
+    lines = "".join(f"{label} {counts[label]}{flags[label]}\n" for label in names)
     (folder / DICTIONARY).write_text(lines, encoding="utf-8")
     dictionary = Dictionary.load(str(folder / DICTIONARY))
     for name, texts in splits.items():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from mlsm_plugin.evaluation.classification_data import DICTIONARY, write_classification_data
+from mlsm_plugin.evaluation.classification_data import DICTIONARY, check_tokens, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.fairseq_seams import model_options
 from mlsm_plugin.fairseq_seams.checkpoint_states import (
@@ -37,6 +37,7 @@ from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, token
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
@@ -54,6 +55,9 @@ class FinetuneSettings:
         lr: peak learning rate; it rises in the first 6 % of the updates and falls linearly to 0.
         batch_size: texts in an update.
         regression: predict numbers; all labels are numbers.
+        header: the first line of each file names its columns.
+        allow_single_labels: accept a label that only one text has.
+        max_unk_rate: largest share of unknown tokens in a file.
         from_scratch: start from random weights of the checkpoint's architecture, for comparison.
         extra: further flags of ``fairseq-train``, which override the others.
     """
@@ -63,6 +67,9 @@ class FinetuneSettings:
     lr: float = 1e-4
     batch_size: int = 32
     regression: bool = False
+    header: bool = False
+    allow_single_labels: bool = False
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE
     from_scratch: bool = False
     extra: tuple[str, ...] = ()
 
@@ -100,14 +107,20 @@ class Finetuning:
         settings: FinetuneSettings,
     ) -> None:
         self.checkpoint, self.output, self.settings = checkpoint, Path(output), settings
-        self.texts = {split: read_labelled_texts(path, regression=settings.regression) for split, path in files.items()}
+        how = {"regression": settings.regression, "header": settings.header}
+        self.texts = {split: read_labelled_texts(path, **how) for split, path in files.items()}
         others = [texts for split, texts in self.texts.items() if split != "train"]
-        check_same_kind(self.texts["train"], others, regression=settings.regression)
+        check_same_kind(
+            self.texts["train"], others,
+            regression=settings.regression, allow_single=settings.allow_single_labels,
+        )  # fmt: skip
         folder = checkpoint.parent
         if not (folder / DICTIONARY).is_file():
             raise FileNotFoundError(f"{folder} has no {DICTIONARY}; copy it there from the binarized dataset")
         bpe_options(folder)  # raises an error that says what is missing
         self.tokenizer = open_tokenizer(folder)
+        for texts in self.texts.values():
+            check_tokens(texts, self.tokenizer, settings.max_unk_rate)
         state = read_state(checkpoint)
         if EMBEDDINGS not in weights_in(state):
             raise ValueError(f"{checkpoint} is not a RoBERTa-like encoder; only those can be fine-tuned")
@@ -161,7 +174,13 @@ class Finetuning:
             "checkpoint": model_fingerprint(self.checkpoint),
             "tokenizer": sha256_of_files(*tokenizer),
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
-            "settings": vars(self.settings),
+            # None: as in the plans of earlier versions, which lack them
+            "settings": {
+                **vars(self.settings),
+                "header": self.settings.header or None,
+                "allow_single_labels": None,
+                "max_unk_rate": None,
+            },
         }
         return PlannedFolder(
             self.output,
@@ -228,6 +247,7 @@ class Finetuning:
         """Results on the validation and the test texts; writes the predictions."""
         model = from_pretrained(folder, "checkpoint_best.pt")
         model.to(default_device())
+        model.max_unk_rate = 1  # the files were checked
         found: dict[str, Any] = {}
         for split in ("valid", "test"):
             if split not in self.texts:

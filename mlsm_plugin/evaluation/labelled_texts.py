@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlsm_plugin.tokenization.text_files import numbered_lines
+
+FIRST_LINE = "; if the first line names the columns, pass --header"
 
 
 @dataclass(frozen=True)
@@ -18,14 +21,20 @@ class LabelledTexts:
         path: the file.
         labels: the label of each line, as written.
         texts: the text or the two texts of each line.
+        lines: the number of each line in the file, from 1.
     """
 
     path: Path
     labels: tuple[str, ...]
     texts: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def where(self, index: int) -> str:
+        """File and line of a labelled text, for error messages."""
+        return f"{self.path}, line {self.lines[index]}"
 
     @property
     def texts_per_line(self) -> int:
@@ -33,49 +42,76 @@ class LabelledTexts:
         return len(self.texts[0])
 
 
-def read_labelled_texts(path: str | os.PathLike[str], *, regression: bool = False) -> LabelledTexts:
+def read_labelled_texts(
+    path: str | os.PathLike[str], *, regression: bool = False, header: bool = False
+) -> LabelledTexts:
     """All lines of a file; blank ones are skipped.
 
     Args:
         path: UTF-8 text.
         regression: labels must be numbers.
+        header: the first line names the columns and is skipped.
 
     Raises:
         ValueError: a line has too few or too many columns, an empty text, or a label that is not a number (the message
-            names the line), or the file is empty.
+            names the line), the file is empty, or its first line is no header.
         OSError: the file cannot be read.
     """
     labels: list[str] = []
     texts: list[tuple[str, ...]] = []
-    for number, line in numbered_lines(path):
+    lines: list[int] = []
+    found = numbered_lines(path)
+    skipped = next(found, (0, ""))[1].split("\t")[0].strip() if header else None
+    for number, line in found:
         label, *rest = (column.strip() for column in line.split("\t"))
         where = f"{path}, line {number}"
         if len(rest) not in (1, 2):
             raise ValueError(f"{where} has {len(rest) + 1} columns; expected label, text and for pairs a second text")
         if not label or not all(rest):
             raise ValueError(f"{where} has an empty {'label' if not label else 'text'}")
+        if "\r" in label:  # fairseq would end its line in the dictionary of labels there
+            raise ValueError(f"{where}: the label {label!r} has a carriage return")
         if texts and len(rest) != len(texts[0]):
             raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(texts[0])}")
         if regression:
-            _check_number(label, where)
+            _check_number(label, where, hint="" if texts or header else FIRST_LINE)
         labels.append(label)
         texts.append(tuple(rest))
+        lines.append(number)
     if not labels:
         raise ValueError(f"{path} holds no labelled text")
-    return LabelledTexts(Path(path), tuple(labels), tuple(texts))
+    if skipped is not None and (skipped in labels or (regression and _is_number(skipped))):
+        raise ValueError(f"{path}: the first line is no header: {skipped!r} is a label; give each file one, or none")
+    return LabelledTexts(Path(path), tuple(labels), tuple(texts), tuple(lines))
 
 
-def _check_number(label: str, where: str) -> None:
+def _is_number(label: str) -> bool:
     try:
-        finite = math.isfinite(float(label))
+        return math.isfinite(float(label))
     except ValueError:
-        finite = False
-    if not finite:
-        raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels")
+        return False
 
 
-def check_same_kind(train: LabelledTexts, others: list[LabelledTexts], *, regression: bool) -> None:
-    """Raise ValueError unless all files have the same number of texts in a line, and ``train`` has all labels."""
+def _check_number(label: str, where: str, *, hint: str) -> None:
+    if not _is_number(label):
+        raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
+
+
+def check_same_kind(
+    train: LabelledTexts, others: list[LabelledTexts], *, regression: bool, allow_single: bool = False
+) -> None:
+    """Check that files belong together.
+
+    Args:
+        train: the training texts.
+        others: what is evaluated on.
+        regression: labels are numbers.
+        allow_single: accept a label that only one of the training texts has, and no other text.
+
+    Raises:
+        ValueError: the files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
+            one of the others, or only one text has a label, such as the name of the column in a header.
+    """
     known = set(train.labels)
     if not regression and len(known) < 2:
         raise ValueError(f"{train.path} has only one label ({train.labels[0]}); at least two are needed")
@@ -86,4 +122,18 @@ def check_same_kind(train: LabelledTexts, others: list[LabelledTexts], *, regres
             )
         unseen = sorted(set(other.labels) - known)
         if unseen and not regression:
-            raise ValueError(f"{other.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}")
+            hint = FIRST_LINE if other.labels[0] in unseen else ""
+            raise ValueError(f"{other.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
+    if not regression and not allow_single:
+        _check_no_single_label(train, others)
+
+
+def _check_no_single_label(train: LabelledTexts, others: list[LabelledTexts]) -> None:
+    elsewhere = {label for other in others for label in other.labels[1:]}  # a first line may be a header, too
+    single = {label for label, number in Counter(train.labels).items() if number == 1} - elsewhere
+    for index, label in enumerate(train.labels):
+        if label in single:
+            raise ValueError(
+                f"{train.where(index)}: no other text has the label {label!r}; correct or remove the line, or pass "
+                f"--allow-single-labels{'' if index else FIRST_LINE}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
 from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl
 from mlsm_plugin.sparse_coding.code_store import CodeStore
+
+logger = logging.getLogger(__name__)
 
 # number of rows of a code store that are read at once
 ROWS_AT_ONCE = 1 << 16
@@ -66,7 +69,7 @@ def evaluate_latent_kl(
         codes: folder of the codes of ``split`` and ``train`` (default: the dataset).
 
     Raises:
-        ValueError: the model has no latent head, or the codes do not belong to the data.
+        ValueError: the model has no latent head, the codes do not belong to the data, or no masked token has one.
     """
     hub = from_pretrained(run)
     if hub.num_atoms == 0:
@@ -80,11 +83,15 @@ def evaluate_latent_kl(
     unigram = torch.from_numpy(mean_code(CodeStore(str(codes / "train.codes")))).log().float()
     sums = torch.zeros(3, dtype=torch.float64)
     usable = [index for index in range(len(dataset)) if dataset.size(index) <= hub.model.max_positions()]
+    if too_long := len(dataset) - len(usable):
+        logger.warning("%d samples are longer than the model's positions; the other %d count", too_long, len(usable))
     for start in Progress(range(0, len(usable), batch_size), desc=f"evaluating {split}", unit="batch"):
         batch = dataset.collater([dataset[index] for index in usable[start : start + batch_size]])
         sums += _batch_sums(hub, utils.move_to_cpu(batch), unigram)
     model, baseline, count = sums.tolist()
-    return LatentKl(model / max(1, count), baseline / max(1, count), int(count))
+    if not count:
+        raise ValueError(f"no masked token of {split} has a code; code more of it, or choose another split")
+    return LatentKl(model / count, baseline / count, int(count))
 
 
 def _batch_sums(hub: MlsmHubInterface, batch: dict, unigram: Tensor) -> Tensor:

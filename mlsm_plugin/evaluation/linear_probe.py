@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+logger = logging.getLogger(__name__)
+
 PENALTIES = (1e-4, 1e-3, 1e-2)  # L2, of which one is chosen
 HELD_OUT = 10  # every tenth training row chooses it
 
 
 @torch.no_grad()
 def sentence_means(interface: Any, texts: Sequence[str], *, batch_size: int = 64) -> Tensor:
-    """The mean of the last hidden states of each text; texts that are too long are cut.
+    """The mean of the last hidden states of each text; texts that are too long are cut, with a warning.
 
     Args:
         interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
@@ -25,11 +28,20 @@ def sentence_means(interface: Any, texts: Sequence[str], *, batch_size: int = 64
 
     Returns:
         ``(n, dim)`` float64, on the CPU.
+
+    Raises:
+        ValueError: a text has no token.
     """
     pad, limit = interface.task.source_dictionary.pad(), int(interface.model.max_positions())
+    encoded = [interface.encode(text) for text in texts]
+    for text, own in zip(texts, encoded, strict=True):
+        if len(own) == 2:  # BOS and EOS
+            raise ValueError(f"the text {text!r} has no tokens after normalization")
+    if too_long := sum(len(own) > limit for own in encoded):
+        logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(texts))
     found = []
     for first in range(0, len(texts), batch_size):
-        rows = [interface.encode(text)[:limit] for text in texts[first : first + batch_size]]
+        rows = [own[:limit] for own in encoded[first : first + batch_size]]
         tokens = pad_sequence(rows, batch_first=True, padding_value=pad)
         hidden = interface.extract_features(tokens).double().cpu()
         kept = tokens.ne(pad)[:, :, None]

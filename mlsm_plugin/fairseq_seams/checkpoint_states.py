@@ -29,6 +29,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_contents import (
     unreadable,
 )
 from mlsm_plugin.files.atomic_files import atomic_open
+from mlsm_plugin.files.checkpoint_files import missing_checkpoint
 
 SHOWN_CHARACTERS = 400
 
@@ -48,7 +49,7 @@ def read_state(
         ValueError: it is not a checkpoint of fairseq, or it must not be used, see :mod:`checkpoint_contents`.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{kind} {path} does not exist")
+        raise missing_checkpoint(path, kind)
     check_configuration(read_contents(path), path)
     state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), {**(overrides or {}), **NO_FILES})
     return state

@@ -8,26 +8,21 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
-import importlib.util
 import math
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from fairseq import checkpoint_utils, optim, options, utils
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
-from fairseq.logging import metrics
 from fairseq.optim import lr_scheduler
 from fairseq.tasks import TASK_REGISTRY
 
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 
 PACKAGE = __name__.partition(".")[0]
-DEFAULT_METRIC = "loss"  # of --best-checkpoint-metric
 LARGEST_SEED = 2**32 - 1  # that numpy takes
 
 POSITIVE = (
@@ -54,8 +49,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "tokens_per_sample": (2, math.inf),  # the first one is BOS
     "model_parallel_size": (1, 1),
 }
-# what fairseq does without where it is missing, and then trains nothing
-PACKAGES = {"write_checkpoints_asynchronously": "iopath", "use_plasma_view": "pyarrow.plasma"}
 SIDES = ("", ".source")  # of a split: text, or pairs of texts
 RESETS = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
 
@@ -66,7 +59,6 @@ def apply() -> None:
         return
     options.parse_args_and_arch = _checking(options.parse_args_and_arch)
     checkpoint_utils.verify_checkpoint_directory = _naming_folder(checkpoint_utils.verify_checkpoint_directory)
-    checkpoint_utils.load_checkpoint = _looking_for_metric(checkpoint_utils.load_checkpoint)
     name = "raise_if_valid_subsets_unintentionally_ignored"
     setattr(data_utils, name, _naming_splits(getattr(data_utils, name)))
     optim.build_optimizer = _naming_option(optim.build_optimizer, "--optimizer")
@@ -98,9 +90,7 @@ def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
         if not 0 < value < math.inf:
             raise ValueError(f"--lr must be positive, got {value:g}")
     _check_together(args)
-    _check_literals(args)
     _check_beginning(args)
-    _check_machine(args)
     for folder in utils.split_paths(args.data)[1:]:
         if not any(os.path.exists(os.path.join(folder, f"{args.train_subset}{side}.idx")) for side in SIDES):
             raise ValueError(
@@ -138,18 +128,6 @@ def _check_together(args: argparse.Namespace) -> None:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g} are more than 1")
 
 
-def _check_literals(args: argparse.Namespace) -> None:
-    """Check what fairseq evaluates."""
-    betas = _literal(getattr(args, "adam_betas", (0.9, 0.98)))
-    numbers = betas if isinstance(betas, (tuple, list)) else ()
-    if len(numbers) != 2 or not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in numbers):
-        raise ValueError(f"--adam-betas takes two numbers from 0 to below 1, such as '(0.9, 0.98)'; got {betas!r}")
-    if not isinstance(_literal(args.optimizer_overrides), dict):
-        raise ValueError(
-            f"--optimizer-overrides takes a dictionary, such as {{'lr': [0.1]}}; got {args.optimizer_overrides}"
-        )
-
-
 def _check_beginning(args: argparse.Namespace) -> None:
     """Check the checkpoint that a run begins with."""
     start = args.finetune_from_model
@@ -165,24 +143,6 @@ def _check_beginning(args: argparse.Namespace) -> None:
         raise ValueError(f"--finetune-from-model resets everything but the weights; leave out {', '.join(resets)}")
     if not PathManager.exists(os.path.join(args.save_dir, LAST)) and not PathManager.isfile(start):
         raise ValueError(f"--finetune-from-model {start} does not exist")
-
-
-def _check_machine(args: argparse.Namespace) -> None:
-    for name, package in PACKAGES.items():
-        if getattr(args, name) and not _is_installed(package):
-            raise ValueError(f"{_flag(name)} needs the package {package}, which is not installed; leave it out")
-    for name, folder in (("quantization_config_path", False), ("log_file", True)):
-        path = getattr(args, name)
-        if path and not (os.path.isdir(os.path.dirname(path) or ".") if folder else os.path.isfile(path)):
-            raise ValueError(f"{_flag(name)} {path}: {'its folder' if folder else 'the file'} does not exist")
-    started_by = {"MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"} & set(os.environ)
-    devices, wanted = torch.cuda.device_count(), args.distributed_world_size
-    alone = args.distributed_init_method is None and args.distributed_port <= 0 and not started_by
-    if alone and wanted > max(1, devices):
-        raise ValueError(
-            f"--distributed-world-size {wanted} is more than the GPUs of this machine ({devices}); leave it out, or "
-            "start one process for each rank, with --distributed-init-method"
-        )
 
 
 def _checking(original: Any) -> Any:
@@ -256,49 +216,9 @@ def _naming_option(original: Any, flag: str) -> Any:
     return build
 
 
-def _looking_for_metric(original: Any) -> Any:
-    """Validate one batch before training, to see whether there is a ``--best-checkpoint-metric`` of that name."""
-
-    @functools.wraps(original)
-    def load_checkpoint(cfg: Any, trainer: Any, **more: Any) -> Any:
-        loaded = original(cfg, trainer, **more)
-        validates = not trainer.cfg.dataset.disable_validation
-        if validates and cfg.best_checkpoint_metric != DEFAULT_METRIC and _is_own(trainer.cfg.task._name):
-            logged = _logged_in_validation(trainer)
-            if logged and cfg.best_checkpoint_metric not in logged:
-                raise ValueError(
-                    f"--best-checkpoint-metric {cfg.best_checkpoint_metric} is not what validation logs; it logs "
-                    f"{', '.join(logged)}"
-                )
-        return loaded
-
-    return load_checkpoint
-
-
-def _logged_in_validation(trainer: Any) -> list[str]:
-    """The names that the first batch of validation logs; what follows draws the same random numbers as without it."""
-    subset = trainer.cfg.dataset.valid_subset.split(",")[0]
-    batches = trainer.get_valid_iterator(subset).next_epoch_itr(shuffle=False, set_dataset_epoch=False)
-    state = np.random.get_state()
-    devices = [trainer.device] if trainer.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), metrics.aggregate(new_root=True) as logged:
-        for batch in batches:
-            trainer.valid_step(batch)
-            break
-    np.random.set_state(state)
-    return sorted(logged.get_smoothed_values())
-
-
 def _is_own(task: str) -> bool:
     """Whether this package's code is in a task, also in one of a user's plugin."""
     return any(base.__module__.partition(".")[0] == PACKAGE for base in TASK_REGISTRY[task].__mro__)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # not even the package around it
-        return False
 
 
 def _numbers(value: Any) -> list[float]:

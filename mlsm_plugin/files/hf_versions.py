@@ -56,15 +56,43 @@ def _change(path: Path, change: Callable[..., None], *further: Any) -> None:
 def _add_keys_of_models(config: dict[str, Any]) -> None:
     if "dtype" in config:
         config["torch_dtype"] = config["dtype"]
-    types, angles = config.get("layer_types"), config.get("rope_parameters")
-    if config.get("model_type") != "modernbert" or types is None or angles is None:
-        return
+    if config.get("model_type") == "modernbert":
+        config |= _keys_of_version_4(config.get("layer_types"), config.get("rope_parameters"))
+
+
+def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | None) -> dict[str, Any]:
+    """What version 4 reads of a ModernBERT in the place of two keys of version 5; empty without them."""
+    if types is None or angles is None:
+        return {}
     plain = all(angles[kind].keys() == PLAIN_ANGLES and angles[kind]["rope_type"] == "default" for kind in {*types})
     thetas = {kind: (angles.get(kind) or {}).get("rope_theta") for kind in (GLOBAL, LOCAL)}
     # None is what version 4 cannot compute with; without the key, it would take its default
-    config["global_attn_every_n_layers"] = global_every(types)
-    config["global_rope_theta"] = thetas[GLOBAL] if plain else None
-    config["local_rope_theta"] = thetas[LOCAL]
+    return {
+        "global_attn_every_n_layers": global_every(types),
+        "global_rope_theta": thetas[GLOBAL] if plain else None,
+        "local_rope_theta": thetas[LOCAL],
+    }
+
+
+def check_read(config: Any, folder: Path) -> None:
+    """Check that version 4 of the library, where it is installed, has read what version 5 wrote.
+
+    Args:
+        config: the configuration, as the library has read it.
+        folder: where it lies.
+
+    Raises:
+        ValueError: it has taken defaults for the layers or the angles of a ModernBERT.
+    """
+    if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
+        return
+    said = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))
+    wrong = [name for name, value in said.items() if getattr(config, name) != value]
+    if wrong:
+        raise ValueError(
+            f"{folder} was written by transformers 5, and the installed version reads other values of "
+            f"{', '.join(wrong)} from it; use version 5"
+        )
 
 
 def global_every(layer_types: Sequence[str]) -> int | None:

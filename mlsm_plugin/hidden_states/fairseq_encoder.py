@@ -21,16 +21,19 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
 )
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS, layer_numbers
 from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.checkpoint_files import only_checkpoint
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.tokenization.span_masks import added_symbols
+
+KIND = "auxiliary checkpoint"
 
 
 class FairseqEncoder(HiddenStateEncoder):
     """The layers of a trained encoder up to ``layer``, in eval mode.
 
     Args:
-        name: a fairseq checkpoint of a RoBERTa-like model (``roberta``, ``mlsm_roberta``, ...).
+        name: a fairseq checkpoint of a RoBERTa-like model (``roberta``, ``mlsm_roberta``, ...), or a folder with one.
         data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
         layer: which hidden state.
         device: device of the model; None for the GPU if there is one.
@@ -93,35 +96,31 @@ class FairseqEncoder(HiddenStateEncoder):
         """The checkpoint.
 
         Raises:
-            FileNotFoundError: it does not exist.
+            FileNotFoundError: it does not exist, or it is a folder with several.
         """
-        if os.path.isdir(name):
-            raise FileNotFoundError(f"{name} is a folder; name a checkpoint in it, such as {name}/checkpoint_best.pt")
-        if not os.path.isfile(name):
-            raise FileNotFoundError(f"auxiliary checkpoint {name} does not exist")
-        return [Path(name)]
+        return [only_checkpoint(name, KIND)]
 
     @classmethod
     def layers_of(cls, name: str | os.PathLike[str]) -> int:
         """Number of encoder layers of the checkpoint; raises ValueError if it is not RoBERTa-like."""
-        return 1 + max(layer_numbers(weights_in(_read_checkpoint(Path(name), {}))), default=-1)
+        return 1 + max(layer_numbers(weights_in(_read_checkpoint(only_checkpoint(name, KIND), {}))), default=-1)
 
     @classmethod
     def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
         """The model's positions, or the longest sample that it was trained on if that is shorter."""
-        cfg = config_in(_read_checkpoint(Path(name), {}))
+        cfg = config_in(_read_checkpoint(only_checkpoint(name, KIND), {}))
         positions = int(cfg.model.max_positions)
         return min(positions, int(getattr(cfg.task, "tokens_per_sample", None) or positions))
 
     @classmethod
     def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
         """The folder of the checkpoint, which holds its tokenizer."""
-        return str(Path(name).parent)
+        return str(only_checkpoint(name, KIND).parent)
 
     @classmethod
     def width_of(cls, name: str | os.PathLike[str]) -> int | None:
         """Width of the hidden states, which is that of the embeddings."""
-        return int(weights_in(_read_checkpoint(Path(name), {}))[EMBEDDINGS].shape[1])
+        return int(weights_in(_read_checkpoint(only_checkpoint(name, KIND), {}))[EMBEDDINGS].shape[1])
 
     @classmethod
     def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
@@ -138,7 +137,7 @@ class FairseqEncoder(HiddenStateEncoder):
 
 
 def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, Any]:
-    state = read_state(checkpoint, overrides, kind="auxiliary checkpoint")
+    state = read_state(checkpoint, overrides, kind=KIND)
     if EMBEDDINGS not in weights_in(state):
         raise ValueError(f"{checkpoint} does not hold a RoBERTa-like encoder ({EMBEDDINGS} is missing)")
     return state
@@ -150,7 +149,7 @@ def load_roberta(
     """The whole model in a checkpoint, and the whole configuration that it holds.
 
     Args:
-        name: a fairseq checkpoint of a RoBERTa-like model.
+        name: a fairseq checkpoint of a RoBERTa-like model, or a folder with one.
         data_folder: folder with the ``dict.txt`` that the checkpoint was trained with.
         dictionary: of that folder, with ``<mask>``.
 
@@ -158,7 +157,7 @@ def load_roberta(
         FileNotFoundError: the checkpoint does not exist.
         ValueError: it is not RoBERTa-like or has another vocabulary.
     """
-    checkpoint, data_bin = Path(name), Path(data_folder)
+    checkpoint, data_bin = only_checkpoint(name, KIND), Path(data_folder)
     overrides = {"data": str(data_bin)}
     state = _read_checkpoint(checkpoint, overrides)
     num_symbols = len(dictionary) + len(added_symbols(config_in(state).task))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
+from mlsm_plugin.files.hf_versions import check_read
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import check_layer
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
@@ -119,7 +120,7 @@ class LibraryEncoder:
 
 
 def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
-    """The configuration of a model; raises ValueError if its type is not among ``types``."""
+    """The configuration of a model; raises ValueError if its type is not among ``types``, or it is misread."""
     transformers = import_transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -127,6 +128,7 @@ def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
         raise ValueError(f"{folder} does not hold a Hugging Face model: {first_line(error)}") from None
     if config.model_type not in types:
         raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
+    check_read(config, folder)
     return config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,34 +16,31 @@ from mlsm_plugin.fairseq_seams import roberta_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import LATENT_HEAD, written_by_library
 from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
 from mlsm_plugin.hub.modernbert_export import modernbert_model
 from mlsm_plugin.hub.roberta_export import roberta_model
 from mlsm_plugin.models.modern_layers import ModernTransformer
 from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
+from mlsm_plugin.tokenization.hf_tokenizer import SPECIAL_SYMBOLS
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
-LARGEST_DIFFERENCE = 1e-4
+# what Python calls whitespace and SentencePiece does not; fairseq drops it where it parts the pieces of a line
+WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
 @dataclass(frozen=True)
-class ExportProof:
+class ExportProof(Comparison):
     """What was found when the written files were loaded again.
 
     Attributes:
-        lines: number of lines of text whose ids are the same.
-        reordered: number of further lines that are cut into the same pieces in another order. Long runs of one
-            character have many cuts of equal probability, and float32 rounding decides which one SentencePiece chooses.
-        tokens: number of tokens of all these lines.
-        largest_difference: largest absolute difference of two logits.
         latent_atoms: number of atoms of the latent head; 0 if there is none.
+        vocabulary: how the vocabulary differs from that of the tokenizer, so that other text can get other ids; None:
+            it does not.
     """
 
-    lines: int
-    reordered: int
-    tokens: int
-    largest_difference: float
     latent_atoms: int
+    vocabulary: str | None
 
 
 def check_exportable(interface: Any) -> None:
@@ -64,11 +62,15 @@ def exported_ids(interface: Any) -> Tensor:
     such as NPM's, come after them.
 
     Raises:
-        ValueError: two special symbols share a token of that tokenizer, or its ids have gaps.
+        ValueError: the dictionary is not that of the tokenizer, two special symbols share a token of it, or its ids
+            have gaps.
     """
     ids = torch.arange(len(interface.task.source_dictionary))
     if isinstance(interface.bpe, HuggingFaceBPE):
-        own = torch.from_numpy(interface.bpe.tokenizer.hf_ids)
+        tokenizer, symbols = interface.bpe.tokenizer, interface.task.source_dictionary.symbols
+        own = torch.from_numpy(tokenizer.hf_ids)
+        if symbols[SPECIAL_SYMBOLS : len(own) - 1] != tokenizer.symbols:
+            raise ValueError(f"the model's dict.txt was not made from its Hugging Face tokenizer; {REMEDY}")
         ids[: len(own)] = own
     if not torch.equal(ids.sort().values, torch.arange(len(ids))):
         raise ValueError(
@@ -132,12 +134,20 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
     scores = {piece.piece: piece.score for piece in proto.pieces}
     vocabulary = [(symbol, scores.get(symbol, 0.0)) for symbol in dictionary.symbols]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=dictionary.unk(), byte_fallback=False))
+    rests = [re.escape(symbol[1:]) for symbol in dictionary.symbols if re.fullmatch(r"<[^<>]+>", symbol)]
     steps: list[Any] = []
     if proto.normalizer_spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
-    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps += [normalizers.Replace(Regex(pattern), by) for pattern, by in ((r"\A +| +\z", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always"),
+            pre_tokenizers.Split(Regex(WHITESPACE), "removed"),
+            # The model holds the special tokens as pieces, too. No piece of `mlsm tokenizer` goes on after a "<".
+            pre_tokenizers.Split(Regex(f"<(?={'|'.join(rests)})"), "merged_with_previous"),
+        ]
+    )
     tokenizer.decoder = decoders.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
     ends = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -179,45 +189,7 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
                 save_file(weights, str(folder / LATENT_HEAD))
         written = AutoModelForMaskedLM.from_pretrained(folder).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        reordered, tokens, difference = compare(interface, ids, tokenizer, written, lines, word="exported")
+        found = compare(interface, ids, tokenizer, written, lines, word="exported")
         if not interface.num_atoms:
             Path(output, LATENT_HEAD).unlink(missing_ok=True)  # of an earlier export to this folder
-    return ExportProof(len(lines) - reordered, reordered, tokens, difference, interface.num_atoms)
-
-
-@torch.no_grad()
-def compare(
-    interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str
-) -> tuple[int, int, float]:
-    """Compare a model with the library's: ids and logits of lines of text.
-
-    Args:
-        interface: our model, in eval mode.
-        ids: for each of our ids the library's, ``(len(dictionary),)`` int64.
-        tokenizer, model: the library's.
-        lines: the text; a token of each line is masked.
-        word: how an error calls the model, such as "exported".
-
-    Returns:
-        number of lines whose pieces come in another order, number of tokens, and largest difference of a logit.
-
-    Raises:
-        ValueError: ids differ, or a logit differs by more than 1e-4.
-    """
-    limit = int(interface.model.max_positions())
-    reordered, tokens, difference = 0, 0, 0.0
-    for line in lines:
-        own = interface.encode(line)
-        found, expected = tokenizer(line)["input_ids"], ids[own].tolist()
-        reordered += found != expected
-        if sorted(found) != sorted(expected):
-            raise ValueError(f"the {word} tokenizer gives other ids for {line!r}; nothing was written")
-        own = own[:limit].clone()
-        if len(own) > 2:
-            own[len(own) // 2] = interface.task.mask_idx
-        ours, theirs = interface.model(own[None])[0], model(input_ids=ids[own][None]).logits
-        largest = float((ours - theirs[..., ids]).abs().max())
-        if not largest <= LARGEST_DIFFERENCE:  # true for NaN, too
-            raise ValueError(f"the {word} model's logits differ by {largest:.2g}; nothing was written")
-        tokens, difference = tokens + len(own), max(difference, largest)
-    return reordered, tokens, difference
+    return ExportProof(**vars(found), latent_atoms=interface.num_atoms, vocabulary=vocabulary_difference(interface))

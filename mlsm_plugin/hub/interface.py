@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,13 @@ class MlsmHubInterface(RobertaHub):
             filled.append((start + token + after, probability, token))
         return filled
 
-    def fill_phrase(self, text: str, datastore: Any, k: int = 5, **settings: Any) -> list[Any]:
+    def fill_phrase(self, text: str, datastore: Any, topk: int = 5, **settings: Any) -> list[Any]:
         """Phrases of a datastore for the masks of ``text``, best first.
 
         Args:
             text: text with one or several ``<mask>``.
             datastore: a :class:`mlsm_plugin.retrieval.PhraseDatastore` made with this model, or its folder.
-            k: number of phrases for each mask.
+            topk: number of phrases for each mask.
             settings: fields of :class:`mlsm_plugin.retrieval.phrase_filling.FillingSettings`.
 
         Returns:
@@ -141,7 +144,7 @@ class MlsmHubInterface(RobertaHub):
 
         store = datastore if isinstance(datastore, PhraseDatastore) else PhraseDatastore(datastore)
         settings = {"k": min(FillingSettings.k, len(store)), **settings}
-        found = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=k)
+        found = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=topk)
         return found[0] if len(found) == 1 else found
 
     @torch.no_grad()
@@ -151,7 +154,7 @@ class MlsmHubInterface(RobertaHub):
         """What a fine-tuned model predicts for texts.
 
         Args:
-            texts: one text each, or two for pairs; texts longer than the model's positions are cut.
+            texts: one text each, or two for pairs; texts longer than the model's positions are cut, with a warning.
             batch_size: number of texts at once; texts of similar length are batched together.
             head: name of the classification head.
 
@@ -165,12 +168,14 @@ class MlsmHubInterface(RobertaHub):
             raise ValueError("this model has no classification head: fine-tune it with `mlsm finetune`")
         check_known((one for own in texts for one in own), self.bpe, self.task.source_dictionary, self.max_unk_rate)
         limit = int(self.model.max_positions())
-        encoded = [self.encode(*own)[:limit] for own in texts]
+        encoded = [self.encode(*own) for own in texts]
+        if too_long := sum(len(tokens) > limit for tokens in encoded):
+            logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(encoded))
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         found: list[tuple[Any, float]] = [("", 0.0)] * len(encoded)
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            batch = data_utils.collate_tokens([encoded[i] for i in chosen], self.task.source_dictionary.pad())
+            batch = data_utils.collate_tokens([encoded[i][:limit] for i in chosen], self.task.source_dictionary.pad())
             with utils.model_eval(self.model):
                 logits = self.model(batch.to(self.device), features_only=True, classification_head_name=head)[0].float()
             for i, row in zip(chosen, logits.cpu(), strict=True):

@@ -29,7 +29,7 @@ def from_pretrained(
         model_name_or_path: folder with the checkpoint, ``dict.txt`` and the tokenizer (training puts them there),
             or a checkpoint file in such a folder.
         checkpoint_file: which checkpoint; the default is the first that exists of ``model.pt``,
-            ``checkpoint_best.pt``, ``checkpoint_last.pt`` and the highest-numbered one.
+            ``checkpoint_best.pt``, ``checkpoint_last.pt``, the highest-numbered one and the only one.
         data_name_or_path: where ``dict.txt`` is, absolute or relative to the folder.
         bpe: fairseq's name of a tokenizer that replaces the one in the folder; its options go into ``overrides``.
         overrides: further model or task options.

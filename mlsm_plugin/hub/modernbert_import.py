@@ -19,7 +19,7 @@ from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.files.hf_versions import GLOBAL, LOCAL, global_every
 from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
-from mlsm_plugin.hub.hf_export import compare
+from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.hub.modernbert_export import library_classes, modernbert_names
 from mlsm_plugin.models.latent_semantic_model import SIZES
@@ -34,21 +34,13 @@ OBJECTIVE = ("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", 
 
 
 @dataclass(frozen=True)
-class ImportProof:
+class ImportProof(Comparison):
     """What was found when the written files were loaded.
 
     Attributes:
-        lines: number of lines of text whose ids are the same.
-        reordered: number of further lines that are cut into the same pieces in another order.
-        tokens: number of tokens of all these lines.
-        largest_difference: largest absolute difference of two logits.
         flags: arguments of ``fairseq-train`` that make the same model, without those that have their default.
     """
 
-    lines: int
-    reordered: int
-    tokens: int
-    largest_difference: float
     flags: tuple[str, ...]
 
 
@@ -89,8 +81,8 @@ def import_modernbert(
         weights = imported_weights(model.state_dict(), ids, config.num_hidden_layers)
         write_untrained(temporary / CHECKPOINT, configuration_of(words), weights)
         interface = from_pretrained(temporary)
-        reordered, tokens, difference = compare(interface, ids, _tokenizer_of(folder), model, lines, word="imported")
-    return ImportProof(len(lines) - reordered, reordered, tokens, difference, tuple(flags))
+        found = compare(interface, ids, _tokenizer_of(folder), model, lines, word="imported")
+    return ImportProof(**vars(found), flags=tuple(flags))
 
 
 def _tokenizer_of(folder: Path) -> Any:

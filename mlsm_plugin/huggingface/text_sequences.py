@@ -78,7 +78,7 @@ def write_text_sequences(
     The folder appears as a whole. Only a few lines are in memory at a time.
 
     Args:
-        texts: files with a sentence a line and blank lines between documents, plain or gzip.
+        texts: files with a sentence a line and blank lines between documents, plain or compressed.
         tokenizer: folder or hub name, with or without ``hf:``.
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.

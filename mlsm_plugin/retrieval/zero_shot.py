@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ CHUNK_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A line of the input: the text, and its label if it has one."""
+    """A line of the input: the text, its label if it has one, and file and line."""
 
     text: str
     label: str | None
+    where: str
 
 
 def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
@@ -52,26 +54,35 @@ def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
     return found
 
 
-def read_texts(path: str | os.PathLike[str], labels: list[str]) -> list[LabelledText]:
-    """Read lines ``label TAB text``, or ``text`` alone.
+def read_texts(path: str | os.PathLike[str], labels: list[str], *, header: bool = False) -> list[LabelledText]:
+    """Read lines ``label TAB text``, or ``text`` alone; with ``header`` the first of them is skipped.
 
     Raises:
         ValueError: there is no text, a label is not in ``labels``, or only some lines have a label.
     """
-    found = []
-    for number, line in numbered_lines(path):
+    found: list[LabelledText] = []
+    for number, line in islice(numbered_lines(path), int(header), None):
+        where = f"{path}, line {number}"
         label, tab, text = line.partition("\t")
         text, own = (text, label.strip()) if tab else (line, None)
         if not text.strip():
-            raise ValueError(f"{path}, line {number} has no text")
+            raise ValueError(f"{where} has no text")
         if own is not None and own not in labels:
-            raise ValueError(f"{path}, line {number}: label {own!r} is not in the verbalizer ({', '.join(labels)})")
-        found.append(LabelledText(text.strip(), own))
+            hint = "" if found or header else "; if it names the columns, pass --header"
+            raise ValueError(f"{where}: label {own!r} is not in the verbalizer ({', '.join(labels)}){hint}")
+        found.append(LabelledText(text.strip(), own, where))
     if not found:
         raise ValueError(f"{path} holds no text")
     if len({item.label is None for item in found}) > 1:
         raise ValueError(f"{path}: only some lines have a label; give all lines one, or none")
     return found
+
+
+def check_tokens(interface: Any, items: Sequence[LabelledText]) -> None:
+    """Raise ValueError if a text has no token, such as a zero-width space; the message names its line."""
+    for item in items:
+        if not interface.bpe.encode(item.text).split():
+            raise ValueError(f"{item.where}: the text {item.text!r} has no tokens after normalization")
 
 
 class RetrievalClassifier:
@@ -129,6 +140,10 @@ class RetrievalClassifier:
             total.index_add_(0, self.owners, scores.double().softmax(dim=0).cpu())
         return (total / total.sum()).numpy()
 
+    def was_cut(self, text: str) -> bool:
+        """Whether the model sees only a part of a text with one mask."""
+        return self.filler.was_cut(text)
+
 
 class ParametricClassifier:
     """Scores labels by the masked-LM head: the sum over their words of the (geometric mean) probability of the pieces.
@@ -154,6 +169,12 @@ class ParametricClassifier:
             scores.append(np.logaddexp.reduce(of_words))
         shares = np.exp(np.array(scores) - np.logaddexp.reduce(scores))
         return shares / shares.sum()
+
+    def was_cut(self, text: str) -> bool:
+        """Whether the model sees only a part of a text with one mask."""
+        parts = ids_between_masks(text, self.interface.bpe, self.interface.task.source_dictionary)
+        longest = max(len(ids) for words in self.words for ids in words)
+        return 2 + longest + sum(map(len, parts)) > int(self.interface.model.max_positions())
 
     def _log_probabilities(self, text: str, num_masks: int) -> Tensor:
         """Log-probabilities ``(num_masks, V)`` of all symbols at ``num_masks`` masks in the place of the mask."""

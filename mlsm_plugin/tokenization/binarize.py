@@ -102,7 +102,7 @@ def binarize(
 
     Args:
         tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` followed by a folder or hub name of Hugging Face.
-        train: text files of the training split, plain or gzip; ``valid`` and ``test`` likewise.
+        train: text files of the training split, plain or compressed; ``valid`` and ``test`` likewise.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
         workers: number of processes that encode.
         max_unk_rate: maximum share of unknown tokens in a split; above it, nothing is written.

@@ -17,6 +17,7 @@ from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.tokenization.sentencepiece_files import dictionary_text
 from mlsm_plugin.tokenization.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
+from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 MODEL_TYPES = ("unigram", "bpe")
 DEFAULT_MAX_SENTENCES = 2_000_000
@@ -31,6 +32,11 @@ THREADS = 8  # constant, whatever the number of cores: the sums of EM, and thus 
 NOT_IN_PIECES = re.compile("[\\s\0\u2585]+")
 # all characters that normalize to "<"
 LESS_THAN = re.compile("[<\ufe64\uff1c]")
+# what fairseq, SentencePiece and the exported tokenizers all keep as one piece
+USER_SYMBOLS = (
+    "a user symbol is text without spaces that normalization leaves as it is (with --lowercase, in lower case), other "
+    "than <...> and <, such as [url] or @user"
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ def train_tokenizer(
     lowercase: bool = False,
     character_coverage: float = 0.9995,
     max_sentences: int = DEFAULT_MAX_SENTENCES,
+    user_symbols: Sequence[str] = (),
     verbose: bool = False,
     progress: bool = True,
 ) -> TokenizerFigures:
@@ -111,13 +118,14 @@ def train_tokenizer(
     the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case.
 
     Args:
-        inputs: UTF-8 text files, plain or gzip, with one sentence per line.
+        inputs: UTF-8 text files, plain or compressed, with one sentence per line.
         vocab_size: number of SentencePiece pieces.
         output: the folder to write; after a failure it is unchanged.
         model_type: ``"unigram"`` or ``"bpe"``.
         lowercase: fold case.
         character_coverage: share of the text's characters that get a piece, at least 0.98; the others become ``<unk>``.
         max_sentences: learn from a uniform sample of this many sentences.
+        user_symbols: pieces that are never cut, wherever they occur in a text; they count as pieces of the vocabulary.
         verbose: show the log of SentencePiece.
         progress: show a progress bar on a terminal.
 
@@ -135,6 +143,8 @@ def train_tokenizer(
         raise ValueError(f"--max-sentences must be at least {FEWEST_SENTENCES}, got {max_sentences}")
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
+    normalization = "nmt_nfkc_cf" if lowercase else "nmt_nfkc"
+    check_user_symbols(user_symbols, normalization)
     total = check_text_files(inputs)
     with progress_bar("tokenizer", total, progress) as bar:
         text = TrainingText(inputs, bar.update)
@@ -142,7 +152,8 @@ def train_tokenizer(
             text,
             vocab_size=vocab_size,
             model_type=model_type,
-            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            normalization_rule_name=normalization,
+            user_defined_symbols=list(user_symbols),
             character_coverage=character_coverage,
             input_sentence_size=max_sentences,
             minloglevel=0 if verbose else 2,
@@ -161,6 +172,24 @@ def train_tokenizer(
         sentences=text.sentences,
         sampled_sentences=min(text.sentences, max_sentences),
     )
+
+
+def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
+    """Raise ValueError unless all are symbols that stay one piece; the message says what is allowed.
+
+    Args:
+        symbols: as of :func:`train_tokenizer`.
+        normalization: SentencePiece's name of the rules that normalize the text.
+    """
+    normalizer = spm.SentencePieceNormalizer(
+        rule_name=normalization, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
+    )
+    for number, symbol in enumerate(symbols):
+        if symbol in symbols[:number]:
+            raise ValueError(f"--user-symbols has {symbol!r} twice")
+        odd = NOT_IN_PIECES.search(symbol) or SENTENCEPIECE_BEGIN in symbol or re.fullmatch(r"<?|<[^<>]+>", symbol)
+        if odd or normalizer.normalize(symbol) != symbol:
+            raise ValueError(f"--user-symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
 
 
 def _train(text: TrainingText, **options: Any) -> bytes:

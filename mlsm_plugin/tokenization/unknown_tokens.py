@@ -85,20 +85,25 @@ def unknown_tokens_of(texts: Iterable[str], bpe: Any, dictionary: Any) -> Unknow
     return found
 
 
-def check_known(texts: Iterable[str], bpe: Any, dictionary: Any, max_unk_rate: float) -> None:
+def check_known(
+    texts: Iterable[str], bpe: Any, dictionary: Any, max_unk_rate: float, *,
+    where: str = "the text", remedy: str = "use a model that knows such text, or set its max_unk_rate",
+) -> None:  # fmt: skip
     """Warn of unknown tokens in texts that a model is to read.
 
     Args:
         texts, bpe, dictionary: as of :func:`unknown_tokens_of`.
         max_unk_rate: largest share of unknown tokens.
+        where: what the texts are.
+        remedy: what to do about more.
 
     Raises:
         ValueError: there are more.
     """
     found = unknown_tokens_of(texts, bpe, dictionary)
-    found.check("the text", max_unk_rate, remedy="use a model that knows such text, or set its max_unk_rate")
+    found.check(where, max_unk_rate, remedy=remedy)
     if found.unknown:
-        logger.warning(found.describe("the text"))
+        logger.warning(found.describe(where))
 
 
 def check_max_unk_rate(max_unk_rate: float) -> None:

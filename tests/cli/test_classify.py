@@ -18,19 +18,43 @@ def test_command_prints_the_accuracy_and_writes_predictions(
 ) -> None:
     verbalizer, texts = tmp_path / "v.tsv", tmp_path / "i.tsv"
     verbalizer.write_text("a\tthe, the target\nb\tis, value\n", encoding="utf-8")
-    texts.write_text("a\tOne name.\nb\tAnother name.\na\tA third.\n", encoding="utf-8")
+    texts.write_text("a\tA name.\nb\tAnother name.\na\tA third.\n", encoding="utf-8")
     checkpoint = tiny.model if parametric else npm
     how = ("--parametric",) if parametric else ("--datastore", npm.parent / "store")
     words = ("classify", "--checkpoint", checkpoint, *how, "--verbalizer", verbalizer, "--input", texts)
     mlsm(*words, "--template", "{} It was <mask>.", "--output", tmp_path / "out.tsv")
     output = capsys.readouterr().out
     rows = [line.split("\t") for line in (tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()]
-    assert [row[2] for row in rows] == ["One name.", "Another name.", "A third."]
+    assert [row[2] for row in rows] == ["A name.", "Another name.", "A third."]
     assert all(0.5 <= float(row[1]) <= 1 for row in rows)
     correct = sum(row[0] == label for row, label in zip(rows, "aba", strict=True))
     assert f"accuracy {correct / 3:.4f} ({correct} of 3; always the most frequent label: 0.6667)" in output
     for template in ("It was <mask>.", "{} It was.", "{} {} <mask>"):
         assert "--template needs {} and <mask>, once each" in failing_mlsm(capsys, *words, "--template", template)
+
+
+def test_texts_that_need_a_word(
+    tiny: TinyData, tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "v.tsv").write_text("a\tthe, the target\nb\tis, value\n", encoding="utf-8")
+    texts = tmp_path / "i.tsv"
+    words = ("classify", "--checkpoint", tiny.model, "--verbalizer", tmp_path / "v.tsv", "--input", texts)
+    words += ("--template", "{} It was <mask>.", "--parametric")
+    texts.write_text("\nlabel\ttext\na\tA name.\n" + "b\t" + "the value of it " * 60 + "\n", encoding="utf-8")
+    line = failing_mlsm(capsys, *words)
+    assert (
+        "i.tsv, line 2: label 'label' is not in the verbalizer (a, b); if it names the columns, pass --header" in line
+    )
+    mlsm(*words, "--header")
+    printed = capsys.readouterr()
+    assert " of 2; always the most frequent label" in printed.out
+    assert "1 of 2 texts are longer than the model's positions and are cut around the mask" in printed.err
+    texts.write_text("A name.\n\u200b\n", encoding="utf-8")
+    assert "i.tsv, line 2: the text '\\u200b' has no tokens after normalization" in failing_mlsm(capsys, *words)
+    texts.write_text("A name.\nthe \u4e30\n", encoding="utf-8")
+    assert f"% of the tokens of {texts} are unknown, above the limit of 1.00%" in failing_mlsm(capsys, *words)
+    mlsm(*words, "--max-unk-rate", 0.5)
+    assert "unknown characters: '\u4e30' U+4E30 (1 times)" in caplog.text
 
 
 def test_classifying_needs_a_datastore_or_the_head(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:

@@ -66,3 +66,13 @@ def test_files_of_another_form_are_refused(
     words = ("evaluate-pairs", "--checkpoint", tiny.model, "--input", tmp_path / "in.jsonl")
     assert re.search(message, failing_mlsm(capsys, *words, "--output", tmp_path / "out.json"))
     assert not (tmp_path / "out.json").exists()
+
+
+def test_pairs_of_unknown_tokens_are_refused_unless_asked_for(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    pairs = write_pairs(tmp_path / "pairs.jsonl", [("the name \u4e30", "the name \u4e0c"), ("a name", "name a")])
+    words = ("evaluate-pairs", "--checkpoint", tiny.model, "--input", pairs)
+    error = failing_mlsm(capsys, *words)
+    assert f"% of the tokens of {pairs} are unknown, above the limit of 1.00%" in error
+    assert "'\u4e0c' U+4E0C (1 times), '\u4e30' U+4E30 (1 times)" in error
+    mlsm(*words, "--max-unk-rate", 1)
+    assert "2 pairs" in capsys.readouterr().out

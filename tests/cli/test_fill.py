@@ -23,7 +23,10 @@ def test_command_prints_phrases_and_sources(npm: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.startswith("The value ")
     long_text = "the value of it " * 60 + "<mask>"
     mlsm("fill", long_text, *where, "--topk", 1)
-    assert "longer than the model's positions" in capsys.readouterr().err
+    cut = "1 of 1 texts are longer than the model's positions and are cut around the mask"
+    assert cut in capsys.readouterr().err
+    mlsm("fill", "the value of it " * 60, "The value", *where, "--continue", 1)
+    assert cut.replace("of 1", "of 2") in capsys.readouterr().err
     assert "the text has no <mask>" in failing_mlsm(capsys, "fill", "nothing", *where)
     assert "--k 1000000 is more than the" in failing_mlsm(capsys, "fill", TEXT, *where, "--k", 10**6)
     for option, value in (("--contexts", -1), ("--continue", -3)):

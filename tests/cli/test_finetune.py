@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 def labelled(folder: Path) -> tuple[object, ...]:
     for name in ("train", "valid"):
-        (folder / f"{name}.tsv").write_text("long one\tA name and a value.\nshort\tA name.\n", encoding="utf-8")
+        (folder / f"{name}.tsv").write_text("long one\tA name and a value.\nshort\tA name.\n" * 2, encoding="utf-8")
     return ("--train", folder / "train.tsv", "--valid", folder / "valid.tsv")
 
 
@@ -45,7 +45,14 @@ def test_numbers_have_to_be_positive(tiny: TinyData, tmp_path: Path, capsys: Cap
     ("train", "valid", "message"),
     [
         ("a\tx\nb\n", "a\tx\n", r"train.tsv, line 2 has 1 columns; expected label, text"),
-        ("a\tx\nb\ty\n", "c\tx\n", r"valid.tsv has labels that .*train.tsv lacks: c"),
+        ("a\tx\nb\ty\n", "a\tx\nc\tx\n", r"valid.tsv has labels that .*train.tsv lacks: c$"),
+        ("label\ttext\na\tx\nb\ty\n", "a\tx\nb\ty\n", r"train.tsv, line 1: no other text has the label 'label'"),
+        ("a\tx\nb\ty\nb\ty\na\t\u200b\n", "a\tx\n", r"train.tsv, line 4: the text '\\u200b' has no tokens"),
+        (
+            "a\tthe\nb\ta\nb\tthe\na\ta\n",
+            "a\t\u4e30\n",
+            r"% of the tokens of .*valid.tsv are unknown, above the .* '\u4e30' U\+4E30",
+        ),
         ("a\tx\nb\ty\n", "a\tx\ty\n", r"valid.tsv has 2 texts in a line, .*train.tsv has 1"),
         ("a\tx\na\ty\n", "a\tx\n", r"train.tsv has only one label \(a\)"),
     ],

@@ -172,6 +172,14 @@ def test_flags_that_nothing_would_read_are_refused(here: Path, capsys: pytest.Ca
     assert not (here / "new").exists()
 
 
+def test_user_symbols_reach_the_tokenizer_that_is_trained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = whole_command("--output", "other", "--user-symbols", "[url]", "<url>")
+    assert "--user-symbols '<url>' cannot be a piece" in failing_mlsm(capsys, *words)
+    for own in (("--user-symbols", "[url]"), ("--lowercase",)):
+        line = failing_mlsm(capsys, *whole_command("--tokenizer", "run/tokenizer", *own))
+        assert "--user-symbols and --lowercase need a tokenizer that is trained here, not one that is given" in line
+
+
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = whole_command("--coder", "batchtopk", "--k", "4", "--matryoshka", "4", "8")
     assert "--iterations does not go with --coder batchtopk" in failing_mlsm(capsys, *words)

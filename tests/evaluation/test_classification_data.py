@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary, data_utils
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
-from mlsm_plugin.evaluation.classification_data import write_classification_data
+from mlsm_plugin.evaluation.classification_data import check_tokens, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
 from tests.tiny_models import TinyData
@@ -19,7 +20,7 @@ def tokenizer(tiny: TinyData) -> TextTokenizer:
 
 
 def of(labels: str, *texts: tuple[str, ...]) -> LabelledTexts:
-    return LabelledTexts(Path("none"), tuple(labels.split()), texts)
+    return LabelledTexts(Path("none"), tuple(labels.split()), texts, tuple(range(1, len(texts) + 1)))
 
 
 def read(path: Path, dictionary: Dictionary) -> list[list[int]]:
@@ -48,6 +49,23 @@ def test_texts_and_labels_are_read_back(tokenizer: TextTokenizer, tmp_path: Path
     assert 1 <= too_long["train"] <= 2
 
 
+def test_labels_may_be_called_like_special_symbols(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    names = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", "#fairseq:overwrite", "b")
+    texts = of(" ".join(names), *((f"The name {name}",) for name in names))
+    write_classification_data({"train": texts}, tokenizer, tmp_path / "data", positions=60, regression=False)
+    labels = SentencePredictionTask.load_dictionary(str(tmp_path / "data" / "label" / "dict.txt"))
+    rows = read(tmp_path / "data" / "label" / "train", labels)
+    assert [labels[row[0]] for row in rows] == list(names)
+    assert sorted(row[0] - labels.nspecial for row in rows) == list(range(len(names)))  # classes from 0
+    assert {row[1] for row in rows} == {labels.eos()}
+
+
+def test_texts_without_tokens_are_named(tokenizer: TextTokenizer) -> None:
+    check_tokens(of("a b", ("The name",), ("A value",)), tokenizer, 0.01)
+    with pytest.raises(ValueError, match=r"none, line 2: the text '\\u200b' has no tokens after normalization"):
+        check_tokens(of("a b", ("The", "name"), ("A value", "\u200b")), tokenizer, 0.01)
+
+
 def test_pairs_have_two_inputs_and_their_lengths_count_together(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     pairs = of("a b", ("One", "Two three four five"), ("One", "Two"))
     lengths = [sum(1 + len(tokenizer.ids_of(text)) for text in own) for own in pairs.texts]
@@ -69,7 +87,7 @@ def test_numbers_are_lines(tokenizer: TextTokenizer, tmp_path: Path) -> None:
 def test_failure_leaves_nothing(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     """A failure in the middle must not leave a folder that looks complete."""
     splits = {"train": of("a b", ("x",), ("y",))}
-    splits["valid"] = LabelledTexts(Path("none"), ("a",), ((),))  # a line without a text
+    splits["valid"] = LabelledTexts(Path("none"), ("a",), ((),), (1,))  # a line without a text
     with pytest.raises(IndexError):
         write_classification_data(splits, tokenizer, tmp_path / "data", positions=60, regression=False)
     assert list(tmp_path.iterdir()) == []

@@ -7,13 +7,15 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mlsm_plugin import hub
-from mlsm_plugin.evaluation.finetuning import summarized
+from mlsm_plugin.evaluation.finetuning import FinetuneSettings, Finetuning, summarized
 from tests.conftest import Pipeline, failing_mlsm, mlsm
+from tests.tiny_models import TinyData
 
 Capture = pytest.CaptureFixture[str]
 FAST = ("--max-epoch", 2, "--batch-size", 16, "--lr", "2e-3", "--cpu", "--num-workers", 0)
@@ -30,8 +32,9 @@ def folder(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path
         labels = ["long one" if len(text) > 60 else "short" for text in texts]
         rows = [f"{label}\t{text}" for label, text in zip(labels, texts, strict=True)]
         (root / f"{split}.tsv").write_text("\n".join(rows) + "\n\n", encoding="utf-8")
-        pairs = [f"{label}\tWhat is it?\t{text}" for label, text in zip(labels, texts, strict=True)]
-        (root / f"{split}.pairs.tsv").write_text("\n".join(pairs) + "\n", encoding="utf-8")
+        named = {"long one": "<pad>", "short": "</s>"}  # labels may be called like fairseq's special symbols
+        pairs = [f"{named[label]}\tWhat is it?\t{text}" for label, text in zip(labels, texts, strict=True)]
+        (root / f"{split}.pairs.tsv").write_text("label\n" + "\n".join(pairs) + "\n", encoding="utf-8")
         numbers = [f"{len(text) / 100}\t{text}" for text in texts]
         (root / f"{split}.numbers.tsv").write_text("\n".join(numbers) + "\n", encoding="utf-8")
     return root
@@ -89,9 +92,15 @@ def test_pairs_and_numbers_and_random_weights(
     pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     words = ("finetune", "--checkpoint", pipeline.auxiliary, *FAST)
-    mlsm(*words, *files(folder, ".pairs"), "--output", tmp_path / "pairs", "--from-scratch", "--max-epoch", 1)
+    mlsm(
+        *words, *files(folder, ".pairs"), "--output", tmp_path / "pairs", "--from-scratch", "--max-epoch", 1, "--header"
+    )
     model = hub.from_pretrained(tmp_path / "pairs")
-    assert model.predict_label("What is it?", "A name.") in ("long one", "short")
+    assert model.predict_label("What is it?", "A name.") in ("<pad>", "</s>")
+    rows = (tmp_path / "pairs" / "seed-1" / "valid.predictions.tsv").read_text("utf-8").splitlines()
+    assert [row.split("\t")[0] for row in rows] == [
+        line.split("\t")[0] for line in (folder / "valid.pairs.tsv").read_text("utf-8").splitlines()[1:]
+    ]
     assert "finetune-from-model" not in " ".join(
         re.findall(r"'finetune_from_model': '[^']+'", (tmp_path / "pairs" / "seed-1" / "train.log").read_text())
     )
@@ -107,7 +116,7 @@ def test_pairs_and_numbers_and_random_weights(
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 def test_texts_longer_than_the_positions_are_cut_and_counted(
-    pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture
+    pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
 ) -> None:
     long_text = "the value of the name " * 40
     for split in ("train", "valid"):
@@ -120,7 +129,9 @@ def test_texts_longer_than_the_positions_are_cut_and_counted(
     assert re.search(
         r"train: [1-9] texts are longer than the model's 64 positions; they are cut", capsys.readouterr().out
     )
+    caplog.clear()
     assert hub.from_pretrained(tmp_path / "out").predict_label(long_text) in ("long one", "short")
+    assert "1 of 1 texts are longer than the model's positions and are cut" in caplog.text
 
 
 @pytest.mark.slow
@@ -137,6 +148,20 @@ def test_batches_do_not_change_predictions(pipeline: Pipeline, folder: Path, tmp
     assert [label for label, _ in together] == [label for label, _ in alone]
     scores = [torch.tensor([score for _, score in found]) for found in (alone, together)]
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
+
+
+def test_plans_of_earlier_versions_are_the_same(tiny: TinyData, tmp_path: Path) -> None:
+    lines = "label\ttext\na\tA name.\nb\tA value.\na\tA list.\nb\tA tuple.\n"
+    (tmp_path / "file.tsv").write_text(lines, encoding="utf-8")
+    inputs = dict.fromkeys(("train", "valid"), tmp_path / "file.tsv")
+
+    def settings_of(**settings: Any) -> dict[str, Any]:
+        made = Finetuning(tiny.model, inputs, tmp_path / "out", FinetuneSettings(**settings))
+        return {name: value for name, value in made._folder().plan["settings"].items() if value is not None}
+
+    earlier = {"max_epoch", "patience", "lr", "batch_size", "regression", "from_scratch", "extra"}
+    assert settings_of(allow_single_labels=True).keys() == earlier
+    assert settings_of(header=True).keys() == {*earlier, "header"}
 
 
 def test_summary_is_mean_and_sample_deviation() -> None:

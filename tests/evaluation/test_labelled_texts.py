@@ -17,7 +17,8 @@ def read(folder: Path, content: str, name: str = "train.tsv", **options: bool) -
 
 def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
     found = read(tmp_path, "good\tA name. \r\n\n  \nbad one\t Ünï\u2028code\n")
-    assert found == LabelledTexts(tmp_path / "train.tsv", ("good", "bad one"), (("A name.",), ("Ünï\u2028code",)))
+    texts = (("A name.",), ("Ünï\u2028code",))
+    assert found == LabelledTexts(tmp_path / "train.tsv", ("good", "bad one"), texts, (1, 4))
     assert (len(found), found.texts_per_line) == (2, 1)
     pairs = read(tmp_path, "1\tWhat?\tThat.\n-0.5\tWho?\tHim.", regression=True)
     assert pairs.texts == (("What?", "That."), ("Who?", "Him."))
@@ -35,6 +36,7 @@ def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
         (" \tx\n", "line 1 has an empty label"),
         ("\n \n", "holds no labelled text"),
         ("", "holds no labelled text"),
+        ("x\ty\na\tx\nb\rc\ty\n", "line 3: the label 'b\\rc' has a carriage return"),
     ],
 )
 def test_lines_of_another_form_are_named(tmp_path: Path, content: str, message: str) -> None:
@@ -49,11 +51,11 @@ def test_regression_needs_numbers(tmp_path: Path, label: str) -> None:
 
 
 def of(name: str, *labels: str, texts: int = 1) -> LabelledTexts:
-    return LabelledTexts(Path(name), labels, tuple(("x",) * texts for _ in labels))
+    return LabelledTexts(Path(name), labels, tuple(("x",) * texts for _ in labels), tuple(range(1, len(labels) + 1)))
 
 
 def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
-    train = of("train", "a", "b", "b")
+    train = of("train", "a", "b", "b", "a")
     check_same_kind(train, [of("valid", "b"), of("test", "a", "a")], regression=False)
     check_same_kind(of("train", "0.5"), [of("valid", "0.7")], regression=True)
     with pytest.raises(ValueError, match=r"train has only one label \(a\)"):
@@ -63,6 +65,49 @@ def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
     for regression in (False, True):
         with pytest.raises(ValueError, match="test has 2 texts in a line, train has 1"):
             check_same_kind(train, [of("valid", "a"), of("test", "a", texts=2)], regression=regression)
+
+
+def test_a_header_is_skipped(tmp_path: Path) -> None:
+    content = "\n" + "label\ttext\npos\tgood\nneg\tbad\n"
+    assert read(tmp_path, content).labels == ("label", "pos", "neg")
+    found = read(tmp_path, content, header=True)
+    assert (found.labels, found.lines) == (("pos", "neg"), (3, 4))
+    numbers = read(tmp_path, "score\n0.5\tgood\n", header=True, regression=True)  # a header may have other columns
+    assert numbers.labels == ("0.5",)
+    with pytest.raises(ValueError, match=r"train\.tsv holds no labelled text"):
+        read(tmp_path, "label\ttext\n", header=True)
+
+
+@pytest.mark.parametrize(("content", "regression"), [("pos\tx\nneg\ty\npos\tz\n", False), ("0.5\tx\n1\ty\n", True)])
+def test_a_first_line_that_is_no_header_is_not_skipped_in_silence(
+    tmp_path: Path, content: str, regression: bool
+) -> None:
+    with pytest.raises(ValueError, match=r"train.tsv: the first line is no header: '(pos|0.5)' is a label; give each"):
+        read(tmp_path, content, header=True, regression=regression)
+
+
+HEADER = "; if the first line names the columns, pass --header"
+
+
+@pytest.mark.parametrize("others", [[], ["a", "b"], ["label", "a", "b", "b"]])
+def test_a_header_that_was_not_asked_for_is_no_class(others: list[str]) -> None:
+    train = of("train", "label", "a", "b", "b", "a")
+    files = [of("valid", *others)] if others else []
+    message = "train, line 1: no other text has the label 'label'; correct or remove the line, or pass --allow-single-l"
+    with pytest.raises(ValueError, match=rf"{message}abels{HEADER}$"):
+        check_same_kind(train, files, regression=False)
+    check_same_kind(train, files, regression=False, allow_single=True)
+    check_same_kind(of("train", "a", "a", "b"), [of("valid", "a", "b")], regression=False)
+
+
+def test_a_label_that_occurs_once_is_named(tmp_path: Path) -> None:
+    train = of("train", "a", "a", "bb", "b", "b")
+    with pytest.raises(ValueError, match=r"train, line 3: no other text has the label 'bb'; .*--allow-single-labels$"):
+        check_same_kind(train, [of("valid", "a", "b")], regression=False)
+    with pytest.raises(ValueError, match=rf"valid has labels that train lacks: label{HEADER}"):
+        check_same_kind(of("train", "a", "b"), [of("valid", "label", "a", "b")], regression=False)
+    with pytest.raises(ValueError, match=rf"line 1: 'score' is not a finite number; --regression .*{HEADER}"):
+        read(tmp_path, "score\ttext\n0.5\tx\n", regression=True)
 
 
 def test_a_byte_order_mark_is_not_a_part_of_a_label(tmp_path: Path) -> None:

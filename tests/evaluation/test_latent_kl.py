@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def saved(coded: Path, folder: Path, logits: np.ndarray) -> Path:
+def saved(coded: Path, folder: Path, logits: np.ndarray, positions: int = 24) -> Path:
     """A model that says ``logits`` of every token."""
-    cfg = training_config(coded, "--tokens-per-sample", 24, "--max-positions", 24)
+    cfg = training_config(coded, "--tokens-per-sample", 24, "--max-positions", positions)
     model = seeded_model(cfg, tasks.setup_task(cfg.task))
     state = model.state_dict()
     state[f"{ATOM_PROJECTION}weight"].zero_()
@@ -65,6 +66,18 @@ def test_model_that_says_the_mean_code_is_the_baseline(coded: Path, tmp_path: Pa
     flat = evaluate_latent_kl(saved(coded, tmp_path / "flat", np.zeros_like(mean)), coded)
     assert flat.unigram == pytest.approx(same.unigram, rel=1e-6)
     assert flat.model > same.unigram + 1e-3  # the mean code is the best of the predictions that know no token
+
+
+def test_samples_that_do_not_fit_are_counted_and_without_any_there_is_no_result(
+    coded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mean = np.log(mean_code(CodeStore(str(coded / "train.codes"))))
+    all_tokens = evaluate_latent_kl(saved(coded, tmp_path / "all", mean), coded).num_tokens
+    assert "longer than" not in caplog.text
+    assert 0 < evaluate_latent_kl(saved(coded, tmp_path / "some", mean, 20), coded).num_tokens < all_tokens
+    assert re.search(r"[1-9]\d* samples are longer than the model's positions; the other [1-9]\d* count", caplog.text)
+    with pytest.raises(ValueError, match="no masked token of valid has a code"):
+        evaluate_latent_kl(saved(coded, tmp_path / "none", mean, 2), coded)
 
 
 def test_model_without_a_latent_head_is_refused(tiny: TinyData, coded: Path) -> None:

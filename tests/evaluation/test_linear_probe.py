@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ def test_what_is_linear_is_found_and_what_is_random_is_not() -> None:
         probe_accuracy(rows[:1], labels[:1], rows, labels)
 
 
-def test_means_do_not_depend_on_the_batch(tiny: TinyData) -> None:
+def test_means_do_not_depend_on_the_batch(tiny: TinyData, caplog: pytest.LogCaptureFixture) -> None:
     model = hub.from_pretrained(tiny.model.parent)
     texts = [line for line in tiny.text.read_text(encoding="utf-8").splitlines() if line.strip()][:9]
     texts.insert(0, texts[0][:15])  # the others are longer than the positions, and are cut
@@ -56,3 +58,6 @@ def test_means_do_not_depend_on_the_batch(tiny: TinyData) -> None:
     torch.testing.assert_close(together, sentence_means(model, texts, batch_size=1), atol=1e-5, rtol=1e-5)
     alone = model.extract_features(model.encode(texts[0]))[0].mean(dim=0).double()
     torch.testing.assert_close(together[0], alone, atol=1e-5, rtol=1e-5)
+    assert re.search(r"[1-9] of 10 texts are longer than the model's positions and are cut", caplog.text)
+    with pytest.raises(ValueError, match=r"the text '\\u200b' has no tokens after normalization"):
+        sentence_means(model, [texts[0], "\u200b"])

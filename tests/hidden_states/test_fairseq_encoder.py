@@ -109,9 +109,20 @@ def broken_checkpoint(kind: str, path: Path) -> Path:
     return path
 
 
-def test_folder_in_the_place_of_a_checkpoint_is_told(tiny: TinyData) -> None:
-    with pytest.raises(FileNotFoundError, match="is a folder; name a checkpoint in it, such as"):
-        FairseqEncoder.files_of(tiny.model.parent)
+def test_a_folder_stands_for_its_only_checkpoint(tiny: TinyData, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny.model.parent, tmp_path / "run")
+    for name in ("averaged.pt", "checkpoint_2_6.pt"):
+        next(folder.glob("*.pt")).rename(folder / name)
+        assert FairseqEncoder.files_of(folder) == [folder / name]
+        assert FairseqEncoder.tokenizer_of(folder) == str(folder)
+        for says in (FairseqEncoder.layers_of, FairseqEncoder.usual_tokens_of, FairseqEncoder.fingerprint_of):
+            assert says(folder) == says(tiny.model)
+        tokens = torch.tensor([[0, 5, 6, 2]])
+        states = [FairseqEncoder(where, tiny.data_bin, layer=2).hidden_states(tokens) for where in (folder, tiny.model)]
+        torch.testing.assert_close(*states, rtol=0, atol=0)
+    shutil.copy(tiny.model, folder)
+    with pytest.raises(FileNotFoundError, match=r"has several checkpoints \(checkpoint_2_6.pt, checkpoint_last.pt\)"):
+        FairseqEncoder(folder, tiny.data_bin, layer=2)
 
 
 @pytest.mark.parametrize("kind", ["absent", "empty", "text", "other dict", "tensor", "list", "zip", "truncated"])

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import AutoModelForMaskedLM, AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
-TEXTS = ("The name is bound to a value.", "Two  spaces, é, and a {}.", "a b c " * 30)
+TEXTS = ("The name is bound to a value.", "Two  spaces, é, and a {}.", "a\x85b ＜s＞ ☃", "a b c " * 30)
 LENGTH = 32
 
 

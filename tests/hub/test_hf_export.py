@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
+from mlsm_plugin.data.token_blocks import load_split
 from mlsm_plugin.hub import hf_export, roberta_export
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_hf_models import make_tokenizer
+from tests.tiny_models import MASKED_LM, save_untrained
 
 Capture = pytest.CaptureFixture[str]
 ODD_LINES = ["  Two  spaces\tand a tab. ", "Ünïcödé ﬁ ½ … 雪 — “quotes”", "x" * 300, "a <mask> b", "(a) 1,000.5%", "é"]
@@ -61,6 +63,30 @@ def test_stock_classes_compute_what_fairseq_computes(pipeline: Pipeline, exporte
         "The name is bound."
     )
     assert tokenizer.model_max_length == ours.model.max_positions()
+
+
+def test_user_symbols_stay_one_piece_in_data_and_in_the_exported_tokenizer(
+    english_text: tuple[Path, Path], tmp_path: Path
+) -> None:
+    symbols = ["[url]", "@user", "inging", "<="]
+    english = english_text[0].read_text(encoding="utf-8").splitlines()[:200]
+    lines = [f"{line}{' ' * (i % 2)}{symbols[i % 4]}{line[:5]} url user sing" for i, line in enumerate(english)]
+    (tmp_path / "text").write_text("\n".join(lines), encoding="utf-8")
+    tokenizer = ("tokenizer", "--input", tmp_path / "text", "--vocab-size", 400, "--output", tmp_path / "tok")
+    mlsm(*tokenizer, "--user-symbols", *symbols)
+    splits = ("--train", tmp_path / "text", "--valid", tmp_path / "text")
+    mlsm("binarize", "--tokenizer", tmp_path / "tok", *splits, "--output", tmp_path / "data-bin")
+    ours = hub.from_pretrained(save_untrained(tmp_path / "data-bin", tmp_path / "model", **MASKED_LM))
+    dictionary = ours.task.source_dictionary
+    data = load_split(str(tmp_path / "data-bin" / "train"), dictionary)
+    ids = torch.cat([data[number] for number in range(len(data))])
+    for symbol in symbols:
+        assert int((ids == dictionary.index(symbol)).sum()) == sum(line.count(symbol) for line in lines) > 40
+    mlsm("export-hf", tmp_path / "model", tmp_path / "hf", "--text", tmp_path / "text")
+    exported = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for text in ("[url]", "a[url]b", "[url][url] @users", "singinging", "x<=y", "  [url]  ", "[url", "url]"):
+        assert exported(text)["input_ids"] == ours.encode(text).tolist()
+        assert exported.decode(exported(text)["input_ids"], skip_special_tokens=True).split() == text.split()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import torch
 from fairseq import tasks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from mlsm_plugin.files.hf_versions import save_pretrained
 from tests.conftest import REPOSITORY, made_once, mlsm
 from tests.hub.in_library import opened
 from tests.hub.modern_models import NPM, WINDOW, save_modern, spread_weights
@@ -80,6 +81,19 @@ def in_version(library: Path, *words: object) -> None:
     environment = {**os.environ, "PYTHONPATH": str(library), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=library.parent)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_what_version_4_would_misread_is_refused(library: Path, tiny: TinyData, tmp_path: Path) -> None:
+    start = make_model("modernbert", tiny.text, tmp_path / "plain", kind=AutoModelForMaskedLM)  # as version 5 writes it
+    save_pretrained(tmp_path / "both", AutoModelForMaskedLM.from_pretrained(start))
+    code = "import sys, pathlib; from mlsm_plugin.hidden_states.library_encoder import supported_config as read\n"
+    code += "for folder in sys.argv[1:]: print(read(pathlib.Path(folder)).local_rope_theta)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), str(REPOSITORY)])}
+    command = [sys.executable, "-c", code, str(tmp_path / "both"), str(start)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "500.0\n"
+    refused = "was written by transformers 5, and the installed version reads other values of local_rope_theta from it"
+    assert f"ValueError: {start} {refused}" in done.stderr
 
 
 def check_same(there: dict[str, Any], folder: Path) -> None:

@@ -113,11 +113,20 @@ def test_fewer_retrieved_keys_give_a_subset(model: Any, store: PhraseDatastore) 
 
 
 def test_several_masks_are_filled_each(model: Any, store: PhraseDatastore) -> None:
-    found = model.fill_phrase("The <mask> returns a <mask> of names.", store, k=4)
+    found = model.fill_phrase("The <mask> returns a <mask> of names.", store, topk=4)
     assert [len(candidates) for candidates in found] == [4, 4]
-    single = model.fill_phrase(TEXT, str(store.directory), k=4)
+    single = model.fill_phrase(TEXT, str(store.directory), topk=4)
     assert single == PhraseFiller(model, store).fill(TEXT, topk=4)[0]
     assert len(single) == 4
+
+
+def test_every_setting_of_filling_can_be_named(model: Any, store: PhraseDatastore) -> None:
+    settings = {"k": 3, "max_length": 4, "length_alpha": 0.5, "whole_words": False, "context_tokens": 2}
+    settings["max_contexts"] = 1
+    assert settings.keys() == FillingSettings.__dataclass_fields__.keys()
+    found = model.fill_phrase(TEXT, store, 10**6, **settings)
+    assert found == PhraseFiller(model, store, FillingSettings(**settings)).fill(TEXT, topk=10**6)[0]
+    assert len(found) < len(model.fill_phrase(TEXT, store, 10**6, **{**settings, "k": 400}))
 
 
 def test_long_text_is_cut_around_its_masks(model: Any, store: PhraseDatastore) -> None:
@@ -153,4 +162,4 @@ def test_checkpoint_moves_with_its_folder(retrieval: Retrieval, tmp_path: Path, 
 
     moved = shutil.copytree(retrieval.checkpoint.parent, tmp_path / "moved")
     store.check_belongs_to(moved / "checkpoint_last.pt")
-    assert len(hub.from_pretrained(moved).fill_phrase(TEXT, store, k=2)) == 2
+    assert len(hub.from_pretrained(moved).fill_phrase(TEXT, store, topk=2)) == 2

@@ -146,7 +146,7 @@ def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: P
 
 def test_two_ranks_compute_what_one_rank_computes_from_both_their_batches(pipeline: Pipeline, tmp_path: Path) -> None:
     """They also resume."""
-    flags = (*NO_DROPOUT, "--mlm-weight", 1, "--clip-norm", 1.0, "--best-checkpoint-metric", "mlm_loss")
+    flags = (*NO_DROPOUT, "--mlm-weight", 1, "--clip-norm", 1.0)
     found = {}
     for last in (3, 5):
         more = ("--ddp-backend", "legacy_ddp", "--max-update", last)

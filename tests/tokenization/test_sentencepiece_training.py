@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import random
 import re
+from pathlib import Path
 
 import pytest
 import sentencepiece as spm
 from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.tokenization import sentencepiece_training
+from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
 from mlsm_plugin.tokenization.sentencepiece_training import train_tokenizer
 
 ODD_CHARACTERS = "\u00a0\u2028\u2029\x85\t\x0b\x0c\x1c\x1d\x1e\x1f\x00\x07\x7f\x9f\u3000\u200b\u202f\u2581\u2585\ufeff"
@@ -108,6 +112,60 @@ def test_same_input_gives_the_same_files_also_from_gzip_and_sampled(corpus, tmp_
         assert figures.sampled_sentences == 2000 < figures.sentences
     for name in ("sentencepiece.bpe.model", "dict.txt"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+SYMBOLS = ["[url]", "@user", "inging", "<=", "a,b", 'q"q', "<b>=", "x"]
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def with_symbols(corpus, tmp_path_factory, request) -> Path:
+    """A tokenizer with user symbols, of text that has them and their parts."""
+    folder = tmp_path_factory.mktemp("symbols")
+    lines = corpus.train[0].read_text(encoding="utf-8").splitlines()
+    text = [f"{line} {SYMBOLS[i % len(SYMBOLS)]} url user" for i, line in enumerate(lines)]
+    (folder / "text").write_text("\n".join(text), encoding="utf-8")
+    words = ["tokenizer", "--input", str(folder / "text"), "--vocab-size", "600", "--model-type", request.param]
+    assert main([*words, "--output", str(folder / "tok"), "--user-symbols", *SYMBOLS]) == 0
+    return folder / "tok"
+
+
+def test_user_symbols_are_pieces_that_fairseq_reads_back(with_symbols):
+    processor, dictionary = load(with_symbols)
+    assert len(processor) == 600
+    assert_every_piece_survives(processor, dictionary)
+    assert set(SYMBOLS) <= set(dictionary.symbols)
+
+
+@given(parts=st.lists(st.sampled_from([*SYMBOLS, *"abiglnrsu<=@,[]> ", "ing", "the ", "url", "user"]), max_size=12))
+def test_a_user_symbol_is_never_cut(with_symbols, parts):
+    text = "".join(parts)
+    found = load_tokenizer(with_symbols).encode(text, out_type=str)
+    whole = re.findall("|".join(map(re.escape, sorted(SYMBOLS, key=len, reverse=True))), text)
+    assert [piece for piece in found if piece in SYMBOLS] == whole
+
+
+@pytest.mark.parametrize(
+    ("symbols", "named"),
+    [
+        (["[a]", "<url>"], "'<url>' cannot be a piece"),
+        (["<mask>"], "'<mask>' cannot be a piece"),
+        (["<"], "'<' cannot be a piece"),
+        ([""], "'' cannot be a piece"),
+        (["two words"], "'two words' cannot be a piece"),
+        (["\u2581the"], "'\u2581the' cannot be a piece"),
+        (["\uff38"], "'\uff38' cannot be a piece"),
+        (["[url]", "[url]"], "has '[url]' twice"),
+        (["--lowercase", "[URL]"], "'[URL]' cannot be a piece"),
+    ],
+)
+def test_what_cannot_be_a_user_symbol_is_named(corpus, tmp_path, capsys, symbols, named):
+    flags = ["--lowercase"] if "--lowercase" in symbols else []
+    words = ["tokenizer", "--input", str(corpus.valid[0]), "--vocab-size", "300", "--output", str(tmp_path / "tok")]
+    assert main([*words, *flags, "--user-symbols", *symbols[len(flags) :]]) == 1
+    printed = capsys.readouterr().err
+    assert f"--user-symbols {named}" in printed
+    assert ("a user symbol is text without spaces" in printed) == ("twice" not in named)
+    assert not (tmp_path / "tok").exists()
 
 
 def test_lowercase(corpus, tmp_path):

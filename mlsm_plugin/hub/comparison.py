@@ -1,0 +1,103 @@
+"""Whether a model and its tokenizer give the ids and the logits that those of the library give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
+
+LARGEST_DIFFERENCE = 1e-4
+REMEDY = "train on a dataset of `mlsm binarize`, or of fairseq-preprocess with --srcdict and the tokenizer's dict.txt"
+# symbols of a dictionary that are no pieces: special ones, and those with which fairseq-preprocess fills it up
+NO_PIECES = re.compile(r"<[^<>]+>|madeupword\d{4}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found on lines of text.
+
+    Attributes:
+        lines: number of lines whose ids are the same.
+        reordered: number of further lines that are cut into the same pieces in another order. Long runs of one
+            character have many cuts of equal probability, and float32 rounding decides which one SentencePiece chooses.
+        with_symbols: number of all these lines that name a special token, such as ``<mask>``. They were compared as
+            plain text, which the library's tokenizer reads with ``split_special_tokens=True``.
+        tokens: number of tokens of all these lines.
+        largest_difference: largest absolute difference of two logits.
+    """
+
+    lines: int
+    reordered: int
+    with_symbols: int
+    tokens: int
+    largest_difference: float
+
+
+@torch.no_grad()
+def compare(interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str) -> Comparison:
+    """Compare a model with the library's: ids and logits of lines of text.
+
+    Args:
+        interface: our model, in eval mode.
+        ids: for each of our ids the library's, ``(len(dictionary),)`` int64.
+        tokenizer, model: the library's.
+        lines: the text; a token of each line is masked.
+        word: how an error calls the model, such as "exported".
+
+    Raises:
+        ValueError: ids differ, or a logit differs by more than 1e-4.
+    """
+    limit, unknown = int(interface.model.max_positions()), int(ids[interface.task.source_dictionary.unk()])
+    symbols, special = list(tokenizer.get_added_vocab()), {*tokenizer.all_special_ids}
+    reordered, with_symbols, tokens, difference = 0, 0, 0, 0.0
+    for line in lines:
+        own = interface.encode(line)
+        as_text = any(symbol in line for symbol in symbols)
+        found, expected = tokenizer(line, split_special_tokens=as_text)["input_ids"], ids[own].tolist()
+        if as_text:
+            inside = [unknown if number in special else number for number in found[1:-1]]
+            found = [found[0], *inside, found[-1]]
+        if sorted(found) != sorted(expected):
+            vocabulary = vocabulary_difference(interface)
+            why = "" if vocabulary is None else f": {vocabulary}; {REMEDY}"
+            raise ValueError(f"the {word} tokenizer gives other ids for {line!r}; nothing was written{why}")
+        reordered += found != expected
+        with_symbols += as_text
+        own = own[:limit].clone()
+        if len(own) > 2:
+            own[len(own) // 2] = interface.task.mask_idx
+        ours, theirs = interface.model(own[None])[0], model(input_ids=ids[own][None]).logits
+        largest = float((ours - theirs[..., ids]).abs().max())
+        if not largest <= LARGEST_DIFFERENCE:  # true for NaN, too
+            raise ValueError(f"the {word} model's logits differ by {largest:.2g}; nothing was written")
+        tokens, difference = tokens + len(own), max(difference, largest)
+    return Comparison(len(lines) - reordered, reordered, with_symbols, tokens, difference)
+
+
+def vocabulary_difference(interface: Any) -> str | None:
+    """How the symbols of a model differ from the pieces of its SentencePiece tokenizer, in words; None: they do not.
+
+    The order of the symbols does not matter, nor do those with which ``fairseq-preprocess`` fills a dictionary up.
+    """
+    if isinstance(interface.bpe, HuggingFaceBPE):
+        return None
+    processor, symbols = interface.bpe.sp, interface.task.source_dictionary.symbols
+    pieces = [processor.id_to_piece(number) for number in range(len(processor))]
+    missing = [piece for piece in pieces if piece not in {*symbols}]
+    others = [symbol for symbol in symbols if symbol not in {*pieces} and not NO_PIECES.fullmatch(symbol)]
+    if not missing and not others:
+        return None
+    return (
+        f"the model's dict.txt lacks {_counted(missing)} of the tokenizer's pieces and has {_counted(others)} other "
+        "symbols, as that of fairseq-preprocess without --srcdict"
+    )
+
+
+def _counted(symbols: list[str]) -> str:
+    return f"{len(symbols):,} ({symbols[0]!r}, ...)" if symbols else "none"

@@ -1,0 +1,43 @@
+"""``mlsm average``: from a run to a checkpoint that all commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.fairseq_seams.checkpoint_states import updates_of
+from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
+from tests.tiny_models import TinyData
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_wrong_usage_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    words, output = ("average", tiny.model.parent), ("--output", tmp_path / "averaged.pt")
+    assert "averaging needs two or more checkpoints" in failing_mlsm(capsys, *words, *output)
+    assert "--last must be positive, got 0" in failing_mlsm(capsys, *words, *output, "--last", 0)
+    assert "of 0 different updates, fewer than 2" in failing_mlsm(capsys, *words, *output, "--last", 2)
+    assert "--last takes the folder of one run" in failing_mlsm(capsys, "average", tiny.model, *output, "--last", 2)
+    assert "is a folder; name a file in it" in failing_mlsm(capsys, *words, "--output", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_averaged_checkpoint_is_one_like_any_other(pipeline: Pipeline, tmp_path: Path, capsys: Capture) -> None:
+    run, output = tmp_path / "run", tmp_path / "mean" / "averaged.pt"
+    steps = ("--save-interval-updates", 2, "--keep-interval-updates", 3, "--max-update", 8, "--mlm-weight", 1)
+    fairseq_train(pipeline.data_bin, run, *steps, "--disable-validation")
+    output.parent.mkdir()
+    capsys.readouterr()
+    mlsm("average", run, "--last", 3, "--output", output)
+    assert capsys.readouterr().out == f"{output}: the mean of 3 checkpoints, of updates 4, 6, 8\n"
+    mlsm("export-hf", output.parent, tmp_path / "exported", "--text", pipeline.valid_text, "--lines", 5)
+    dictionary = ("--layer", 1, "--atoms", 4, "--tokens", 300, "--iterations", 2, "--tokens-per-sample", 32)
+    mlsm(
+        "dictionary", pipeline.data_bin, "--auxiliary", output.parent, *dictionary, "--output", tmp_path / "dictionary"
+    )
+    for number, flags in enumerate((("--finetune-from-model", output), ("--restore-file", output))):
+        more = tmp_path / f"more{number}"
+        fairseq_train(pipeline.data_bin, more, *flags, "--max-update", 10, "--mlm-weight", 1, "--disable-validation")
+        assert updates_of(more / "checkpoint_last.pt") == 10
