@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 from mlsm_plugin.auxiliary.pretraining import default_flags
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.fairseq_seams.checkpoint_states import updates_of
-from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, Pipeline, mlsm
+from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, Pipeline, failing_mlsm, mlsm
+from tests.tiny_models import TinyData
 
 UPDATES = 8
 FLAGS = [
@@ -117,6 +119,41 @@ def test_finetuned_checkpoint_starts_with_its_weights_and_no_updates(runs: Runs)
     [(update, loss, *_)] = updates_in(runs.finetuned)
     assert int(update) == 1
     assert float(loss) < float(updates_in(runs.plain)[0][1]) - 0.3  # the same batch, from scratch
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
+def test_datasets_joined_by_a_colon_are_used_in_turn(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", pipeline.data_bin
+    texts = ("--train", pipeline.valid_text, "--valid", pipeline.valid_text)
+    mlsm("binarize", "--tokenizer", pipeline.tokenizer, *texts, "--output", first)
+    words = ("auxiliary", f"{first}:{second}", "--save-dir", tmp_path / "run", *FLAGS, "--batch-size", 32)
+    printed = output_of("mlsm_plugin.cli.main", *words, "--max-update", 8, "--keep-at", 50)
+    epochs = re.findall(r"epoch (\d+): .*num_updates=(\d+)", printed)
+    assert {epoch for epoch, _ in epochs} == {"001", "002"}
+    assert [int(update) for _, update in epochs] == list(range(1, 9))
+    loaded = re.findall(r"loaded [\d,]+ examples from: (\S+)/train$", printed, re.MULTILINE)
+    assert loaded == [str(first), str(second), str(second)]  # the part from update 4 on begins in the second epoch
+    assert len(json.loads((tmp_path / "run" / "data.json").read_text())["train"]) == 2
+    assert "was begun with other settings: train" in failing_mlsm(capsys, words[0], second, *words[2:])
+
+
+def test_datasets_of_different_vocabularies_are_refused(
+    tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tiny.copy(tmp_path / "other")
+    symbols = (other / "dict.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (other / "dict.txt").write_text("".join([*symbols[1:], symbols[0]]), encoding="utf-8")
+    run = ("--save-dir", tmp_path / "run", "--max-update", 10)
+    for command in ("auxiliary", "pretrain"):
+        line = failing_mlsm(capsys, command, f"{tiny.data_bin}:{other}", *run)
+        assert f"{other} has another vocabulary than" in line
+        assert "the same ids mean other pieces" in line
+        absent = failing_mlsm(capsys, command, f"{tiny.data_bin}:{tmp_path}", *run)
+        assert f"{tmp_path}/train.idx: No such file or directory" in absent
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

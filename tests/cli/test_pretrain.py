@@ -16,13 +16,13 @@ import pytest
 from mlsm_plugin import hub
 from mlsm_plugin.auxiliary.pretraining import separate_words
 from mlsm_plugin.cli.inspect import find_codes
-from mlsm_plugin.cli.pretrain import _codes_in_half_precision
+from mlsm_plugin.cli.pretrain import _codes_in_half_precision, _splits
 from mlsm_plugin.fairseq_seams.checkpoint_states import model_fingerprint, updates_of
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
-from tests.conftest import REPOSITORY, Pipeline, failing_mlsm
+from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, mlsm
 from tests.docs.pages import commands_of, read
 from tests.tiny_models import TinyData
 from tests.warm_python import REAL_PYTHON
@@ -153,6 +153,31 @@ def test_codes_of_a_dictionary_computed_online(pipeline: Pipeline, tmp_path: Pat
     printed = output_of("mlsm_plugin.cli.main", *training, *online, *CODES[3:5], *CODES[7:])
     assert printed.count("kl=") == 3
     assert sorted(path.name for path in (tmp_path / "run" / "stage-1").iterdir()) == ["dictionary", "model.pt"]
+
+
+@SLOW
+@pytest.mark.usefixtures("warm_python")
+def test_several_datasets_and_validation_sets_are_all_coded(pipeline: Pipeline, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", pipeline.data_bin
+    texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", pipeline.valid_text)]
+    mlsm("binarize", "--tokenizer", pipeline.tokenizer, *texts, "--output", first)
+    more = ("--batch-size", 32, "--valid-subset", "valid,test", "--stages", 50)
+    printed = output_of("mlsm_plugin.cli.main", *words(Path(f"{first}:{second}"), tmp_path / "run", *more))
+    stage = tmp_path / "run" / "stage-1"
+    coded = sorted(str(path.relative_to(stage)) for path in stage.rglob("*.codes"))
+    assert coded == ["data-2/train.codes", "test.codes", "train.codes", "valid.codes"]
+    assert len(CodeStore(stage / "data-2" / "train.codes")) > 10 * len(CodeStore(stage / "train.codes"))
+    assert "epoch 002" in printed  # trains on the codes of the second dataset
+    assert printed.count("valid on 'test' subset") == printed.count("valid on 'valid' subset") > 1
+
+
+def test_splits_that_are_validated_on_are_coded(tiny: TinyData, tmp_path: Path) -> None:
+    data = str(tiny.copy(tmp_path / "data"))
+    for name, expected in {"valid": ["valid"], "valid,test": ["valid", "test"]}.items():
+        assert _splits(data, ["--cpu", "--valid-subset", name]) == ["train", *expected]
+    assert _splits(data, ["--train-subset", "train"]) == ["train", "valid"]
+    (tmp_path / "data" / "valid1.idx").touch()
+    assert _splits(data, ["--combine-valid-subsets"]) == ["train", "valid", "valid1"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ import fairseq_cli.train
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, options, trainer
+from fairseq import checkpoint_utils, optim, options, trainer
 from fairseq import utils as fairseq_utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import (
@@ -49,7 +49,7 @@ from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.roberta.model import RobertaEncoder, RobertaLMHead, RobertaModel
 from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
-from fairseq.optim import FairseqOptimizer
+from fairseq.optim import FairseqOptimizer, lr_scheduler
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
@@ -145,6 +145,15 @@ def without(owner: Any, attribute: str, patch: pytest.MonkeyPatch) -> None:
 def instead(owner: Any, attribute: str, other: Any, patch: pytest.MonkeyPatch) -> None:
     """As if fairseq had another function, method or class there."""
     patch.setattr(owner, attribute, other)
+
+
+def refusal(function: Callable[..., Any], *args: Any) -> str:
+    """What a function says of its arguments, which it must refuse."""
+    try:
+        function(*args)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
 
 
 # small things of fairseq's
@@ -433,8 +442,7 @@ def _beginning() -> None:
     cfg = deepcopy(masked_lm_config())
     cfg.common.fp16 = True
     for begin in (fairseq_cli.train.distributed_utils.call_main, Trainer):
-        with pytest.raises(ValueError, match="--fp16 trains on a GPU"):
-            begin(cfg, lambda cfg: None)
+        assert "--fp16 trains on a GPU" in refusal(begin, cfg, lambda cfg: None)
 
 
 # installation
@@ -464,6 +472,57 @@ def _hook() -> None:
     )
     outer.load_state_dict({"0.weight": torch.zeros(1, 1)})
     assert outer[0].weight.item() == 1
+
+
+def trainer_in(folder: str, *flags: object) -> Trainer:
+    """Of a RoBERTa, whose checkpoints are in the folder; the trainer looks for others elsewhere."""
+    flags = ("--max-positions", 16, "--save-dir", f"{folder}/elsewhere", *flags)
+    cfg = training_config(folder, *flags, task="masked_lm", criterion="masked_lm")
+    task = MaskedLMTask(cfg.task, symbols())
+    return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+
+
+def speechless(original: Any) -> Any:
+    """As if errors had no text."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        with suppress(RuntimeError):
+            return original(*args, **kwargs)
+        raise RuntimeError
+
+    return function
+
+
+@seam(
+    "loading_hooks",
+    "how torch names the weights that do not fit, behind Trainer.load_checkpoint(filename)",
+    lambda patch: patch.setattr(nn.Module, "load_state_dict", speechless(nn.Module.load_state_dict)),
+)
+@seam(
+    "loading_hooks",
+    "the names of a trainer's options and properties: save_dir, checkpoint_suffix, data_parallel_world_size",
+    partial(without, Trainer, "data_parallel_world_size"),
+)
+def _weights_that_do_not_fit() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved_checkpoint(folder)
+        assert "; pass --max-positions 16" in refusal(trainer_in(folder, "--max-positions", 20).load_checkpoint, path)
+        assert "it lacks 16 weights (first: " in refusal(
+            trainer_in(folder, "--encoder-layers", 3).load_checkpoint, path
+        )
+        assert "does not exist" in refusal(trainer_in(folder).load_checkpoint, f"{folder}/absent.pt")
+
+
+@seam(
+    "loading_hooks",
+    "Trainer.load_checkpoint, which names another criterion or optimizer than that of the checkpoint",
+    partial(instead, Trainer, "load_checkpoint", lambda self, filename: None),
+)
+def _another_optimizer() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved_checkpoint(folder)
+        trainer = trainer_in(folder, "--optimizer", "sgd")
+        assert "was trained with --optimizer adam, and not sgd; " in refusal(trainer.load_checkpoint, path)
 
 
 # masked_lm_batches
@@ -968,6 +1027,67 @@ def _combined() -> None:
         combined = data_utils.load_indexed_dataset(f"{folder}/train", symbols(), combine=True)
         assert found == [f"{folder}/{name}" for name in ("train", "train1", "train2")]
         assert [combined[index].tolist() for index in range(len(combined))] == [[4, 2], [5, 2], [6, 2]]
+
+
+# training_options
+
+
+@seam(
+    "training_options",
+    "options.get_training_parser and parse_args_and_arch, which fairseq-train calls by their module",
+    partial(instead, fairseq_cli.train, "options", SimpleNamespace()),
+)
+@seam(
+    "training_options",
+    "the names of the options of a run",
+    lambda patch: patch.setattr(options, "parse_args_and_arch", options.parse_args_and_arch.__wrapped__),
+)
+def _options_of_a_run() -> None:
+    words = ["data", "--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", "mlsm_roberta_tiny"]
+    words += ["--optimizer", "adam", "--lr", "1e-3", "--batch-size", "8"]
+    with mock.patch.object(sys, "argv", ["fairseq-train", *words]):
+        parse = fairseq_cli.train.options.parse_args_and_arch
+        assert parse(fairseq_cli.train.options.get_training_parser()).batch_size == 8
+        sys.argv += ["--update-freq", "0"]
+        assert "--update-freq must be at least 1" in refusal(parse, fairseq_cli.train.options.get_training_parser())
+
+
+@seam(
+    "training_options",
+    "data_utils._find_extra_valid_paths, behind raise_if_valid_subsets_unintentionally_ignored",
+    partial(without, data_utils, "_find_extra_valid_paths"),
+)
+@seam(
+    "training_options",
+    "fairseq_cli.train.main, which looks for further validation sets and for the folder of the checkpoints",
+    partial(instead, fairseq_cli.train, "main", lambda cfg: None),
+)
+def _more_validation_sets() -> None:
+    source = inspect.getsource(fairseq_cli.train.main)
+    assert "data_utils.raise_if_valid_subsets_unintentionally_ignored(cfg)" in source
+    assert "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)" in source
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "valid1.idx").touch()
+        cfg = deepcopy(masked_lm_config())
+        cfg.task.data = folder
+        assert "also has valid1; " in refusal(data_utils.raise_if_valid_subsets_unintentionally_ignored, cfg)
+
+
+@seam(
+    "training_options",
+    "optim.lr_scheduler.build_lr_scheduler, which the trainer calls by its module",
+    partial(instead, lr_scheduler, "build_lr_scheduler", lambda cfg, optimizer: SimpleNamespace(step_update=len)),
+)
+@seam(
+    "training_options",
+    "optim.build_optimizer, which the trainer calls by its module",
+    partial(instead, optim, "build_optimizer", lambda cfg, parameters: None),
+)
+def _schedule() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert trainer_in(folder).optimizer.optimizer.param_groups
+        trainer = trainer_in(folder, "--lr-scheduler", "inverse_sqrt", "--lr", "1,2", "--warmup-updates", 4)
+        assert "--lr-scheduler inverse_sqrt: " in refusal(lambda: trainer.optimizer)
 
 
 # update_lookahead

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import traceback
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import ListDataset, TokenBlockDataset, token_block_dataset
+from torch.multiprocessing import ProcessRaisedException
 
 from mlsm_plugin.fairseq_seams import version_shims
-from tests.conftest import PLUGIN, REPOSITORY, fairseq_train
+from tests.conftest import PLUGIN, REPOSITORY, TINY_TRAINING, fairseq_train
 
 
 def test_own_user_dir_is_recognized_however_it_is_spelled(tmp_path, monkeypatch):
@@ -42,6 +46,20 @@ def test_another_user_dir_is_not_taken_for_this_one(tmp_path, monkeypatch):
         str(PLUGIN / "data"),
     ]:
         assert not version_shims._is_this_package(spelling), spelling
+
+
+def test_a_folder_that_has_only_the_name_of_the_package_is_said_not_to_be_it(tmp_path, monkeypatch, caplog):
+    from fairseq import utils
+
+    (tmp_path / "mlsm_plugin").mkdir()  # as in the folder that a clone is in
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3):  # as fairseq does
+        utils.import_user_module(argparse.Namespace(user_dir="mlsm_plugin"))
+    (line,) = [record.getMessage() for record in caplog.records if "--user-dir" in record.getMessage()]
+    assert line == f"--user-dir {tmp_path}/mlsm_plugin is not the package; the installed one is used: {PLUGIN}"
+    (tmp_path / "mlsm_plugin" / "__init__.py").touch()
+    with pytest.raises(ImportError, match="not globally unique"):  # another package of this name
+        utils.import_user_module(argparse.Namespace(user_dir="mlsm_plugin"))
 
 
 def start(*words, cwd):
@@ -159,6 +177,56 @@ def test_only_errors_of_this_package_for_the_user_lose_their_traceback(monkeypat
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert passed_on == [ValueError, TypeError, KeyboardInterrupt]
     assert capsys.readouterr().err == ""
+
+
+def printed_by_a_rank(function):
+    """What torch's parent process raises for a process that failed."""
+    try:
+        function()
+    except Exception:
+        text = f"\n\n-- Process 1 terminated with the following error:\n{traceback.format_exc()}"
+        return ProcessRaisedException(text, 1, 1234)
+    raise AssertionError("nothing was raised")
+
+
+def test_errors_of_processes_that_torch_starts_are_one_line_too(tmp_path):
+    from mlsm_plugin.data.token_blocks import load_dictionary
+
+    def replaced_by_fairseq():
+        try:
+            load_dictionary(tmp_path)
+        except Exception:
+            raise RuntimeError("please ensure that the architectures match")  # noqa: B904
+
+    own = printed_by_a_rank(lambda: load_dictionary(tmp_path))
+    expected = f"{tmp_path} is not a binarized dataset: dict.txt is missing (write one: `mlsm binarize`)"
+    assert version_shims._text_for_user(own) == expected
+    assert version_shims._text_for_user(printed_by_a_rank(replaced_by_fairseq)) == expected
+    for other in (lambda: int("x"), lambda: version_shims._is_this_package(None)):
+        assert version_shims._text_for_user(printed_by_a_rank(other)) is None
+
+
+TWO_GPUS = (
+    "import sys, torch; torch.cuda.device_count = lambda: 2; sys.argv[0] = 'fairseq-train'; "
+    "from fairseq_cli.train import cli_main; cli_main()"
+)
+
+
+@pytest.mark.slow
+def test_an_error_in_ranks_that_fairseq_spawns_is_one_line(tiny, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [tiny.data_bin, "--user-dir", PLUGIN, "--save-dir", tmp_path / "save", "--task", "masked_latent_semantic"]
+    words += ["--arch", "mlsm_roberta_tiny", "--num-atoms", 8, *TINY_TRAINING, "--distributed-world-size", 2]
+    words += ["--distributed-backend", "gloo", "--distributed-port", port]  # and no --criterion
+    words += ["--distributed-init-method", f"tcp://127.0.0.1:{port}"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TWO_GPUS, *map(str, words)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert error_line(result).startswith(
+        "--criterion cross_entropy does not compute the loss of --task masked_latent_se"
+    )
 
 
 def test_programs_other_than_fairseq_keep_their_tracebacks(monkeypatch):

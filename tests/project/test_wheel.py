@@ -46,7 +46,7 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
 
 def copy_sources(folder: Path) -> Path:
     """A copy to build in, since a build leaves files in its folder."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name in SOURCES:
         copy = shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy
         copy(REPOSITORY / name, folder / name)
@@ -90,6 +90,26 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(wheel: Path)
     assert {name for name in names if ".dist-info/" not in name} == modules | data
     assert any(name.endswith("/LICENSE") for name in names)
     assert entry_points.split() == ["[console_scripts]", "mlsm", "=", "mlsm_plugin.cli.main:main"]
+
+
+def test_an_editable_installation_is_found_before_a_folder_of_its_name(tmp_path: Path) -> None:
+    source, packages = copy_sources(tmp_path / "clone" / "mlsm_plugin"), tmp_path / "packages"
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    result = subprocess.run(
+        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False, env=clean_environment()
+    )
+    assert result.returncode == 0, result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    copy_packaging(packages)
+    # what fairseq does with --user-dir mlsm_plugin in the folder that the clone is in
+    look = f"import site, sys; site.addsitedir({str(packages)!r}); sys.path.insert(0, ''); import mlsm_plugin as it"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", f"{look}; print(it.__file__)"],
+        cwd=source.parent, capture_output=True, text=True, check=False, env=clean_environment(),
+    )  # fmt: skip
+    assert found.stdout.strip() == str(source / "mlsm_plugin" / "__init__.py"), found.stderr
 
 
 def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:

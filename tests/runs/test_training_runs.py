@@ -145,13 +145,18 @@ def test_run_that_is_killed_and_restarted_equals_one_without_a_break(pipeline: P
 
 
 def test_two_ranks_compute_what_one_rank_computes_from_both_their_batches(pipeline: Pipeline, tmp_path: Path) -> None:
-    flags = (*NO_DROPOUT, "--mlm-weight", 1, "--max-update", 3, "--clip-norm", 1.0)
-    ranks = train_on_two_ranks(pipeline.data_bin, tmp_path / "two", "--ddp-backend", "legacy_ddp", *flags)
-    alone = fairseq_train(pipeline.data_bin, tmp_path / "one", "--update-freq", 2, *flags, "--no-save")
-
-    for rank in ranks:
-        assert rank.returncode == 0, rank.stdout[-4000:]
-    assert_same_updates(updates_in(ranks[0].stdout), updates_in(text_of(alone)), 3)
+    """They also resume."""
+    flags = (*NO_DROPOUT, "--mlm-weight", 1, "--clip-norm", 1.0)
+    found = {}
+    for last in (3, 5):
+        more = ("--ddp-backend", "legacy_ddp", "--max-update", last)
+        ranks = train_on_two_ranks(pipeline.data_bin, tmp_path / "two", *flags, *more)
+        for rank in ranks:
+            assert rank.returncode == 0, rank.stdout[-4000:]
+        found |= updates_in(ranks[0].stdout)
+    more = ("--update-freq", 2, "--max-update", 5, "--no-save")
+    alone = fairseq_train(pipeline.data_bin, tmp_path / "one", *flags, *more)
+    assert_same_updates(found, updates_in(text_of(alone)), 5)
     kept = {path.name for path in (tmp_path / "two").iterdir()}
     assert {"checkpoint_last.pt", "dict.txt", "sentencepiece.bpe.model"} <= kept
 

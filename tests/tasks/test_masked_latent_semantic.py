@@ -20,6 +20,7 @@ from mlsm_plugin.fairseq_seams.token_slices import combined_splits
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.tasks import masked_latent_semantic
 from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD
+from tests.conftest import mlsm
 from tests.tiny_run import batches, training_config
 
 PAD, UNK = 1, 3
@@ -264,6 +265,29 @@ def test_codes_may_be_in_another_folder(pipeline, own_data, tmp_path):
     task = tasks.setup_task(cfg.task)
     with pytest.raises(FileNotFoundError, match=r"absent has no codes \(train\.codes, valid\.codes\); write them"):
         task.build_model(cfg.model)
+
+
+@pytest.mark.parametrize("folder", [None, "codes"])
+def test_the_line_about_a_split_without_codes_has_the_command_that_makes_them(own_data, pipeline, tmp_path, folder):
+    for ending in ("bin", "idx"):
+        shutil.copy(own_data / f"valid.{ending}", own_data / f"test.{ending}")
+    codes = own_data / folder if folder else own_data
+    codes.mkdir(exist_ok=True)
+    if folder:
+        (own_data / "valid.codes").rename(codes / "valid.codes")
+    cfg = training_config(own_data, *(("--latent-codes", codes) if folder else ()))
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("valid")
+    with pytest.raises(
+        ValueError, match=r"test\.codes holds no meta\.json: it is not a finished code store; run"
+    ) as error:
+        task.load_dataset("test")  # --valid-subset valid,test
+    (command,) = re.findall(r"`mlsm (encode .*)`", str(error.value))
+    assert command.endswith(f"--splits test --output {codes}" if folder else "--splits test")
+    command = command.replace("--auxiliary ...", f"--auxiliary {pipeline.auxiliary}")
+    mlsm(*command.replace("--dictionary ...", f"--dictionary {pipeline.dictionary}").split(), "--tokens-per-sample", 64)
+    task.load_dataset("test")
+    assert len(task.dataset("test")) == len(task.dataset("valid"))
 
 
 def test_missing_codes_are_named(own_data):

@@ -138,3 +138,11 @@ def test_model_with_too_few_positions_is_refused(tiny: TinyData) -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="--max-source-positions 30 is too few: --tokens-per-sample needs 48"):
         tasks.setup_task(cfg.task).build_model(cfg.model)
+
+
+def test_pairs_that_would_not_be_combined_are_refused(tiny: TinyData, tmp_path: Path) -> None:
+    data = tiny.copy(tmp_path / "data")
+    (data / "valid.source.idx").touch()
+    task = tasks.setup_task(training_config(data, *TINY, task="span_denoising", criterion="cross_entropy").task)
+    with pytest.raises(ValueError, match=r"does not combine corrupted pairs .*such as --valid-subset valid,valid1"):
+        task.load_dataset("valid", combine=True)
