@@ -52,7 +52,13 @@ def test_the_characters_that_an_export_leaves_out_are_those_that_fairseq_does() 
     assert [c for c in characters if pattern.fullmatch(c)] == [c for c in characters if c.isspace() and c != " "]
 
 
-@pytest.fixture(scope="module", params=["sentencepiece", "word_piece", "byte_level", "unigram"])
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(
+    scope="module",
+    params=["sentencepiece", "unigram", *(pytest.param(kind, marks=SLOW) for kind in ("word_piece", "byte_level"))],
+)
 def compared(
     request: pytest.FixtureRequest, tiny: TinyData, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Any]:
@@ -138,6 +144,7 @@ def test_another_order_and_fillers_change_nothing(tiny: TinyData, tmp_path: Path
     assert "warning" not in printed.err
 
 
+@SLOW
 def test_the_vocabulary_of_another_hugging_face_tokenizer_is_named(
     tiny: TinyData, tmp_path: Path, capsys: Capture
 ) -> None:
