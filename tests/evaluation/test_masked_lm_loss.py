@@ -34,7 +34,7 @@ def most_frequent_half(dictionary: Dictionary) -> set[int]:
 def test_loss_is_the_mean_over_all_masked_tokens(tiny: TinyData) -> None:
     found = evaluate_masked_lm(tiny.model, tiny.data_bin, "valid", BLOCKS, seed=5, device="cpu")
     model, reader = hub.from_pretrained(tiny.model.parent), BlockReader(tiny.data_bin, "valid", BLOCKS)
-    special = torch.tensor([0, 1, 2, 3])  # BOS, padding, EOS, unknown
+    special = torch.tensor([0, 1, 2, 3])  # unknown tokens are not predicted either
     frequent = most_frequent_half(reader.dictionary)
     losses: dict[str, list[float]] = {"frequent": [], "repeated": [], "new": []}
     with torch.no_grad():
