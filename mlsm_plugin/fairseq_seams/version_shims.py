@@ -172,10 +172,17 @@ def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
 
 
 def _text_for_user(error: BaseException) -> str | None:
-    """The text of the error that this package raised for the user, also in a process that torch started, else None."""
+    """The text of the error that this package raised for the user, also in a process that torch started, else None.
+
+    An error about a file is the user's whoever raised it.
+    """
     if isinstance(error, ProcessRaisedException):
         return _text_of_rank(str(error))
     own = _own_error(error)
+    if own is None and isinstance(error, OSError) and error.filename:
+        own = error
+    if isinstance(own, OSError) and own.filename:
+        return f"{own.filename}: {own.strerror}"
     return None if own is None else str(own)
 
 

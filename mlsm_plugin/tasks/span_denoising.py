@@ -242,7 +242,9 @@ class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTas
 
 
 def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str) -> None:
-    """Raise ValueError unless the checkpoint has as many sentinels as the task."""
+    """Raise ValueError unless the checkpoint of an encoder-decoder has as many sentinels as the task."""
+    if prefix + SOURCE_EMBEDDINGS not in state_dict:
+        return
     saved = len(state_dict[prefix + SOURCE_EMBEDDINGS])
     others = len(task.dictionary) - len(task.sentinels)
     if saved != len(task.dictionary):

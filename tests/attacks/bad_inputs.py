@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from mlsm_plugin.cli.main import main
+from tests.conftest import REPOSITORY
+from tests.fairseq_process import run_fairseq_train
 
 # a change of a file or folder that is there
 Damage = Callable[[Path], object]
@@ -224,6 +226,7 @@ META_OF_CODES: dict[str, Damage] = {
     "fingerprints missing": json_with(fingerprints=DELETED),
     "tokens that are text": json_with(token_count="x"),
 }
+META_TO_TRAIN = {name: damage for name, damage in META_OF_CODES.items() if name != "blocks missing"}
 META_OF_DATASTORE: dict[str, Damage] = {
     **JSON_FILE,
     "another format": json_with(format=99),
@@ -295,6 +298,10 @@ SAFETENSORS: dict[str, Damage] = {
 VERBALIZER: dict[str, Damage] = {**TEXT, "one label": replaced("a\tx\n"), "no tab": replaced("a x\nb y\n")}
 # what a training command notices before it trains
 LAST_CHECKPOINT = {name: CHECKPOINT[name] for name in ("half", "empty", "garbage", "text", "without its last byte")}
+WEIGHTS_TO_BEGIN_WITH = {
+    **LAST_CHECKPOINT,
+    **{name: CHECKPOINT[name] for name in ("a list", "missing weight", "misshapen weight", "weight that is text")},
+}
 DENOISING = {name: damage for name, damage in CHECKPOINT.items() if name != "more layers than weights"}
 BEHIND_HEADER = 128  # of a small npy file
 WEIGHTS: dict[str, Damage] = {
@@ -317,20 +324,30 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def check_one_line(words: Sequence[object], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run ``mlsm words`` in a folder: it fails with one line, and changes nothing there."""
-    before = snapshot(folder)
+def _in_this_process(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         capsys.readouterr()
         try:
-            status = main([str(word) for word in words])
+            status = main(words)
         except SystemExit as stopped:  # argparse's
             status = int(str(stopped.code))
-    printed = capsys.readouterr()
-    lines = [line for line in printed.err.splitlines() if "error: " in line]
+    return status, capsys.readouterr().err
+
+
+def check_one_line(words: Sequence[object], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run ``mlsm words``, or ``fairseq-train``, in a folder: it fails with one line, and changes nothing there."""
+    before = snapshot(folder)
+    own = [str(word) for word in words]
+    if own[0] == "fairseq-train":
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        run = run_fairseq_train(own[1:], environment=environment, cwd=folder)
+        status, printed = run.returncode, run.stdout + run.stderr
+    else:
+        status, printed = _in_this_process(own, folder, capsys)
+    lines = [line for line in printed.splitlines() if "error: " in line]
     assert status in (1, 2), (status, printed)
-    assert len(lines) == 1, printed.err
-    assert "Traceback" not in printed.err
+    assert len(lines) == 1, printed
+    assert "Traceback" not in printed
     assert len(lines[0]) < 700
     assert snapshot(folder) == before

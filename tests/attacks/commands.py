@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from tests.conftest import mlsm
+from tests.conftest import CRITERIONS, PLUGIN, TINY_MODEL, TINY_TRAINING, mlsm
 from tests.denoising_flags import TINY
 from tests.hub.modern_models import make_modernbert
 from tests.tiny_models import TinyData, save_untrained, save_untrained_npm
@@ -155,6 +155,24 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
     "export-hf": lambda own, output: ("export-hf", own.model, output, "--text", own.text, "--lines", 2),
     "import-hf": lambda own, output: ("import-hf", own.modernbert, output, "--text", own.text, "--lines", 2),
 }
+
+
+def _fairseq_train(task: str, *flags: object) -> Callable[[Inputs, Path], Words]:
+    size = TINY if task == "span_denoising" else (*TINY_MODEL, "--max-positions", 40)
+    chosen = ("--task", task, "--criterion", CRITERIONS[task], *TINY_TRAINING, *size, "--train-subset", "valid", *flags)
+    return lambda own, output: (
+        *("fairseq-train", own.data_bin, "--user-dir", PLUGIN, *chosen, "--save-dir", own.text.parent),
+        *("--max-update", 1, "--tokens-per-sample", 24),
+    )
+
+
+TRAINING: dict[str, Callable[[Inputs, Path], Words]] = {
+    f"fairseq-train {task}": _fairseq_train(task) for task in CRITERIONS
+}
+TRAINING["fairseq-train --finetune-from-model"] = lambda own, output: (
+    *TRAINING["fairseq-train plain_masked_lm"](own, output),
+    *("--max-positions", 32, "--finetune-from-model", own.model),
+)
 # commands that write files, and do not train
 WRITING = (
     *("tokenizer", "binarize", "dictionary", "dictionary --import", "encode", "datastore --index", "inspect", "plot"),

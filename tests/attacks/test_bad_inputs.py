@@ -13,8 +13,8 @@ import torch
 
 from tests.attacks import bad_inputs
 from tests.attacks.bad_inputs import Damage, check_one_line
-from tests.attacks.commands import COMMANDS, Inputs, Words
-from tests.conftest import mlsm
+from tests.attacks.commands import COMMANDS, TRAINING, Inputs, Words
+from tests.conftest import CRITERIONS, mlsm
 from tests.tiny_models import TinyData
 
 Capture = pytest.CaptureFixture[str]
@@ -150,6 +150,12 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (("encode-hf", "tokenize-hf"), "tokenizer.json", bad_inputs.JSON_FILE),
     (("tokenize-hf",), "text", bad_inputs.TEXT),
     (("tokenize-hf",), "meta in the output", bad_inputs.PLAN),
+    (("fairseq-train plain_masked_lm", "fairseq-train span_denoising"), "valid.idx", bad_inputs.INDEX),
+    (("fairseq-train nonparametric_masked_lm",), "valid.bin", bad_inputs.DATA),
+    (("fairseq-train taco", "fairseq-train span_denoising"), "dict.txt", bad_inputs.DICT_TXT),
+    (("fairseq-train masked_latent_semantic",), "meta of codes", bad_inputs.META_TO_TRAIN),
+    (("fairseq-train masked_latent_semantic",), "indptr", bad_inputs.NPY),
+    (("fairseq-train --finetune-from-model",), "model", bad_inputs.WEIGHTS_TO_BEGIN_WITH),
 ]
 
 
@@ -170,7 +176,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for command in ("inspect", "evaluate-pairs", "classify", "evaluate-dictionary"):
         yield f"{command}: into a folder", Case(command, lambda own: own.output.mkdir())
         yield f"{command}: below a file", Case(command, more=("--output", "text.txt/below"))
-    for command, flag, value in NUMBERS:
+    for command, flag, value in (*NUMBERS, *TRAINING_OPTIONS):
         yield f"{command}: {flag} {value}", Case(command, more=(flag, value))
 
 
@@ -203,8 +209,26 @@ NUMBERS = [
     *(("encode-hf", "--layer", value) for value in (-1, 99)),
 ]
 
+OF_EVERY_TASK = {
+    **dict.fromkeys(("--batch-size", "--tokens-per-sample", "--update-freq", "--required-batch-size-multiple"), 0),
+    **dict.fromkeys(("--log-interval", "--save-interval", "--lr", "--encoder-embed-dim"), 0),
+    **dict.fromkeys(("--num-workers", "--max-update", "--seed"), -1),
+    **dict.fromkeys(("--restore-file", "--finetune-from-model"), "absent.pt"),
+    **{"--valid-subset": "valid,absent", "--train-subset": "absent", "--save-dir": "text.txt", "--dropout": 2},
+    **{"--arch": "transformer_lm", "--criterion": "sentence_prediction", "--lr-scheduler": "polynomial_decay"},
+}
+TRAINING_OPTIONS = [
+    *((f"fairseq-train {task}", flag, value) for task in CRITERIONS for flag, value in OF_EVERY_TASK.items()),
+    ("fairseq-train taco", "--max-tokens", 5),
+    ("fairseq-train plain_masked_lm", "--criterion", "latent_semantic_kl"),
+    ("fairseq-train masked_latent_semantic", "--arch", "roberta"),
+    ("fairseq-train masked_latent_semantic", "--num-atoms", 3),
+    ("fairseq-train masked_latent_semantic", "--finetune-from-model", "denoising/checkpoint_last.pt"),
+    ("fairseq-train span_denoising", "--finetune-from-model", "model/checkpoint_last.pt"),
+]
 CASES = dict(cases())
-SAMPLE = random.Random(16).sample(sorted(CASES), 40)
+OF_TRAINING = sorted(name for name in CASES if name.startswith("fairseq-train"))  # each takes seconds
+SAMPLE = random.Random(16).sample(sorted(CASES.keys() - OF_TRAINING), 40) + random.Random(16).sample(OF_TRAINING, 3)
 
 
 def check(name: str, everything: Path, folder: Path, capsys: Capture) -> None:
@@ -213,7 +237,8 @@ def check(name: str, everything: Path, folder: Path, capsys: Capture) -> None:
     if case.command == "encode":
         shutil.rmtree(place.codes)
     case.change(place)
-    check_one_line((*COMMANDS[case.command](place, place.output), *case.more), place.folder, capsys)
+    words = (COMMANDS | TRAINING)[case.command](place, place.output)
+    check_one_line((*words, *case.more), place.folder, capsys)
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -172,6 +172,8 @@ def test_only_errors_of_this_package_for_the_user_lose_their_traceback(monkeypat
     sys.excepthook(*raised_by(lambda: load_dictionary(tmp_path)))
     assert passed_on == []
     assert capsys.readouterr().err.startswith(f"fairseq-train: error: {tmp_path} is not a binarized dataset")
+    sys.excepthook(*raised_by(tmp_path.read_bytes))  # raised elsewhere, but about a file
+    assert capsys.readouterr().err == f"fairseq-train: error: {tmp_path}: Is a directory\n"
     sys.excepthook(*raised_by(lambda: int("x")))  # raised elsewhere
     sys.excepthook(*raised_by(lambda: version_shims._is_this_package(None)))  # a bug, not a user's error
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
