@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ def learn_sae(
             write_file(path, lambda file: torch.save(content, file))
             saved = time.monotonic()
 
-    return train_sae(trainer, stream.batches, after_update=save)
+    # closed also after an error or Ctrl-C, so that the thread of the stream ends
+    with closing(stream.batches(trainer.updates, settings.updates)) as batches:
+        return train_sae(trainer, lambda done: batches, after_update=save)
 
 
 def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:

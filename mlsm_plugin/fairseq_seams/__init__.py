@@ -4,6 +4,7 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 
 - ``beam_search``: the generator of a task and the keys of its hypotheses; a denoising model fills gaps with it.
 - ``binarized_files``: the format of the index of a binarized split; it is checked before fairseq maps the data.
+- ``checkpoint_averaging``: where a checkpoint has its weights, vocabulary and optimizer; the mean of several.
 - ``checkpoint_contents``: the registries of names and options, and what a checkpoint holds; what is refused.
 - ``checkpoint_states``: what is in a checkpoint, and the functions that load it; the one door to all checkpoints.
 - ``compiled_parts``: the names of the compiled modules; ``mlsm doctor`` says whether they are there.

@@ -79,7 +79,7 @@ def missing_checkpoint(path: str | os.PathLike[str], kind: str = "checkpoint") -
     """
     path = Path(path)
     if path.suffix != ".pt":
-        return FileNotFoundError(f"{path} is not a folder; pass the --save-dir of a training run")
+        return FileNotFoundError(f"{path} does not exist; pass the --save-dir of a training run, or a checkpoint")
     names = [file.name for file in path.parent.glob("*.pt")]
     nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0)
     there = f"; {path.parent} has {_listed(nearest, len(names))}" if names else ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import count as counting
 
 import numpy as np
@@ -24,7 +27,8 @@ class HiddenStateStream:
     Each pass reads the blocks in another random order and fills a buffer with the hidden states of as many as fit. The
     rows of a full buffer are shuffled and cut into batches; rows that do not fill a batch are left out until the next
     pass. Everything depends on the seed and the number of the batch only, so that a stream can begin anywhere: buffers
-    that are skipped cost no forward pass.
+    that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one; it uses
+    as many CPU threads as the caller, since torch has one number for all.
 
     Args:
         reader, encoder: the text and the model.
@@ -52,24 +56,40 @@ class HiddenStateStream:
         self._pruning, self._pruning_threshold = frequency_pruning, pruning_threshold
         self._counts = type_counts(reader) if frequency_pruning != "none" else None
 
-    def batches(self, skip: int = 0) -> Iterator[Tensor]:
-        """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` on, without an end.
+    def batches(self, skip: int = 0, stop: int = sys.maxsize) -> Iterator[Tensor]:
+        """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
+
+        Close the iterator if you do not exhaust it: its thread then ends with the forward pass that it is in.
 
         Raises:
             ValueError: frequency pruning removed all tokens.
         """
+        closed = threading.Event()
+        shuffled = self._shuffled(skip, stop, closed)
+        with ThreadPoolExecutor(1, "hidden states") as thread:
+            try:
+                coming = thread.submit(next, shuffled, None)
+                while (buffer := coming.result()) is not None:
+                    rows, batches = buffer
+                    coming = thread.submit(next, shuffled, None)
+                    for batch in batches:
+                        yield rows[batch.to(rows.device)]
+            finally:
+                closed.set()
+
+    def _shuffled(self, skip: int, stop: int, closed: threading.Event) -> Iterator[tuple[Tensor, Tensor]]:
+        """The hidden states of each buffer, and which of them are in each of its batches ``(n_batches, size)``."""
         for epoch in counting():
             for number, (blocks, kept) in enumerate(self._buffers(epoch, self.buffer_rows)):
+                if stop <= 0:
+                    return
                 size = min(self.batch_size, len(kept)) if number == 0 else self.batch_size
-                batches = len(kept) // size
-                if skip >= batches:
-                    skip -= batches
-                    continue
-                order = np.random.default_rng([self.seed, epoch, number]).permutation(len(kept))
-                rows = self._hidden_states(blocks, kept)
-                for start in range(skip * size, batches * size, size):
-                    yield rows[torch.from_numpy(order[start : start + size]).to(rows.device)]
-                skip = 0
+                count = len(kept) // size
+                if skip < count:
+                    order = np.random.default_rng([self.seed, epoch, number]).permutation(len(kept))
+                    batches = torch.from_numpy(order[: count * size]).view(count, size)
+                    yield self._hidden_states(blocks, kept, closed), batches[max(0, skip) : stop]
+                skip, stop = skip - count, stop - count
 
     def sample(self, most: int) -> Tensor:
         """Hidden states ``(n, dim)`` of random blocks, in the text's order; ``n`` is at most ``most``."""
@@ -106,20 +126,24 @@ class HiddenStateStream:
         mode, threshold = self._pruning, self._pruning_threshold
         return kept[keep_mask(tokens[content].numpy(), self._counts, mode=mode, threshold=threshold, rng=rng)]
 
-    def _hidden_states(self, blocks: list[int], kept: np.ndarray) -> Tensor:
-        """Hidden states (n, dim) of the positions in ``kept``, ascending within every few blocks."""
+    def _hidden_states(self, blocks: list[int], kept: np.ndarray, closed: threading.Event | None = None) -> Tensor:
+        """Hidden states (n, dim) of the positions in ``kept``, ascending within every few blocks.
+
+        Raises:
+            CancelledError: ``closed`` was set.
+        """
         wanted = torch.from_numpy(np.sort(kept))
+
+        def keep(_: Tensor, positions: Tensor) -> Tensor:
+            if closed is not None and closed.is_set():
+                raise CancelledError
+            return torch.isin(positions, wanted)
+
         rows = torch.empty(len(kept), self.encoder.dim, device=self.encoder.device)
         filled = 0
         for first in range(0, len(blocks), BLOCKS_AT_ONCE):
             pieces = [piece for index in blocks[first : first + BLOCKS_AT_ONCE] for piece in self.reader.block(index)]
-            _, found = hidden_states_of(
-                pieces,
-                self.reader,
-                self.encoder,
-                max_tokens=self.max_batch_tokens,
-                keep=lambda tokens, positions: torch.isin(positions, wanted),
-            )
+            _, found = hidden_states_of(pieces, self.reader, self.encoder, max_tokens=self.max_batch_tokens, keep=keep)
             rows[filled : filled + len(found)] = found
             filled += len(found)
         return rows

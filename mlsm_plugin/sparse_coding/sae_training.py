@@ -226,7 +226,11 @@ class SaeTrainer:
         return torch.nonzero(self.seen - self.last_use > PATIENCE * self.settings.num_atoms).squeeze(1)
 
     def update(self, rows: Tensor) -> Figures:
-        """One step of Adam on a batch (n, dim)."""
+        """One step of Adam on a batch (n, dim), for the latents that have a gradient.
+
+        The others, and their moments, stay as they are. Adam's momentum would go on moving rare latents for many
+        batches after their last gradient, until no row activates them.
+        """
         gradients, figures = self.gradients(constant_norm(rows.to(self.parameters.encoder)))
         decoder = self.parameters.decoder
         gradients.decoder.sub_((gradients.decoder * decoder).sum(1, keepdim=True) * decoder)
@@ -234,7 +238,14 @@ class SaeTrainer:
             parameter.grad = gradient
         rate = self.settings.rate * schedule(self.updates, self.settings.updates)
         self.optimizer.param_groups[0]["lr"] = rate
+        resting = torch.nonzero(gradients.encoder_bias == 0).squeeze(1)
+        of_latents = self.parameters[:3]  # all but the bias of the decoder
+        moments = [moment for parameter in of_latents for moment in self.optimizer.state[parameter].values()]
+        rows = [rows for rows in (*of_latents, *moments) if rows.dim()]  # not the number of steps
+        kept_rows = [part[resting] for part in rows]
         self.optimizer.step()
+        for part, kept_part in zip(rows, kept_rows, strict=True):
+            part[resting] = kept_part
         kept = 1 - rate * self.settings.weight_decay * (self.last_use == self.seen).to(decoder)
         self.parameters.encoder.mul_(kept[:, None])
         decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True).clamp(min=TINY)

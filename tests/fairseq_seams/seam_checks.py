@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -61,6 +62,7 @@ import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.fairseq_seams import (
     beam_search,
     binarized_files,
+    checkpoint_averaging,
     checkpoint_contents,
     checkpoint_states,
     compiled_parts,
@@ -337,6 +339,25 @@ def _what_is_refused() -> None:
 def _meters() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint_contents.read_contents(saved_checkpoint(folder))
+
+
+# checkpoint_averaging
+
+
+@seam(
+    "checkpoint_averaging",
+    "the model of Trainer.state_dict, and its last_optimizer_state, which nothing needs",
+    partial(instead, Trainer, "state_dict", lambda self: {"weights": self.model.state_dict()}),
+)
+def _average() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        saved, other = saved_checkpoint(folder), Path(folder, "other.pt")
+        shutil.copy(saved, other)
+        checkpoint_averaging.average_checkpoints([saved, other], Path(folder, "mean.pt"))
+        model, _, _ = checkpoint_states.load_model(Path(folder, "mean.pt"), {})
+        wanted, _, _ = checkpoint_states.load_model(saved, {})
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight), name
 
 
 # checkpoint_states

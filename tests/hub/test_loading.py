@@ -90,7 +90,8 @@ def test_checkpoint_holds_nothing_but_data(folder):
 def test_what_is_missing_is_named(own_folder, tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         from_pretrained(tmp_path / "nowhere")
-    assert str(error.value) == f"{tmp_path / 'nowhere'} is not a folder; pass the --save-dir of a training run"
+    where = tmp_path / "nowhere"
+    assert str(error.value) == f"{where} does not exist; pass the --save-dir of a training run, or a checkpoint"
     with pytest.raises(FileNotFoundError) as error:
         from_pretrained(own_folder, "checkpoint99.pt")
     names = sorted(path.name for path in own_folder.glob("*.pt"))

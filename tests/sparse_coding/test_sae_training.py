@@ -157,6 +157,26 @@ def test_state_that_does_not_fit_is_refused() -> None:
             SaeTrainer.resume(settings, changed)
 
 
+@pytest.mark.parametrize(("method", "prefixes"), [("topk", ()), ("batchtopk", (12, 24))])
+def test_latents_without_a_gradient_rest(method: str, prefixes: tuple[int, ...]) -> None:
+    """The momentum of Adam does not move them: a rare latent would drift until no row activates it."""
+    rows, _ = planted()
+    trainer = SaeTrainer.begin(SaeSettings(64, 4, 600, method, prefixes, weight_decay=0.0), rows)
+    batches, rested = batches_of(rows, 8)(0), 0
+    for _ in range(5):
+        batch, before = next(batches), trainer.state()
+        before = {name: tensor.clone() for name, tensor in before.items()}
+        trainer.update(batch)
+        resting = trainer.parameters.encoder_bias.grad == 0
+        rested += int(resting.sum())
+        for name in ("encoder", "encoder_bias", "decoder"):
+            for part in (part for part in (name, f"{name}.exp_avg", f"{name}.exp_avg_sq") if part in before):
+                after = trainer.state()[part]
+                assert torch.allclose(after[resting], before[part][resting], rtol=1e-6)  # the decoder has unit rows
+                assert not torch.equal(after[~resting], before[part][~resting])
+    assert rested
+
+
 def test_auxiliary_loss_revives_dead_latents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the latents begin where no row activates them enough."""
     monkeypatch.setattr(sae_training, "PATIENCE", 20)
@@ -165,7 +185,7 @@ def test_auxiliary_loss_revives_dead_latents(monkeypatch: pytest.MonkeyPatch) ->
     for weight in (0.0, 1 / 32):
         settings = SaeSettings(64, 4, 600, rate=1e-2, auxiliary_weight=weight, weight_decay=0.0)
         trainer = SaeTrainer.begin(settings, rows)
-        trainer.parameters.encoder[:16] *= 0.1
+        trainer.parameters.encoder[:16] *= 0.02
         sae = train_sae(trainer, batches_of(rows))
         unused[weight] = int((~(sae.latents(rows) > 0).any(0)[:16]).sum())
     assert unused[0.0] >= 8
