@@ -180,6 +180,18 @@ def test_whole_words_are_masked_or_left(tokenizer: Any) -> None:
     assert 0.3 < masked.sum() / sum(len(dataset[row].input_ids) - 2 for row in range(200)) < 0.5
 
 
+def test_text_without_spaces_is_masked_by_its_pieces(tokenizer: Any) -> None:
+    """It is one word, which was masked as a whole in 15 of 100 sequences."""
+    lines = np.random.default_rng(1).integers(
+        5 + WORDS // 2, 5 + WORDS, size=(100, 80)
+    )  # pieces that go on with a word
+    batch = MaskedLmCollator(tokenizer, Masking(whole_words=True))(items(PretrainingSequences(lines), *range(100)))
+    masked = (batch["labels"] != IGNORED).sum(dim=1)
+    assert int(masked.min()) > 0
+    assert int(masked.max()) < 40
+    assert int(masked.sum()) / 8000 == pytest.approx(0.15, abs=0.015)
+
+
 def test_ids_without_a_token_are_never_drawn() -> None:
     """A vocab.txt that has a line twice gives such a tokenizer."""
     missing, last = (6, 7, 40), 4 + WORDS
