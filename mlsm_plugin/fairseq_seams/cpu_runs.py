@@ -73,8 +73,8 @@ def check_precision(common: Any) -> None:
         ValueError: its device cannot.
     """
     instead = "leave it out, or pass --autocast bf16 in its place (in the tasks of mlsm_plugin)"
-    on_cpu = common.cpu or not torch.cuda.is_available()
-    if common.bf16 and (common.tpu or on_cpu) and fairseq_utils.xm is None:  # in a command, --bf16 turns on --tpu
+    if common.bf16 and common.tpu and fairseq_utils.xm is None:  # the flag turns on --tpu; Hydra's common.bf16 does not
         raise ValueError(f"fairseq's --bf16 trains on a TPU, with torch_xla; {instead}")
+    on_cpu = common.cpu or not torch.cuda.is_available()
     if common.fp16 and on_cpu and not (common.memory_efficient_fp16 or common.fp16_no_flatten_grads):
         raise ValueError(f"--fp16 trains on a GPU, and this run is on the CPU; {instead}")

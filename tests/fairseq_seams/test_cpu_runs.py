@@ -31,7 +31,6 @@ for name in ("current_device", "set_device", "get_rng_state", "set_rng_state", "
 
 import mlsm_plugin
 """
-OF_FAIRSEQ = {"fp16": "--fp16 trains on a GPU, and this run is on the CPU", "bf16": "--bf16 trains on a TPU"}
 
 
 def gradients(seed: int, *shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
@@ -74,28 +73,30 @@ def test_a_run_on_the_cpu_uses_no_gpu(tiny: TinyData, tmp_path: Path) -> None:
     assert "training on 1 devices" in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("cpu", [(), ("--cpu",)])
-@pytest.mark.parametrize("name", OF_FAIRSEQ)
-def test_a_precision_that_the_device_lacks_is_refused(
-    tiny: TinyData, monkeypatch: pytest.MonkeyPatch, name: str, cpu: tuple[str, ...]
-) -> None:
-    common = training_config(tiny.data_bin, *cpu).common
-    common.cpu = bool(cpu)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cpu))  # no GPU at all, or one that is not asked for
+@pytest.mark.parametrize("cpu", [False, True])
+def test_fp16_needs_a_gpu(tiny: TinyData, monkeypatch: pytest.MonkeyPatch, cpu: bool) -> None:
+    common = training_config(tiny.data_bin).common
+    common.cpu = cpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cpu)  # no GPU at all, or one that is not asked for
     check_precision(common)
-    common[name] = True
-    with pytest.raises(ValueError, match=f"{OF_FAIRSEQ[name]}.* pass --autocast bf16 in its place"):
+    common.fp16 = True
+    with pytest.raises(ValueError, match=r"--fp16 trains on a GPU.* pass --autocast bf16 in its place"):
         check_precision(common)
-    if name == "fp16":  # these train on a CPU
-        check_precision(SimpleNamespace(**{**common, "memory_efficient_fp16": True}))
-        check_precision(SimpleNamespace(**{**common, "fp16_no_flatten_grads": True}))
+    for trains in ("memory_efficient_fp16", "fp16_no_flatten_grads"):
+        check_precision(SimpleNamespace(**{**common, trains: True}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     common.cpu = False
     check_precision(common)
-    if name == "bf16":
-        common.tpu = True  # as fairseq-train sets it for --bf16
-        with pytest.raises(ValueError, match="with torch_xla"):
+
+
+def test_the_flag_bf16_needs_a_tpu(tiny: TinyData, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = training_config(tiny.data_bin, "--bf16").common
+    for there in (False, True):  # a GPU
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        with pytest.raises(ValueError, match=r"--bf16 trains on a TPU.* pass --autocast bf16 in its place"):
             check_precision(common)
+    common.tpu = False  # as with Hydra's common.bf16=true, which trains on every device
+    check_precision(common)
 
 
 @pytest.mark.parametrize(
