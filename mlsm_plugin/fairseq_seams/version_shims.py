@@ -121,7 +121,7 @@ def _report_user_errors_in_one_line() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
         text = _text_for_user(error.with_traceback(traceback))
-        if text is None:
+        if text is None or os.environ.get("MLSM_TRACEBACK"):
             previous(kind, error, traceback)
         else:
             print(f"{program}: error: {' '.join(text.split())}", file=sys.stderr)
