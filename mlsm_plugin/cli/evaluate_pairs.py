@@ -46,12 +46,12 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     model = from_pretrained(args.checkpoint)
     check_head_was_trained(model)
     model.to(default_device(args.device))
-    for path, own in files.items():
+    for path, pairs in files.items():
         check_known(
-            (text for pair in own for text in (pair.good, pair.bad)), model.bpe, model.task.source_dictionary,
+            (text for pair in pairs for text in (pair.good, pair.bad)), model.bpe, model.task.source_dictionary,
             args.max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER,
         )  # fmt: skip
-    pairs = [pair for own in files.values() for pair in own]
+    pairs = [pair for of_file in files.values() for pair in of_file]
     verdicts = compare_pairs(model, pairs, batch_tokens=args.batch_tokens, progress=True)
     of_files = iter(verdicts)
     figures = {path: _figures(list(islice(of_files, len(own)))) for path, own in files.items()}

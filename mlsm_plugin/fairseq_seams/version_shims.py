@@ -189,7 +189,8 @@ def _text_for_user(error: BaseException) -> str | None:
 def _text_of_rank(printed: str) -> str | None:
     """As :func:`_own_error`, from the tracebacks that a process left, the cause first."""
     for traceback in printed.split("Traceback (most recent call last):\n")[1:]:
-        frames, text = [], []
+        frames: list[str] = []
+        text: list[str] = []
         for line in traceback.partition("\n\n")[0].splitlines():
             (frames if line.startswith(" ") else text).append(line)
         files = [line for line in frames if line.startswith('  File "')]

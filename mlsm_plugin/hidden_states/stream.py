@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import count as counting
 
@@ -56,7 +56,7 @@ class HiddenStateStream:
         self._pruning, self._pruning_threshold = frequency_pruning, pruning_threshold
         self._counts = type_counts(reader) if frequency_pruning != "none" else None
 
-    def batches(self, skip: int = 0, stop: int = sys.maxsize) -> Iterator[Tensor]:
+    def batches(self, skip: int = 0, stop: int = sys.maxsize) -> Generator[Tensor, None, None]:
         """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
 
         Close the iterator if you do not exhaust it: its thread then ends with the forward pass that it is in.

@@ -241,11 +241,11 @@ class SaeTrainer:
         resting = torch.nonzero(gradients.encoder_bias == 0).squeeze(1)
         of_latents = self.parameters[:3]  # all but the bias of the decoder
         moments = [moment for parameter in of_latents for moment in self.optimizer.state[parameter].values()]
-        rows = [rows for rows in (*of_latents, *moments) if rows.dim()]  # not the number of steps
-        kept_rows = [part[resting] for part in rows]
+        parts = [part for part in (*of_latents, *moments) if part.dim()]  # not the number of steps
+        before = [part[resting] for part in parts]
         self.optimizer.step()
-        for part, kept_part in zip(rows, kept_rows, strict=True):
-            part[resting] = kept_part
+        for part, there in zip(parts, before, strict=True):
+            part[resting] = there
         kept = 1 - rate * self.settings.weight_decay * (self.last_use == self.seen).to(decoder)
         self.parameters.encoder.mul_(kept[:, None])
         decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True).clamp(min=TINY)

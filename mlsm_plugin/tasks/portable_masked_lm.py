@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from fairseq import utils
@@ -63,7 +63,7 @@ class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamp
     """
 
     cfg: PortableMaskedLMConfig
-    criterions = ("masked_lm",)
+    criterions: ClassVar[tuple[str, ...]] = ("masked_lm",)
 
     @classmethod
     def setup_task(cls, cfg: PortableMaskedLMConfig, **kwargs: Any) -> "PortableMaskedLMTask":

@@ -27,7 +27,7 @@ class PortableRuns(AutocastSteps):
 
     @property
     def _data_folder(self) -> str:
-        return str(utils.split_paths(self.cfg.data)[0])  # type: ignore[attr-defined]
+        return str(utils.split_paths(self.cfg.data)[0])
 
     @cached_property
     def _vocabulary(self) -> str:
@@ -73,7 +73,7 @@ class PortableRuns(AutocastSteps):
             ValueError: the folder has checkpoints of another vocabulary, or the folders of the data do not have one.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
-        folders_of(self.cfg.data)  # type: ignore[attr-defined]  # a later one must not stop the run in its epoch
+        folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
         self.state.merge_state_dict({VOCABULARY: self._vocabulary})  # type: ignore[attr-defined]
         first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first_rank and not self.cfg.no_save:
