@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import islice
 
 import numpy as np
@@ -93,3 +94,36 @@ def test_pruning_keeps_rare_words(reader: BlockReader, encoder: FairseqEncoder) 
     assert all(0 < size < len(everything(reader, encoder)) for size in sizes)
     with pytest.raises(ValueError, match="no token is left"):
         next(stream(reader, encoder, frequency_pruning="drop", pruning_threshold=1e-9).batches())
+
+
+def threads_of_streams() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("hidden states")]
+
+
+def test_a_stream_ends_where_it_is_told_and_leaves_no_thread(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    first = list(islice(stream(reader, encoder).batches(), 20))
+    for skip, stop in ((0, 20), (3, 4), (5, 17), (6, 6)):
+        found = list(stream(reader, encoder).batches(skip, stop))
+        assert len(found) == stop - skip
+        assert all(torch.equal(batch, wanted) for batch, wanted in zip(found, first[skip:stop], strict=True))
+    batches = stream(reader, encoder).batches()
+    next(batches)
+    assert threads_of_streams()
+    batches.close()
+    assert threads_of_streams() == []
+
+
+def test_an_error_of_the_model_is_that_of_the_batch(
+    reader: BlockReader, encoder: FairseqEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = stream(reader, encoder).batches()
+    next(batches)
+
+    def broken(*_: object) -> Tensor:
+        raise ValueError("the model is broken")
+
+    for name in ("hidden_states", "hidden_states_of"):
+        monkeypatch.setattr(encoder, name, broken)
+    with pytest.raises(ValueError, match="the model is broken"):
+        list(islice(batches, 50))
+    assert threads_of_streams() == []
