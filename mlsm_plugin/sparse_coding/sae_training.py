@@ -228,8 +228,8 @@ class SaeTrainer:
     def update(self, rows: Tensor) -> Figures:
         """One step of Adam on a batch (n, dim), for the latents that have a gradient.
 
-        The others, and their moments, stay as they are. Adam's momentum would go on moving rare latents for many
-        batches after their last gradient, until no row activates them.
+        The others, and their moments, stay as they are. Second moments that fade would let the next gradient move a
+        rare latent too far, and momentum would go on moving it, until no row activates it.
         """
         gradients, figures = self.gradients(constant_norm(rows.to(self.parameters.encoder)))
         decoder = self.parameters.decoder
