@@ -157,7 +157,7 @@ class Comparison:
         )
         data, collator = PretrainingSequences(sequences), MaskedLmCollator(tokenizer)
         network = MaskedLmModel.from_pretrained(model).to(self.device).eval()
-        sums = np.zeros(2)
+        sums = np.zeros(len(network.parts))
         for first in range(0, len(data), BATCH):
             batch = collator([data[index] for index in range(first, min(first + BATCH, len(data)))])
             output = network(**{name: values.to(self.device) for name, values in batch.items()})

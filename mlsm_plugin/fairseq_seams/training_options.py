@@ -87,8 +87,8 @@ def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
                 allowed = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:.0f}"
                 raise ValueError(f"{_flag(name)} must be {allowed}, got {value:g}")
     for value in _numbers(args.lr):
-        if not 0 < value < math.inf:
-            raise ValueError(f"--lr must be positive, got {value:g}")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"--lr must be a number from 0, got {value:g}")
     _check_together(args)
     _check_beginning(args)
     for folder in utils.split_paths(args.data)[1:]:

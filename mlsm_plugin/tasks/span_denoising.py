@@ -157,10 +157,10 @@ class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTas
         path = split_path(self.cfg.data, split, epoch)
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
         if os.path.exists(f"{path}.source.idx"):
-            if combine:
+            if combine and os.path.exists(f"{path}1.source.idx"):
                 raise ValueError(
-                    f"--combine-valid-subsets does not combine corrupted pairs ({path}.source.idx); name their splits, "
-                    f"such as --valid-subset {split},{split}1"
+                    f"splits of corrupted pairs are not combined ({path}1.source.idx): binarize all pairs of training "
+                    "into one split, and name the others, such as --valid-subset valid,valid1"
                 )
             sides = [load_split(f"{path}.{side}", self.dictionary) for side in ("source", "target")]
             self.datasets[split] = CorruptedPairsDataset(*sides, pad=pad, eos=eos, shuffle=self.cfg.shuffle)

@@ -105,7 +105,7 @@ def ngrams_by_tuples(text: cooccurring_spans._Text, max_length: int) -> Iterator
 def found_by(finder: object, group: list[np.ndarray], pieces: PieceClasses, rules: SpanRules) -> list[list[int]]:
     """The starts of the repeated n-grams of each length."""
     lengths = np.array([len(sequence) for sequence in group])
-    text = cooccurring_spans._Text.of(np.concatenate(group), lengths, pieces)
+    text = cooccurring_spans._Text.of(np.concatenate(group), lengths, pieces, longest_word=rules.max_length)
     found = [sorted(starts.tolist()) for starts, _ in finder(text, rules.max_length)]  # type: ignore[operator]
     return found + [[]] * (rules.max_length - len(found))
 

@@ -33,7 +33,7 @@ def folder(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path
         rows = [f"{label}\t{text}" for label, text in zip(labels, texts, strict=True)]
         (root / f"{split}.tsv").write_text("\n".join(rows) + "\n\n", encoding="utf-8")
         named = {"long one": "<pad>", "short": "</s>"}  # labels may be called like fairseq's special symbols
-        pairs = [f"{named[label]}\tWhat is it?\t{text}" for label, text in zip(labels, texts, strict=True)]
+        pairs = [f"{named[label]}\tWhat is it\t{text}" for label, text in zip(labels, texts, strict=True)]
         (root / f"{split}.pairs.tsv").write_text("label\n" + "\n".join(pairs) + "\n", encoding="utf-8")
         numbers = [f"{len(text) / 100}\t{text}" for text in texts]
         (root / f"{split}.numbers.tsv").write_text("\n".join(numbers) + "\n", encoding="utf-8")

@@ -48,7 +48,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"leave_unmasked_prob": 0.6, "random_token_prob": 0.6}, "--leave-unmasked-prob 0.6 and --random-token-prob 0.6 "),
     ({"encoder_embed_dim": 0}, "--encoder-embed-dim must be at least 1, got 0"),
     ({"encoder_attention_heads": 3}, "is not a multiple of --encoder-attention-heads 3"),
-    *(({"lr": [value]}, f"--lr must be positive, got {value:g}") for value in (0, -1, math.nan, math.inf)),
+    *(({"lr": [value]}, f"--lr must be a number from 0, got {value:g}") for value in (-1, math.nan, math.inf)),
     ({"optimizer": None}, "--optimizer is missing; pass one, such as --optimizer fused_adamw"),
     ({**POLYNOMIAL, "total_num_update": None}, "needs --total-num-update; pass --total-num-update N"),
     ({**POLYNOMIAL, "total_num_update": None, "max_update": 70}, "pass --total-num-update 70"),

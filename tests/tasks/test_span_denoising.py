@@ -142,7 +142,8 @@ def test_model_with_too_few_positions_is_refused(tiny: TinyData) -> None:
 
 def test_pairs_that_would_not_be_combined_are_refused(tiny: TinyData, tmp_path: Path) -> None:
     data = tiny.copy(tmp_path / "data")
-    (data / "valid.source.idx").touch()
+    for split in ("valid", "valid1"):
+        (data / f"{split}.source.idx").touch()
     task = tasks.setup_task(training_config(data, *TINY, task="span_denoising", criterion="cross_entropy").task)
-    with pytest.raises(ValueError, match=r"does not combine corrupted pairs .*such as --valid-subset valid,valid1"):
+    with pytest.raises(ValueError, match=r"corrupted pairs are not combined .*such as --valid-subset valid,valid1"):
         task.load_dataset("valid", combine=True)
