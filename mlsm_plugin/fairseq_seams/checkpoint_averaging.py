@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import architecture_options, check_configuration, read_contents
-from mlsm_plugin.fairseq_seams.checkpoint_states import save_whole, updates_of, weights_in
+from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
 from mlsm_plugin.files.checkpoint_files import NUMBERED, only_checkpoint
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
-
-VOCABULARY = "vocabulary"  # in the state of a task: the fingerprint of its symbols
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, symbols_in
 
 
 def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
@@ -56,7 +54,7 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | o
     for file, content in zip(files, contents, strict=True):
         check_configuration(content, file)
         _check_same_model(files[-1], contents[-1], file, content)
-    symbols = [_symbols(file.parent / DICTIONARY_NAME) for file in (Path(output), files[-1])]
+    symbols = [_symbols_beside(file) for file in (Path(output), files[-1])]
     if None not in symbols and symbols[0] != symbols[1]:
         raise ValueError(f"beside {output} lies the {DICTIONARY_NAME} of another vocabulary; choose another folder")
     means = {name: _mean([weights_in(content)[name] for content in contents]) for name in weights_in(contents[-1])}
@@ -76,15 +74,14 @@ def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: d
         name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
         raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
     recorded = {(part.get("task_state") or {}).get(VOCABULARY) for part in (content, wanted)} - {None}
-    symbols = {_symbols(path.parent / DICTIONARY_NAME) for path in (file, last)} - {None}
+    symbols = {_symbols_beside(path) for path in (file, last)} - {None}
     if len(recorded) > 1 or len(symbols) > 1:
         raise ValueError(f"{both}: their vocabularies differ, so that the same ids mean other pieces")
 
 
-def _symbols(dictionary: Path) -> tuple[bytes, ...] | None:
-    if not dictionary.is_file():
-        return None
-    return tuple(line.rpartition(b" ")[0] for line in dictionary.read_bytes().split(b"\n"))
+def _symbols_beside(checkpoint: Path) -> tuple[bytes, ...] | None:
+    dictionary = checkpoint.parent / DICTIONARY_NAME
+    return symbols_in(dictionary) if dictionary.is_file() else None
 
 
 def _mean(weights: list[Tensor]) -> Tensor:

@@ -32,6 +32,7 @@ from mlsm_plugin.files.atomic_files import atomic_open
 from mlsm_plugin.files.checkpoint_files import missing_checkpoint
 
 SHOWN_CHARACTERS = 400
+VOCABULARY = "vocabulary"  # in the state of a task (``task_state``): the fingerprint of its symbols
 
 
 def read_state(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from mlsm_plugin.files.atomic_files import copy_file
@@ -33,7 +34,7 @@ def copy_tokenizer(source: str | os.PathLike[str], folder: str | os.PathLike[str
         present = [name for name in names if Path(folder, name).is_file()]
         changed = [name for name in present if Path(folder, name).read_bytes() != Path(source, name).read_bytes()]
         dictionary = Path(DICTIONARY_NAME)
-        if dictionary in changed and _symbols(Path(folder, dictionary)) != _symbols(Path(source, dictionary)):
+        if dictionary in changed and symbols_in(Path(folder, dictionary)) != symbols_in(Path(source, dictionary)):
             raise ValueError(
                 f"{folder} has checkpoints of another vocabulary than {source}: their {dictionary} differ; choose "
                 "another folder for this run"
@@ -46,8 +47,9 @@ def copy_tokenizer(source: str | os.PathLike[str], folder: str | os.PathLike[str
         copy_file(Path(source, name), Path(folder, name))
 
 
-def _symbols(path: Path) -> list[bytes]:
-    return [line.rpartition(b" ")[0] for line in path.read_bytes().split(b"\n")]
+def symbols_in(dictionary: Path) -> tuple[bytes, ...]:
+    """The symbols of a ``dict.txt`` without their counts, to compare two files; a byte order mark is none of them."""
+    return tuple(line.rpartition(b" ")[0] for line in dictionary.read_bytes().removeprefix(BOM_UTF8).splitlines())
 
 
 def bpe_options(*folders: str | os.PathLike[str]) -> dict[str, str]:

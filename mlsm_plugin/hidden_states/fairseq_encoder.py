@@ -22,6 +22,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS, layer_numbers
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.checkpoint_files import only_checkpoint
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.tokenization.span_masks import added_symbols
@@ -167,10 +168,10 @@ def load_roberta(
             f"{checkpoint} was trained with {len(embeddings)} symbols, {data_bin}/dict.txt has {num_symbols} "
             "(with <mask>); binarize the text with the tokenizer of the auxiliary model"
         )
-    beside = checkpoint.parent / "dict.txt"
-    if beside.exists() and beside.read_bytes() != (data_bin / "dict.txt").read_bytes():
+    beside, given = checkpoint.parent / DICTIONARY_NAME, data_bin / DICTIONARY_NAME
+    if beside.exists() and symbols_in(beside) != symbols_in(given):
         raise ValueError(
-            f"{beside} of the auxiliary model and {data_bin / 'dict.txt'} differ; "
+            f"{beside} of the auxiliary model and {given} differ; "
             "binarize the text with the tokenizer of the auxiliary model"
         )
     model, _, _ = load_model(checkpoint, overrides, state=state)

@@ -9,12 +9,11 @@ import torch
 from fairseq import utils
 
 from mlsm_plugin.data.token_blocks import folders_of
+from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.shared_options import SavedRunConfig
 from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_of_dataset
-
-VOCABULARY = "vocabulary"  # in the state of a task: the fingerprint of the symbols of dict.txt
 
 
 class PortableRuns(AutocastSteps):

@@ -133,14 +133,7 @@ def train_tokenizer(
         ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.
         OSError: a file cannot be read or written.
     """
-    if model_type not in MODEL_TYPES:
-        raise ValueError(f"unknown model type {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
-    if not 0.98 <= character_coverage <= 1:
-        raise ValueError(f"--character-coverage must be between 0.98 and 1, got {character_coverage}")
-    if not 1 <= vocab_size <= MOST_PIECES:
-        raise ValueError(f"--vocab-size must be at least 1 and at most {MOST_PIECES:,}, got {vocab_size}")
-    if max_sentences < FEWEST_SENTENCES:
-        raise ValueError(f"--max-sentences must be at least {FEWEST_SENTENCES}, got {max_sentences}")
+    _check_options(model_type, vocab_size, character_coverage, max_sentences)
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
     normalization = "nmt_nfkc_cf" if lowercase else "nmt_nfkc"
@@ -172,6 +165,17 @@ def train_tokenizer(
         sentences=text.sentences,
         sampled_sentences=min(text.sentences, max_sentences),
     )
+
+
+def _check_options(model_type: str, vocab_size: int, character_coverage: float, max_sentences: int) -> None:
+    if model_type not in MODEL_TYPES:
+        raise ValueError(f"unknown model type {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
+    if not 0.98 <= character_coverage <= 1:
+        raise ValueError(f"--character-coverage must be between 0.98 and 1, got {character_coverage}")
+    if not 1 <= vocab_size <= MOST_PIECES:
+        raise ValueError(f"--vocab-size must be at least 1 and at most {MOST_PIECES:,}, got {vocab_size}")
+    if max_sentences < FEWEST_SENTENCES:
+        raise ValueError(f"--max-sentences must be at least {FEWEST_SENTENCES}, got {max_sentences}")
 
 
 def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
