@@ -3,7 +3,7 @@
 
     python scripts/agreement_pairs.py held_out.txt --output DIR [--number 1000] [--seed 1]
 
-Writes JSON lines in BLiMP's format, for ``mlsm evaluate-pairs``:
+Writes JSON lines in BLiMP's format, for ``mlsm evaluate pairs``:
 
 - ``agreement.jsonl``: in a sentence of the text, the number of a demonstrative or of a verb is changed.
   *Demonstrative*: ``this``/``these`` and ``that``/``those`` right before a noun. *Verb*: ``is``/``are``,

@@ -288,7 +288,7 @@ def check_export(coder: SaeCoder, root: Path, hidden: torch.Tensor) -> tuple[flo
     from sae_lens import SAE
 
     coder.save(root / "own")
-    _run("convert-dictionary", root / "own", root / "exported", "--to", "saelens")
+    _run("convert", root / "own", root / "exported", "--to", "saelens")
     return differences(coder, encode_and_decode(SAE.load_from_disk(root / "exported")), hidden)
 
 
@@ -311,7 +311,7 @@ def differences(coder: Any, reference: Reference, hidden: torch.Tensor) -> tuple
 
 def check_import(make: Callable[[Path], Reference], root: Path, hidden: torch.Tensor) -> tuple[float, float]:
     reference = make(root / "layers.3")
-    _run("convert-dictionary", root / "layers.3", root / "converted")
+    _run("convert", root / "layers.3", root / "converted")
     return differences(load_coder(root / "converted"), reference, hidden)
 
 

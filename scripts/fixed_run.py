@@ -167,7 +167,7 @@ def record(inputs: Path) -> dict[str, object]:
         for kind, options in (("whole", ()), ("words", ("--word-boundaries-only",))):
             store = work / f"datastore-{kind}"
             mlsm(
-                *("datastore", "build", inputs / "data-bin", "--checkpoint", inputs / "npm/checkpoint_last.pt"),
+                *("npm", "datastore", inputs / "data-bin", "--checkpoint", inputs / "npm/checkpoint_last.pt"),
                 *("--output", store, *BLOCK, "--shard-tokens", 20_000, "--batch-tokens", 2048, "--threads", 1),
                 *("--splits", "train", "valid", *options),
             )

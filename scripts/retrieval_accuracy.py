@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("text", metavar="FILE", help="UTF-8 text, one sentence a line")
     parser.add_argument(
         "--retrieve", nargs=2, action="append", default=[], metavar=("CHECKPOINT", "DATASTORE"),
-        help="a model, and a datastore that `mlsm datastore build` made with it; can be repeated",
+        help="a model, and a datastore that `mlsm npm datastore` made with it; can be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--predict", action="append", default=[], metavar="CHECKPOINT", help="a masked LM; can be repeated"

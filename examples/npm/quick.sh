@@ -32,7 +32,7 @@ fairseq-train "$output/data-bin" --user-dir "${USER_DIR:-mlsm_plugin}" --save-di
     --max-update "$updates" --log-format simple --log-interval 50 --no-epoch-checkpoints \
     --save-interval-updates 200 --keep-interval-updates 1 "$@"
 
-mlsm datastore build "$output/data-bin" --checkpoint "$output/npm/checkpoint_last.pt" \
+mlsm npm datastore "$output/data-bin" --checkpoint "$output/npm/checkpoint_last.pt" \
     --output "$output/datastore" --tokens-per-sample 128
-mlsm fill --checkpoint "$output/npm/checkpoint_last.pt" --datastore "$output/datastore" --topk 3 --contexts 1 \
+mlsm npm fill --checkpoint "$output/npm/checkpoint_last.pt" --datastore "$output/datastore" --topk 3 --contexts 1 \
     "This is one of the best <mask> of the year." "He was born in <mask> and went to school there."

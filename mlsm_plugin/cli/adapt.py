@@ -8,10 +8,12 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
+from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.dictionary import add_sae_options
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import add_settings
+from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.coder_learning import LearningSettings
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="ids of the longest sequence (default: what the model can take, at most 512)")  # fmt: skip
     parser.add_argument("--mask-prob", type=float, default=0.15, metavar="P", help="share of the tokens to mask")
     parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word, or none")
-    add_max_unk_rate(parser)
+    add_settings(parser, KnownText)
     _add_code_options(parser.add_argument_group("codes, for mlsm and mlsm+mlm"))
     _add_training_options(parser.add_argument_group("training"))
 

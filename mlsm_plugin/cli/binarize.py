@@ -1,16 +1,24 @@
-"""``mlsm binarize``: turn raw text into the dataset that fairseq tasks load."""
+"""``mlsm binarize``: turn raw text into a dataset of ids, for fairseq's tasks or for Hugging Face's Trainer."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
+from pathlib import Path
 
-from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
+from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import add_settings
+from mlsm_plugin.files.hf_files import HF_PREFIX
+from mlsm_plugin.tokenization.unknown_tokens import KnownText
+
+FAIRSEQ, SEQUENCES = "fairseq", "sequences"
+SPLITS = ("train", "valid", "test")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``mlsm binarize``."""
+    """Options of the command."""
     parser.add_argument(
         "--tokenizer",
         required=True,
@@ -18,22 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder that `mlsm tokenizer` wrote, or hf:PATH, a Hugging Face folder or hub name",
     )
     text = "training text: UTF-8, plain or .gz, .bz2, .xz, one sentence a line, blank lines between documents"
-    parser.add_argument("--train", nargs="+", default=[], metavar="FILE", help=text)
+    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help=text)
     parser.add_argument("--valid", nargs="+", default=[], metavar="FILE", help="validation text in the same form")
     parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text in the same form")
-    pairs = parser.add_argument_group(
-        "pairs", "instead of --train and --valid: texts with <extra_id_0>, ... and their targets, for span_denoising"
-    )
-    pairs.add_argument("--source", metavar="FILE", help="training sources, one on each line")
-    pairs.add_argument("--target", metavar="FILE", help="training targets, each on the line of its source")
-    pairs.add_argument("--valid-source", metavar="FILE", help="validation sources")
-    pairs.add_argument("--valid-target", metavar="FILE", help="validation targets")
-    pairs.add_argument(
-        "--sentinels", type=int, default=100, metavar="N", help="number of sentinels, as in --task span_denoising"
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--format",
+        default=FAIRSEQ,
+        choices=(FAIRSEQ, SEQUENCES),
+        help="fairseq: a dataset of fairseq's tasks; sequences: a folder of token sequences for each split, for "
+        "Hugging Face's Trainer, with whole lines where they fit and special tokens around each (needs hf:PATH)",
     )
     parser.add_argument(
-        "--output", type=output_folder, required=True, metavar="DATA_BIN", help="the data folder to write"
-    )
+        "--max-length", type=int, metavar="N",
+        help="of sequences: ids of the longest one (default: what the model can take, at most 512)",
+    )  # fmt: skip
     parser.add_argument(
         "--workers",
         type=int,
@@ -41,17 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of processes; the output does not depend on it",
     )
-    add_max_unk_rate(parser, of="a split")
+    add_settings(parser, KnownText)
+    parser.add_argument("--overwrite", action="store_true", help="replace other sequences that are already there")
+
+
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    """Whether the dataset is one of fairseq."""
+    return bool(args.format == FAIRSEQ)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Binarize the splits and print their statistics."""
-    if args.source or args.target or args.valid_source or args.valid_target:
-        return _run_pairs(args)
-    if not (args.train and args.valid):
-        raise ValueError("--train and --valid are required (for pairs: --source and --target)")
+    if args.format == SEQUENCES:
+        return _write_sequences(args)
     from mlsm_plugin.tokenization.binarize import binarize
 
+    if args.max_length is not None:
+        raise ValueError("--max-length is for --format sequences; fairseq-train has --tokens-per-sample")
+    if not args.valid:
+        raise ValueError("--valid is required, which fairseq-train validates on")
     figures = binarize(
         tokenizer=args.tokenizer,
         train=args.train,
@@ -66,26 +81,22 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def _run_pairs(args: argparse.Namespace) -> int:
-    from mlsm_plugin.tokenization.binarize_pairs import binarize_pairs
+def _write_sequences(args: argparse.Namespace) -> int:
+    from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 
-    if args.train or args.valid or args.test:
-        raise ValueError("--source and --target cannot be combined with --train, --valid or --test")
-    if not (args.source and args.target) or bool(args.valid_source) != bool(args.valid_target):
-        raise ValueError(
-            "pairs need both --source and --target, and both or neither of --valid-source and --valid-target"
-        )
-    check_positive(args, "sentinels")
-    splits = {"train": (args.source, args.target)}
-    if args.valid_source:
-        splits["valid"] = (args.valid_source, args.valid_target)
-    figures = binarize_pairs(
-        tokenizer=args.tokenizer,
-        splits=splits,
-        output=args.output,
-        sentinels=args.sentinels,
-        max_unk_rate=args.max_unk_rate,
+    for split in SPLITS:
+        if not (texts := getattr(args, split)):
+            continue
+        output = Path(args.output) / split
+        sequences, made = write_text_sequences(
+            *(texts, args.tokenizer, output),
+            max_length=args.max_length, max_unk_rate=args.max_unk_rate, overwrite=args.overwrite,
+        )  # fmt: skip
+        if not made:
+            print(f"nothing to do, {output} is complete")
+        print(f"{output}: {len(sequences):,} sequences, {sequences.num_tokens:,} tokens")
+    model = HF_PREFIX + args.tokenizer.removeprefix(HF_PREFIX)
+    print_next(
+        "Code them with", shlex.join(["mlsm", "encode", args.output, "--auxiliary", model, "--dictionary", "DICT_DIR"])
     )
-    for split, of_split in figures.items():
-        print(f"{split}: " + ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in of_split.items()))
     return 0

@@ -6,8 +6,6 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
-
 if TYPE_CHECKING:
     from mlsm_plugin.hidden_states.block_reader import BlockSettings
 
@@ -81,17 +79,6 @@ def block_flags(blocks: BlockSettings) -> list[str]:
 def user_dir_flags(args: argparse.Namespace) -> list[str]:
     """The flag that hands the folder of the user's own plugin to another command."""
     return ["--user-dir", args.user_dir] if args.user_dir else []
-
-
-def add_max_unk_rate(parser: argparse.ArgumentParser, *, of: str = "the text") -> None:
-    """Add the option for the largest share of unknown tokens."""
-    parser.add_argument(
-        "--max-unk-rate",
-        type=float,
-        default=DEFAULT_MAX_UNK_RATE,
-        metavar="SHARE",
-        help=f"largest share of unknown tokens that {of} may have",
-    )
 
 
 def add_share_options(parser: argparse.ArgumentParser) -> None:

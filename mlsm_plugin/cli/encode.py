@@ -1,4 +1,4 @@
-"""``mlsm encode``: sparse-code the hidden states of a binarized dataset."""
+"""``mlsm encode``: sparse-code the hidden states of a dataset."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
 from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 
 if TYPE_CHECKING:
@@ -39,16 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run the same command again to resume a stopped run. Processes that torchrun or srun start share the work; "
         "see docs/encoding.md."
     )
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset")
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="dataset that `mlsm binarize` wrote; or sequences of ids with special tokens: one .npy file (n, T), or a "
+        "folder of datasets.Dataset.save_to_disk with the column input_ids",
+    )
     parser.add_argument(
         "--output",
         type=output_folder,
         metavar="DIR",
-        help="folder for the codes, <split>.codes (default: DATA_BIN); train with --latent-codes DIR",
+        help="folder for the codes, <split>.codes (default: DATA), which fairseq-train takes as --latent-codes; for "
+        "one file or folder of sequences, the store itself",
     )
+    parser.add_argument("--tokenizer", metavar="PATH", help="of sequences: tokenizer, if it is not beside the model")
     parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
     add_dictionary_options(parser)
-    parser.add_argument("--splits", nargs="+", default=["train", "valid"], metavar="SPLIT", help="splits to code")
+    parser.add_argument(
+        "--splits", nargs="+", metavar="SPLIT", help="splits to code (default: train valid; of sequences: all)"
+    )
     add_coding_options(parser)
     learned = "what the dictionary was learned with"
     add_block_options(parser, default=learned, break_mode=f"{learned}, or else complete")
@@ -100,14 +111,70 @@ def add_coding_options(parser: argparse.ArgumentParser) -> None:
     add_share_options(parser)
 
 
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    """Whether the dataset is one of fairseq, and not sequences of ids."""
+    if not Path(args.data).exists():
+        raise FileNotFoundError(f"{args.data} does not exist")
+    return (Path(args.data) / DICTIONARY_NAME).exists()
+
+
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, or estimate its cost, and report how exact the codes are."""
+    from mlsm_plugin.hidden_states.blocks import BlockSettings
     from mlsm_plugin.sparse_coding.thread_counts import torch_threads
 
-    options = coding_arguments(args, lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")))
-    options["auxiliary"] = args.auxiliary
+    of_fairseq = needs_fairseq(args)
+    if of_fairseq and args.tokenizer:
+        raise ValueError(f"--tokenizer is for sequences; {args.data} has its tokenizer")
+    options = coding_arguments(
+        args,  # sequences are blocks already
+        lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")) if of_fairseq else BlockSettings(),
+    )
+    work = list(_splits(args, options) if of_fairseq else _sequences(args, options))
     with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
-        return _estimate(args, options) if args.estimate else _encode(args, options)
+        if args.estimate:
+            estimates = (estimate() for _, estimate, _ in work)
+            return report_estimates(estimates, options["share"], args.allow_inexact, args.output or args.data)
+        for name, _, encode in work:
+            start = time.perf_counter()
+            figures = encode()
+            report(name, figures, time.perf_counter() - start, options["share"])
+    if of_fairseq and figures.meta is not None:
+        blocks = options["settings"].blocks
+        print_next("Train with", training_command(args.data, "model", blocks, args.user_dir, codes=args.output))
+    return 0
+
+
+Work = tuple[str, "Callable[[], CodingEstimate]", "Callable[[], CodingFigures]"]
+
+
+def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Work]:
+    """The name of each split of fairseq's dataset, what estimates its cost, and what codes it."""
+    from mlsm_plugin.auxiliary.coding_estimate import estimate_split
+    from mlsm_plugin.auxiliary.corpus_coding import encode_split
+
+    options = {**options, "auxiliary": args.auxiliary}
+    for split in args.splits or ["train", "valid"]:
+        estimate = partial(estimate_split, args.data, split, **options)
+        yield split, estimate, partial(encode_split, args.data, split, **options, output=args.output)
+
+
+def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Work]:
+    """The same of sequences of ids."""
+    from mlsm_plugin.files.hf_files import HF_PREFIX
+    from mlsm_plugin.huggingface.coding import encode_sequences, estimate_sequences
+
+    data, output = Path(args.data), Path(args.output or args.data)
+    if not args.auxiliary.startswith(HF_PREFIX):
+        raise ValueError(f"{data} has no dict.txt, so that it holds sequences; they need a model {HF_PREFIX}PATH")
+    splits = args.splits or [split for split in ("train", "valid", "test") if (data / split).is_dir()]
+    folders = {split: (data / split, output / f"{split}.codes") for split in splits}
+    if not folders and args.output is None:
+        raise ValueError(f"--output is required for {data}: the folder of the code store")
+    options = {**options, "tokenizer": args.tokenizer}
+    for name, (tokens, store) in (folders or {"sequences": (data, output)}).items():
+        estimate = partial(estimate_sequences, tokens, args.auxiliary, **options)
+        yield name, estimate, partial(encode_sequences, tokens, args.auxiliary, output=store, **options)
 
 
 def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder], BlockSettings]) -> dict[str, Any]:
@@ -146,20 +213,6 @@ def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder
     return {"coder": coder, "settings": settings, "device": device, "share": share}
 
 
-def _encode(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from mlsm_plugin.auxiliary.corpus_coding import encode_split
-
-    for split in args.splits:
-        start = time.perf_counter()
-        figures = encode_split(args.data_bin, split, **options, output=args.output)
-        report(split, figures, time.perf_counter() - start, options["share"])
-    if figures.meta is not None:
-        blocks = options["settings"].blocks
-        command = training_command(args.data_bin, "model", blocks, args.user_dir, codes=args.output)
-        print_next("Train with", command)
-    return 0
-
-
 def report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
     """Print what was coded, and how exactly."""
     if figures.coded_tokens:
@@ -186,13 +239,6 @@ def report(split: str, figures: CodingFigures, seconds: float, share: WorkShare)
     size = sum(sum(shard["bytes"].values()) for shard in meta["shards"])
     gaps = f", duality gap mean {meta['gap_mean']:.1e}, max {meta['gap_max']:.1e}" if "gap_mean" in meta else ""
     print(f"  {figures.directory}: {meta['coded_tokens']} tokens, {meta['nnz']} non-zeros, {size / 1e6:.1f} MB{gaps}")
-
-
-def _estimate(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from mlsm_plugin.auxiliary.coding_estimate import estimate_split
-
-    estimates = (estimate_split(args.data_bin, split, **options) for split in args.splits)
-    return report_estimates(estimates, options["share"], args.allow_inexact, args.output or args.data_bin)
 
 
 def report_estimates(estimates: Iterable[CodingEstimate], share: WorkShare, allow_inexact: bool, output: str) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import add_max_unk_rate, check_positive
+from mlsm_plugin.cli.coding_options import user_dir_flags
 from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 
 TAKES_EXTRA_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
+    from mlsm_plugin.evaluation.finetuning import FinetuneSettings
+
     parser.epilog = (
         "Every other flag is handed to fairseq-train, e.g. --fp16 or --dropout 0.2. Run the same command again to "
         "resume after a stop."
@@ -32,48 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for runs, predictions, results.json and the best model",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="random seeds, a run for each")
-    parser.add_argument("--max-epoch", type=int, default=10, metavar="N", help="largest number of epochs")
-    parser.add_argument(
-        "--patience", type=int, default=3, metavar="N", help="stop after this many epochs without a better result"
-    )
-    parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts in an update")
-    parser.add_argument(
-        "--header", action="store_true", help="skip the first line of each file, which names its columns"
-    )
-    parser.add_argument(
-        "--allow-single-labels", action="store_true", help="accept a label that only one training text has"
-    )
-    add_max_unk_rate(parser, of="a file")
-    parser.add_argument("--regression", action="store_true", help="predict numbers; all labels must be numbers")
-    parser.add_argument(
-        "--from-scratch", action="store_true", help="start from random weights of the same architecture, for comparison"
-    )
+    add_settings(parser, FinetuneSettings)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Fine-tune and print the results."""
     from mlsm_plugin.evaluation.finetuning import FinetuneSettings, Finetuning
     from mlsm_plugin.hub import checkpoint_of
-    from mlsm_plugin.tokenization.unknown_tokens import check_max_unk_rate
 
-    check_positive(args, "max_epoch", "patience", "lr", "batch_size")
-    check_max_unk_rate(args.max_unk_rate)
     if len(set(args.seeds)) < len(args.seeds):
         raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, args.seeds))}")
     files = {split: getattr(args, split) for split in ("train", "valid", "test") if getattr(args, split)}
-    settings = FinetuneSettings(
-        max_epoch=args.max_epoch,
-        patience=args.patience,
-        lr=args.lr,
-        batch_size=args.batch_size,
-        regression=args.regression,
-        header=args.header,
-        allow_single_labels=args.allow_single_labels,
-        max_unk_rate=args.max_unk_rate,
-        from_scratch=args.from_scratch,
-        extra=(*extra, "--user-dir", args.user_dir) if args.user_dir else tuple(extra),
-    )
+    settings = settings_of(FinetuneSettings, args, extra=(*extra, *user_dir_flags(args)))
     summary = Finetuning(checkpoint_of(args.checkpoint), files, args.output, settings).run(args.seeds)
     print(table(summary))
     print(f"{args.output}: predictions of each seed, results.json, and the model of seed {summary['best_seed']}")

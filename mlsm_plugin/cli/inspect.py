@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlsm_plugin.reports.latent_report import AtomSummary
     from mlsm_plugin.sparse_coding.code_store import CodeStore
 
-# what a page shows of the figures of `mlsm evaluate-dictionary`
+# what a page shows of the figures of `mlsm evaluate dictionary`
 RECONSTRUCTION_FACTS = {
     "explained_variance": "explained variance",
     "cossim": "mean cosine of hidden states and reconstructions",
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=int, default=2_000_000, metavar="N", help="number of tokens to read")
     parser.add_argument(
-        "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate-dictionary --output` wrote"
+        "--quality", metavar="JSON", help="also show the figures that `mlsm evaluate dictionary --output` wrote"
     )
 
 
@@ -199,7 +199,7 @@ def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split
 
 
 def _quality(path: str) -> dict[str, Any]:
-    """What ``mlsm evaluate-dictionary`` wrote; ValueError if it is something else."""
+    """What ``mlsm evaluate dictionary`` wrote; ValueError if it is something else."""
     from mlsm_plugin.files.atomic_files import read_json
     from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text
 
@@ -215,7 +215,7 @@ def _quality(path: str) -> dict[str, Any]:
         found: dict[str, Any] = check_json(read_json(path), check, path)
     except ValueError:
         raise ValueError(
-            f"{path} is not a file that `mlsm evaluate-dictionary --output` wrote; pass that one"
+            f"{path} is not a file that `mlsm evaluate dictionary --output` wrote; pass that one"
         ) from None
     return found
 
@@ -225,14 +225,14 @@ def _quality_facts(quality: dict[str, Any], store: CodeStore, path: str) -> dict
     if judged != coded:
         raise ValueError(
             f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "
-            f"({str(coded)[:12]}); run `mlsm evaluate-dictionary` with that one"
+            f"({str(coded)[:12]}); run `mlsm evaluate dictionary` with that one"
         )
     options = {"layer": quality.get("layer"), **quality["dictionary"]}
     for name in ("layer", "lambda", "max_nonzeros"):
         if options.get(name) != store.meta.get(name):
             raise ValueError(
                 f"{path} judges codes of the same dictionary with {name} {options.get(name)}, but these have "
-                f"{store.meta.get(name)}; run `mlsm evaluate-dictionary` with the options of `mlsm encode`"
+                f"{store.meta.get(name)}; run `mlsm evaluate dictionary` with the options of `mlsm encode`"
             )
     split, loss = quality["split"], quality["loss"] or {}
     chosen = {label: quality["reconstruction"][name] for name, label in RECONSTRUCTION_FACTS.items()}

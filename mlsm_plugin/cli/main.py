@@ -10,47 +10,37 @@ import sys
 
 import mlsm_plugin
 from mlsm_plugin.cli import plugins
+from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.fairseq_seams import installation
 
-# subcommand -> one line of help; the module of the same name in this folder (with _ for -) holds
-# ``add_arguments(parser)`` and ``run(args, extra) -> int``.
+# command -> one line of help; the module of the same name in this folder holds ``add_arguments(parser)`` and
+# ``run(args, extra) -> int``, and, if it can do without, ``needs_fairseq(args) -> bool``
 COMMANDS = {
     "tokenizer": "train a SentencePiece tokenizer and write its fairseq dict.txt",
-    "binarize": "turn raw text into a binarized dataset that fairseq tasks load",
+    "binarize": "turn raw text into a dataset of ids, for fairseq or for Hugging Face's Trainer",
     "auxiliary": "pre-train the auxiliary masked language model",
-    "dictionary": "learn (or import) the dictionary of latent properties",
-    "convert-dictionary": "bring in a dictionary or sparse autoencoder of another program, or export one",
+    "dictionary": "learn the dictionary of latent properties, or a sparse autoencoder",
     "encode": "sparse-code the auxiliary model's hidden states into a code store",
     "preprocess": "turn raw text into everything that MLSM training reads: tokenizer to encode in one command",
     "pretrain": "pre-train MLSM in stages with the codes of the model itself, without an auxiliary model",
-    "tokenize-hf": "turn raw text into sequences of ids of a Hugging Face tokenizer; needs no fairseq",
-    "encode-hf": "sparse-code a Hugging Face model's hidden states of sequences of ids; needs no fairseq",
     "adapt": "continue the pre-training of a Hugging Face model on a text, in one command; needs no fairseq",
-    "evaluate-dictionary": "judge a dictionary: its reconstructions, and what a masked LM loses by them",
     "inspect": "write an HTML report of what the latent properties mean",
-    "datastore": "build a datastore of a corpus, for retrieval with an NPM model",
-    "fill": "fill masks with phrases of a datastore",
-    "classify": "classify texts zero-shot, by retrieval or by the masked-LM head",
+    "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
-    "evaluate-pairs": "measure the accuracy of a masked LM on minimal pairs (BLiMP)",
+    "evaluate": "judge a masked LM on minimal pairs, or a dictionary",
+    "npm": "retrieve with an NPM model: build a datastore, fill masks, classify texts",
     "infill": "fill the gaps of texts with a denoising model",
-    "export-hf": "export to Hugging Face (stock RobertaForMaskedLM or ModernBertForMaskedLM) and verify",
-    "import-hf": "import a ModernBERT of Hugging Face, to train it further, and verify",
-    "average": "average the weights of checkpoints of a run",
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds a default to the help of an option that has one and does not describe it."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, []) or "(default" in (action.help or ""):
-            return action.help
-        if isinstance(action.default, list):
-            return f"{action.help} (default: {' '.join(map(str, action.default))})"
-        return super()._get_help_string(action)
+RENAMED = {
+    "tokenize-hf": "binarize --format sequences",
+    "encode-hf": "encode",
+    **dict.fromkeys(("convert-dictionary", "export-hf", "import-hf", "average"), "convert"),
+    "evaluate-pairs": "evaluate pairs",
+    "evaluate-dictionary": "evaluate dictionary",
+    **{name: f"npm {name}" for name in ("datastore", "fill", "classify")},
+}
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
@@ -71,9 +61,13 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         )
         subparser.add_argument("--user-dir", metavar="DIR", help=plugins.HELP)
         if name == command:
-            module = importlib.import_module(f"mlsm_plugin.cli.{name.replace('-', '_')}")
+            module = importlib.import_module(f"mlsm_plugin.cli.{name}")
+            subparser.set_defaults(
+                run=getattr(module, "run", None),  # without it, each action has its own
+                takes_extra=getattr(module, "TAKES_EXTRA_FLAGS", False),
+                needs_fairseq=getattr(module, "needs_fairseq", lambda args: True),
+            )
             module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run, takes_extra=getattr(module, "TAKES_EXTRA_FLAGS", False))
     return parser
 
 
@@ -88,22 +82,21 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    needs_fairseq = command in COMMANDS and command not in ("doctor", *installation.WITHOUT_FAIRSEQ)
-    problem = None
-    if command in COMMANDS and command != "doctor":  # which lists all problems
-        problem = installation.first_problem(without_fairseq=not needs_fairseq)
-    if problem:
-        print(f"mlsm: error: {problem} (`mlsm doctor` lists everything)", file=sys.stderr)
-        return 1
+    if command in RENAMED:
+        print(f"mlsm: error: `mlsm {command}` is now `mlsm {RENAMED[command]}`; see its --help", file=sys.stderr)
+        return 2
     try:
+        if command in COMMANDS and command != "doctor":  # which lists all problems
+            _check_installation(without_fairseq=True)
         if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
-            mlsm_plugin.register()
+            mlsm_plugin.register()  # nothing where fairseq is missing
             plugins.import_plugin(user_dir)
         parser = build_parser(command)
         args, extra = parser.parse_known_args(arguments)
         if extra and not args.takes_extra:
             parser.error(f"unrecognized arguments: {' '.join(extra)}")
-        if needs_fairseq:
+        if args.needs_fairseq(args):
+            _check_installation()
             mlsm_plugin.register()
         return int(args.run(args, extra) or 0)
     except (ValueError, OSError) as error:
@@ -114,6 +107,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
+
+
+def _check_installation(*, without_fairseq: bool = False) -> None:
+    if problem := installation.first_problem(without_fairseq=without_fairseq):
+        raise ValueError(f"{problem} (`mlsm doctor` lists everything)")
 
 
 def _one_line(error: Exception) -> str:

@@ -33,11 +33,12 @@ from mlsm_plugin.files.child_process import start_child
 from mlsm_plugin.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder, Standing
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
+from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
@@ -46,32 +47,26 @@ NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_options.TRAIN
 
 
 @dataclass(frozen=True)
-class FinetuneSettings:
-    """How a checkpoint is fine-tuned.
+class FinetuneSettings(KnownText):
+    """How a checkpoint is fine-tuned. The learning rate rises in the first 6 % of the updates, and falls to 0.
 
-    Attributes:
-        max_epoch: largest number of epochs.
-        patience: training ends after this many epochs without a better validation result.
-        lr: peak learning rate; it rises in the first 6 % of the updates and falls linearly to 0.
-        batch_size: texts in an update.
-        regression: predict numbers; all labels are numbers.
-        header: the first line of each file names its columns.
-        allow_single_labels: accept a label that only one text has.
-        max_unk_rate: largest share of unknown tokens in a file.
-        from_scratch: start from random weights of the checkpoint's architecture, for comparison.
-        extra: further flags of ``fairseq-train``, which override the others.
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    max_epoch: int = 10
-    patience: int = 3
-    lr: float = 1e-4
-    batch_size: int = 32
-    regression: bool = False
-    header: bool = False
-    allow_single_labels: bool = False
-    max_unk_rate: float = DEFAULT_MAX_UNK_RATE
-    from_scratch: bool = False
+    max_epoch: int = option(10, least=1, help="largest number of epochs")
+    patience: int = option(3, least=1, help="stop after this many epochs without a better result")
+    lr: float = option(1e-4, above=0, help="peak learning rate")
+    batch_size: int = option(32, least=1, help="texts in an update")
+    regression: bool = option(False, help="predict numbers; all labels must be numbers")
+    header: bool = option(False, help="skip the first line of each file, which names its columns")
+    allow_single_labels: bool = option(False, help="accept a label that only one training text has")
+    from_scratch: bool = option(False, help="start from random weights of the same architecture, for comparison")
     extra: tuple[str, ...] = ()
+    """Further flags of ``fairseq-train``, which override the others."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def architecture_flags(model_cfg: Any) -> list[str]:

@@ -43,7 +43,7 @@ ALTERNATIVES = {"spams-bin": ("spams",), "faiss-cpu": ("faiss-gpu", "faiss")}
 CONSEQUENCES = {"numba": "coding is several times slower"}
 DEVELOPMENT_EXTRAS = ("test", "dev")
 # the subcommands of `mlsm` that work where fairseq is not installed
-WITHOUT_FAIRSEQ = ("tokenize-hf", "encode-hf", "adapt", "convert-dictionary")
+WITHOUT_FAIRSEQ = ("adapt", "binarize --format sequences", "encode, of sequences", "convert, of dictionaries")
 # what only fairseq needs, or what works with fairseq only
 WITH_FAIRSEQ = (*FAIRSEQS, "omegaconf", "sentencepiece", "spams-bin")
 

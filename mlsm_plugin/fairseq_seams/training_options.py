@@ -160,7 +160,7 @@ def _checking(original: Any) -> Any:
                 "--arch is missing; pass one, such as --arch mlsm_modern_small, or --arch denoising_small for --task "
                 "span_denoising"
             ) from error
-        # other code, such as that of `mlsm import-hf`, reads options that it makes
+        # other code, such as that of `mlsm convert`, reads options that it makes
         if input_args is None and hasattr(args, "max_update") and _is_own(args.task):
             check_options(args, words)
         return args

@@ -44,7 +44,7 @@ class LatentSemanticModel(PretrainingModel):
         """Open a folder or hub name, with the latent head beside it if there is one.
 
         Args:
-            path: a stock model folder that this class, ``mlsm export-hf`` or anybody else wrote.
+            path: a stock model folder that this class, ``mlsm convert`` or anybody else wrote.
             num_atoms: as of the class. A latent head of another size is replaced by a new one.
             options: the other options of the class.
 

@@ -25,7 +25,10 @@ SEQUENCES_AT_ONCE = 1024
 # files of a dataset that ``datasets`` saved, and of several datasets
 DATASET_FILES, SPLITS_FILE = ("dataset_info.json", "state.json"), "dataset_dict.json"
 ABOUT_CHECK = fields(known={"tokenizer": text, "max_length": whole(1), "max_unk_rate": number})
-KINDS = "pass a folder that `mlsm tokenize-hf` wrote, an .npy file (n, T), or a folder of datasets.Dataset.save_to_disk"
+KINDS = (
+    "pass a folder that `mlsm binarize --format sequences` wrote for a split, an .npy file (n, T), or a folder of "
+    "datasets.Dataset.save_to_disk"
+)
 
 
 class TokenSequences:

@@ -14,6 +14,7 @@ from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.sharded_store import MissingShardsError
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
@@ -34,26 +35,24 @@ class DatastoreSettings:
     """The settings that decide the keys.
 
     Attributes:
-        splits: splits of the binarized dataset, in this order.
         blocks: what the model sees at once.
-        word_boundaries_only: keep only tokens that begin or end a word.
         stopwords: words that get no key where they are a single token.
-        dtype: data type of the keys, ``float16`` or ``float32``.
-        shard_tokens: tokens in a shard, the unit in which work is resumed and shared; limits the memory.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    splits: tuple[str, ...] = ("train",)
+    splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
     blocks: BlockSettings = field(default_factory=lambda: BlockSettings(256))
-    word_boundaries_only: bool = False
+    word_boundaries_only: bool = option(False, help="keep only tokens that begin or end a word")
     stopwords: frozenset[str] = frozenset()
-    dtype: str = "float16"
-    shard_tokens: int = 1 << 16
+    dtype: str = option("float16", choices=DTYPES, help="data type of the keys")
+    shard_tokens: int = option(1 << 16, least=1, help="tokens in a shard; limits the memory")
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
+        check(self)
         if not self.splits:
-            raise ValueError("--splits names no split")
+            raise ValueError("splits names no split")
 
 
 @dataclass(frozen=True)

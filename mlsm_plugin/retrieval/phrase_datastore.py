@@ -58,8 +58,8 @@ class PhraseDatastore:
         self.directory = Path(directory)
         if not (self.directory / META_FILE).is_file():
             if (self.directory / PLAN_FILE).is_file():
-                raise ValueError(f"{directory} is not complete: run the same `mlsm datastore build` again to resume")
-            raise FileNotFoundError(f"{directory} is not a datastore; make one with `mlsm datastore build`")
+                raise ValueError(f"{directory} is not complete: run the same `mlsm npm datastore` again to resume")
+            raise FileNotFoundError(f"{directory} is not a datastore; make one with `mlsm npm datastore`")
         self.meta = read_json(self.directory / META_FILE)
         found = self.meta.get("format") if isinstance(self.meta, dict) else None
         if found != FORMAT:
@@ -238,7 +238,7 @@ def _opened(path: Path) -> np.ndarray:
     """
     header = npy_header(path)
     if header is None or len(header.shape) != 1:
-        raise ValueError(f"{path} is missing or damaged; run the same `mlsm datastore build` again")
+        raise ValueError(f"{path} is missing or damaged; run the same `mlsm npm datastore` again")
     array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.losses.similarity import similarities, similarity_of, temperature_of
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
@@ -52,21 +53,19 @@ class PhraseCandidate:
 class FillingSettings:
     """How phrases are found.
 
-    Attributes:
-        k: number of starts, and of ends, to retrieve.
-        max_length: longest phrase in tokens.
-        length_alpha: scores are multiplied by length^alpha.
-        whole_words: phrases begin and end with whole words.
-        context_tokens: tokens of a source to show on either side of the phrase.
-        max_contexts: largest number of sources to show for a phrase.
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    k: int = 256
-    max_length: int = 10
-    length_alpha: float = 0.0
-    whole_words: bool = True
-    context_tokens: int = 15
-    max_contexts: int = 3
+    k: int = option(256, least=1, help="number of starts, and of ends, to retrieve")
+    max_length: int = option(10, least=1, help="longest phrase in tokens")
+    length_alpha: float = option(0.0, metavar="A", help="multiply the scores by the length of the phrase to this power")
+    any_pieces: bool = option(False, help="allow phrases that begin or end in the middle of a word")
+    context_tokens: int = option(15, least=0, help="tokens of a source to show on each side of a phrase")
+    contexts: int = option(3, least=0, help="sources to show for each phrase")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class PhraseFiller:
@@ -192,7 +191,7 @@ class PhraseFiller:
         specials = np.cumsum(np.isin(ids, self._special))
         start, stop = np.searchsorted(positions, begins), np.searchsorted(positions, ends)
         kept = (specials[stop] == specials[start]) & ~np.isin(ids[start], self._special)
-        if self.settings.whole_words:
+        if not self.settings.any_pieces:
             first, last = word_boundaries(ids, store.block_of(positions), self._pieces)
             kept &= first[start] & last[stop]
         return spans[kept]
@@ -221,7 +220,7 @@ class PhraseFiller:
         found.sort(key=lambda item: (-item[0], item[1]))
         candidates = []
         for score, text in found[: max(50, self.settings.k)]:
-            best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.max_contexts]
+            best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.contexts]
             contexts = tuple(self.context(occurrence) for occurrence in best)
             candidates.append(PhraseCandidate(text, score, tuple(best), contexts))
         return candidates

@@ -14,13 +14,13 @@ from typing import Any
 import sentencepiece as spm
 
 from mlsm_plugin.files.atomic_files import atomic_directory
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.tokenization.sentencepiece_files import dictionary_text
 from mlsm_plugin.tokenization.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 MODEL_TYPES = ("unigram", "bpe")
-DEFAULT_MAX_SENTENCES = 2_000_000
 FEWEST_SENTENCES = 101  # with which SentencePiece samples
 MOST_PIECES = 1 << 24
 COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
@@ -37,6 +37,39 @@ USER_SYMBOLS = (
     "a user symbol is text without spaces that normalization leaves as it is (with --lowercase, in lower case), other "
     "than <...> and <, such as [url] or @user"
 )
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What tokenizer is learned.
+
+    Raises:
+        ValueError: a value is out of range, or a user symbol cannot be a piece.
+    """
+
+    vocab_size: int = option(least=1, most=MOST_PIECES, help="number of SentencePiece pieces")
+    model_type: str = option("unigram", choices=MODEL_TYPES, help="how the pieces are learned")
+    lowercase: bool = option(False, help="lower-case all text")
+    character_coverage: float = option(
+        0.9995, least=0.98, most=1, help="share of the text's characters that get a piece; the rest becomes <unk>"
+    )
+    max_sentences: int = option(
+        2_000_000, least=FEWEST_SENTENCES, help="learn from a uniform sample of this many sentences, which bounds the "
+        "memory",
+    )  # fmt: skip
+    user_symbols: list[str] = option(
+        [], metavar="SYMBOL",
+        help="pieces that are never cut, such as [url] or @user; text without spaces, other than <...>",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_user_symbols(self.user_symbols, self.normalization)
+
+    @property
+    def normalization(self) -> str:
+        """SentencePiece's name of the rules that normalize the text."""
+        return "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
 
 
 @dataclass(frozen=True)
@@ -100,32 +133,22 @@ def clean_sentence(line: str) -> str:
 
 
 def train_tokenizer(
-    *,
     inputs: Sequence[PathLike],
-    vocab_size: int,
     output: PathLike,
-    model_type: str = "unigram",
-    lowercase: bool = False,
-    character_coverage: float = 0.9995,
-    max_sentences: int = DEFAULT_MAX_SENTENCES,
-    user_symbols: Sequence[str] = (),
+    settings: TokenizerSettings,
+    *,
     verbose: bool = False,
     progress: bool = True,
 ) -> TokenizerFigures:
     """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
 
-    The text is streamed and sampled, so that memory depends on ``max_sentences`` only. The same input and options give
+    The text is streamed and sampled, so that memory depends on ``max_sentences`` only. The same input and settings give
     the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case.
 
     Args:
         inputs: UTF-8 text files, plain or compressed, with one sentence per line.
-        vocab_size: number of SentencePiece pieces.
         output: the folder to write; after a failure it is unchanged.
-        model_type: ``"unigram"`` or ``"bpe"``.
-        lowercase: fold case.
-        character_coverage: share of the text's characters that get a piece, at least 0.98; the others become ``<unk>``.
-        max_sentences: learn from a uniform sample of this many sentences.
-        user_symbols: pieces that are never cut, wherever they occur in a text; they count as pieces of the vocabulary.
+        settings: what is learned.
         verbose: show the log of SentencePiece.
         progress: show a progress bar on a terminal.
 
@@ -133,22 +156,19 @@ def train_tokenizer(
         ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.
         OSError: a file cannot be read or written.
     """
-    _check_options(model_type, vocab_size, character_coverage, max_sentences)
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
-    normalization = "nmt_nfkc_cf" if lowercase else "nmt_nfkc"
-    check_user_symbols(user_symbols, normalization)
     total = check_text_files(inputs)
     with progress_bar("tokenizer", total, progress) as bar:
         text = TrainingText(inputs, bar.update)
         model = _train(
             text,
-            vocab_size=vocab_size,
-            model_type=model_type,
-            normalization_rule_name=normalization,
-            user_defined_symbols=list(user_symbols),
-            character_coverage=character_coverage,
-            input_sentence_size=max_sentences,
+            vocab_size=settings.vocab_size,
+            model_type=settings.model_type,
+            normalization_rule_name=settings.normalization,
+            user_defined_symbols=settings.user_symbols,
+            character_coverage=settings.character_coverage,
+            input_sentence_size=settings.max_sentences,
             minloglevel=0 if verbose else 2,
         )
     processor = spm.SentencePieceProcessor()
@@ -159,30 +179,19 @@ def train_tokenizer(
         (folder / DICTIONARY_NAME).write_text(dictionary, encoding="utf-8", newline="\n")
     return TokenizerFigures(
         output=Path(output),
-        model_type=model_type,
+        model_type=settings.model_type,
         pieces=len(processor),
         dictionary_symbols=dictionary.count("\n") + 4,
         sentences=text.sentences,
-        sampled_sentences=min(text.sentences, max_sentences),
+        sampled_sentences=min(text.sentences, settings.max_sentences),
     )
-
-
-def _check_options(model_type: str, vocab_size: int, character_coverage: float, max_sentences: int) -> None:
-    if model_type not in MODEL_TYPES:
-        raise ValueError(f"unknown model type {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
-    if not 0.98 <= character_coverage <= 1:
-        raise ValueError(f"--character-coverage must be between 0.98 and 1, got {character_coverage}")
-    if not 1 <= vocab_size <= MOST_PIECES:
-        raise ValueError(f"--vocab-size must be at least 1 and at most {MOST_PIECES:,}, got {vocab_size}")
-    if max_sentences < FEWEST_SENTENCES:
-        raise ValueError(f"--max-sentences must be at least {FEWEST_SENTENCES}, got {max_sentences}")
 
 
 def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
     """Raise ValueError unless all are symbols that stay one piece; the message says what is allowed.
 
     Args:
-        symbols: as of :func:`train_tokenizer`.
+        symbols: as of :class:`TokenizerSettings`.
         normalization: SentencePiece's name of the rules that normalize the text.
     """
     normalizer = spm.SentencePieceNormalizer(
@@ -190,10 +199,10 @@ def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
     )
     for number, symbol in enumerate(symbols):
         if symbol in symbols[:number]:
-            raise ValueError(f"--user-symbols has {symbol!r} twice")
+            raise ValueError(f"user_symbols has {symbol!r} twice")
         odd = NOT_IN_PIECES.search(symbol) or SENTENCEPIECE_BEGIN in symbol or re.fullmatch(r"<?|<[^<>]+>", symbol)
         if odd or normalizer.normalize(symbol) != symbol:
-            raise ValueError(f"--user-symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
+            raise ValueError(f"user_symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
 
 
 def _train(text: TrainingText, **options: Any) -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlsm_plugin.files.settings import option
+
 DEFAULT_MAX_UNK_RATE = 0.01  # of a corpus, or of a file of texts
 MAX_UNK_RATE_OF_A_TEXT = 0.1  # of a single text, of which one token can be 5 %
 ANOTHER_TOKENIZER = "use a tokenizer that knows such text, or raise --max-unk-rate"
@@ -16,6 +18,16 @@ NAMED_CHARACTERS = 10
 logger = logging.getLogger(__name__)
 
 GAP = re.compile(r"<mask>|<extra_id_\d+>")  # stands for missing text
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownText:
+    """How well a tokenizer has to know a text."""
+
+    max_unk_rate: float = option(
+        DEFAULT_MAX_UNK_RATE, least=0, most=1, metavar="SHARE",
+        help="largest share of unknown tokens that a text may have",
+    )  # fmt: skip
 
 
 @dataclass

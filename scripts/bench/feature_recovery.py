@@ -9,7 +9,7 @@ learned from, are those of SynthSAEBench:
 - F1: each latent is a detector of the feature whose direction is most similar to its own; the mean over latents.
 - MCC: the mean absolute cosine of latents and features, matched one to one (Hungarian algorithm).
 - uniqueness: share of the latents' most similar features that are distinct.
-- explained variance, L0, and the share of the latents that are in use: as in ``mlsm evaluate-dictionary``.
+- explained variance, L0, and the share of the latents that are in use: as in ``mlsm evaluate dictionary``.
 """
 
 from __future__ import annotations

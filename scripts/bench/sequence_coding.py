@@ -1,4 +1,4 @@
-"""Speed of coding sequences of ids (``mlsm encode-hf``) against a binarized split (``mlsm encode``), of equal blocks.
+"""Speed of coding sequences of ids (``mlsm encode``) against a binarized split (``mlsm encode``), of equal blocks.
 
     python scripts/bench/sequence_coding.py TEXT [--tokens 200000] [--rounds 5]
 

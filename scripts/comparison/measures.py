@@ -146,6 +146,6 @@ class Measures:
         """Accuracy on a file of minimal pairs."""
         name = f"pairs-{name}-{Path(file).stem}"
         result = self.output / "measures" / f"{name}.json"
-        words = ["mlsm", "evaluate-pairs", "--checkpoint", checkpoint, "--input", file, "--output", result]
+        words = ["mlsm", "evaluate", "pairs", "--checkpoint", checkpoint, "--input", file, "--output", result]
         self.commands.run(name, words, inputs=(file,))
         return float(read_json(result)["accuracy"])

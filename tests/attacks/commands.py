@@ -46,7 +46,7 @@ class Inputs:
         """Where all of them are in one folder."""
         files = {
             **{name: name for name in ("tokenizer", "dictionary", "store", "modernbert", "verbalizer")},
-            **{name: name for name in ("sequences", "coder")},
+            **{"sequences": "sequences/train", "coder": "coder"},
             **{name: f"{name}/checkpoint_last.pt" for name in ("model", "npm", "denoising")},
             **{"data_bin": "data-bin", "text": "text.txt", "published": "atoms.npy", "log": "train.log"},
             **{"pairs": "pairs.jsonl", "labelled": "labelled.tsv"},
@@ -75,8 +75,8 @@ class Inputs:
         self.verbalizer.write_text("a\tname\nb\tobject\n")
         mlsm(*COMMANDS["dictionary"](self, self.dictionary))
         mlsm(*COMMANDS["datastore"](self, self.store))
-        mlsm(*COMMANDS["tokenize-hf"](self, self.sequences))
-        mlsm(*COMMANDS["convert-dictionary"](self, self.coder))
+        mlsm(*COMMANDS["binarize sequences"](self, self.sequences.parent))
+        mlsm(*COMMANDS["convert dictionary"](self, self.coder))
 
 
 def _dictionary(own: Inputs, output: Path) -> Words:
@@ -106,54 +106,56 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
         *("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output, "--coder", "topk"),
         *("--k", 2, "--atoms", 4, "--tokens", 300, "--batch-size", 50, "--threads", 1),
     ),
-    "evaluate-dictionary": lambda own, output: (
-        *("evaluate-dictionary", own.dictionary, own.data_bin, "--auxiliary", own.model, "--output", output),
+    "evaluate dictionary": lambda own, output: (
+        *("evaluate", "dictionary", own.dictionary, own.data_bin, "--auxiliary", own.model, "--output", output),
         *("--max-tokens", 300, "--threads", 1),
     ),
     "encode": lambda own, output: (
         *("encode", own.data_bin, "--auxiliary", own.model, "--dictionary", own.dictionary),
         *("--splits", "valid", "--shard-tokens", 1500, "--threads", 1),
     ),
-    "tokenize-hf": lambda own, output: (
-        *("tokenize-hf", own.text, "--tokenizer", own.modernbert, "--output", output, "--max-length", 24),
+    "binarize sequences": lambda own, output: (
+        *("binarize", "--format", "sequences", "--train", own.text, "--tokenizer", f"hf:{own.modernbert}"),
+        *("--output", output, "--max-length", 24),
     ),
-    "encode-hf": lambda own, output: (
-        *("encode-hf", own.sequences, own.modernbert, "--dictionary", own.coder, "--layer", 2, "--output", output),
+    "encode sequences": lambda own, output: (
+        *("encode", own.sequences, "--auxiliary", f"hf:{own.modernbert}", "--dictionary", own.coder, "--layer", 2),
+        *("--output", output),
         *("--shard-tokens", 2500, "--threads", 1),
     ),
-    "convert-dictionary": lambda own, output: (
-        *("convert-dictionary", own.published, output, "--transpose", "--normalize", "--lambda", 0.1),
+    "convert dictionary": lambda own, output: (
+        *("convert", own.published, output, "--transpose", "--normalize", "--lambda", 0.1),
     ),
     "preprocess": lambda own, output: (
         *("preprocess", "--train", own.text, "--valid", own.text, "--auxiliary", own.model, "--layer", 1),
         *("--output", output, *SMALL[:6], "--threads", 1),
     ),
     "datastore": lambda own, output: (
-        *("datastore", "build", own.data_bin, "--checkpoint", own.npm, "--output", output),
+        *("npm", "datastore", own.data_bin, "--checkpoint", own.npm, "--output", output),
         *("--splits", "valid", "--shard-tokens", 1500),
     ),
     "datastore --index": lambda own, output: (*COMMANDS["datastore"](own, output), "--index", "flat"),
     "fill": lambda own, output: (
-        *("fill", "--checkpoint", own.npm, "--datastore", own.store, "The <mask> is bound.", "--k", 4),
+        *("npm", "fill", "--checkpoint", own.npm, "--datastore", own.store, "The <mask> is bound.", "--k", 4),
     ),
     "infill": lambda own, output: (
         *("infill", "--checkpoint", own.denoising, "The <extra_id_0> walks.", "--beam", 1, "--max-length", 2),
     ),
     "inspect": lambda own, output: ("inspect", own.data_bin, "--split", "valid", "--output", output),
     "plot": lambda own, output: ("plot", own.log, "--output", output),
-    "evaluate-pairs": lambda own, output: (
-        *("evaluate-pairs", "--checkpoint", own.model, "--input", own.pairs, "--output", output),
+    "evaluate pairs": lambda own, output: (
+        *("evaluate", "pairs", "--checkpoint", own.model, "--input", own.pairs, "--output", output),
     ),
     "classify": lambda own, output: (
-        *("classify", "--checkpoint", own.model, "--template", "{} <mask>", "--verbalizer", own.verbalizer),
+        *("npm", "classify", "--checkpoint", own.model, "--template", "{} <mask>", "--verbalizer", own.verbalizer),
         *("--input", own.labelled, "--output", output, "--parametric"),
     ),
     "finetune": lambda own, output: (
         *("finetune", "--checkpoint", own.model, "--train", own.labelled, "--valid", own.labelled),
         *("--output", output, "--max-epoch", 1, "--cpu"),
     ),
-    "export-hf": lambda own, output: ("export-hf", own.model, output, "--text", own.text, "--lines", 2),
-    "import-hf": lambda own, output: ("import-hf", own.modernbert, output, "--text", own.text, "--lines", 2),
+    "convert model": lambda own, output: ("convert", own.model, output, "--text", own.text, "--lines", 2),
+    "convert hf:": lambda own, output: ("convert", own.modernbert, output, "--text", own.text, "--lines", 2),
 }
 
 
@@ -176,6 +178,6 @@ TRAINING["fairseq-train --finetune-from-model"] = lambda own, output: (
 # commands that write files, and do not train
 WRITING = (
     *("tokenizer", "binarize", "dictionary", "dictionary --import", "encode", "datastore --index", "inspect", "plot"),
-    *("evaluate-pairs", "classify", "export-hf", "import-hf", "convert-dictionary"),
-    *("dictionary --coder", "evaluate-dictionary", "tokenize-hf", "encode-hf"),
+    *("evaluate pairs", "classify", "convert model", "convert hf:", "convert dictionary"),
+    *("dictionary --coder", "evaluate dictionary", "binarize sequences", "encode sequences"),
 )

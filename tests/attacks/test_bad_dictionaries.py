@@ -33,7 +33,7 @@ from tests.sparse_coding.formats.foreign_saes import (
 
 Capture = pytest.CaptureFixture[str]
 Words = tuple[object, ...]
-COMMAND = "convert-dictionary"
+COMMAND = "convert"
 
 
 def make_all(root: Path) -> None:

@@ -51,7 +51,7 @@ class Case:
 
 def begun(record: Path) -> Path:
     """The record of work that was begun."""
-    record.parent.mkdir(exist_ok=True)
+    record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text("{}")
     return record
 
@@ -96,12 +96,12 @@ FILES: dict[str, Callable[[Place], Path]] = {
     "meta of sequences": lambda own: own.sequences / "meta.json",
     "meta of coder": lambda own: own.coder / "meta.json",
     "atoms of coder": lambda own: own.coder / "dictionary.npy",
-    "meta in the output": lambda own: begun(own.output / "meta.json"),
+    "meta in the output": lambda own: begun(own.output / "train" / "meta.json"),
 }
 # commands, a file that they read, and its ways to be wrong
 TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (
-        ("dictionary", "export-hf", "evaluate-pairs", "finetune", "classify", "evaluate-dictionary"),
+        ("dictionary", "convert model", "evaluate pairs", "finetune", "classify", "evaluate dictionary"),
         "model",
         bad_inputs.CHECKPOINT,
     ),
@@ -110,13 +110,13 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (("auxiliary",), "model", bad_inputs.LAST_CHECKPOINT),
     (("dictionary", "dictionary --import", "dictionary --coder"), "train.idx", bad_inputs.INDEX),
     (("dictionary", "dictionary --import", "dictionary --coder"), "train.bin", bad_inputs.DATA),
-    (("encode", "datastore", "evaluate-dictionary"), "valid.idx", bad_inputs.INDEX),
-    (("encode", "datastore", "evaluate-dictionary"), "valid.bin", bad_inputs.DATA),
+    (("encode", "datastore", "evaluate dictionary"), "valid.idx", bad_inputs.INDEX),
+    (("encode", "datastore", "evaluate dictionary"), "valid.bin", bad_inputs.DATA),
     (("dictionary", "encode", "datastore"), "dict.txt", bad_inputs.DICT_TXT),
-    (("encode", "evaluate-dictionary"), "meta of dictionary", bad_inputs.META_OF_DICTIONARY),
-    (("encode", "evaluate-dictionary"), "dictionary.npy", bad_inputs.ATOMS),
+    (("encode", "evaluate dictionary"), "meta of dictionary", bad_inputs.META_OF_DICTIONARY),
+    (("encode", "evaluate dictionary"), "dictionary.npy", bad_inputs.ATOMS),
     (("dictionary --import",), "published", bad_inputs.ATOMS),
-    (("convert-dictionary",), "published", bad_inputs.MATRIX),
+    (("convert dictionary",), "published", bad_inputs.MATRIX),
     (("inspect",), "meta of codes", bad_inputs.META_OF_CODES),
     (("inspect",), "indptr", bad_inputs.ROWS),
     (("inspect",), "atoms", bad_inputs.INDICES),
@@ -128,28 +128,28 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
     (("finetune",), "plan in the output", bad_inputs.RECORD),
     (("preprocess",), "record of steps", bad_inputs.STEPS),
     (("auxiliary",), "record of data", bad_inputs.PLAN),
-    (("tokenizer", "binarize", "export-hf"), "text", bad_inputs.TEXT),
-    (("evaluate-pairs",), "pairs", bad_inputs.PAIRS),
+    (("tokenizer", "binarize", "convert model"), "text", bad_inputs.TEXT),
+    (("evaluate pairs",), "pairs", bad_inputs.PAIRS),
     (("finetune",), "labelled", bad_inputs.LABELLED),
     (("classify",), "labelled", bad_inputs.TEXT),
     (("classify",), "verbalizer", bad_inputs.VERBALIZER),
     (("binarize",), "tokenizer model", bad_inputs.MODEL_PROTO),
     (("binarize",), "tokenizer dict.txt", bad_inputs.DICT_TXT),
-    (("dictionary hf:", "import-hf"), "config.json", bad_inputs.CONFIG),
-    (("dictionary hf:", "import-hf"), "model.safetensors", bad_inputs.SAFETENSORS),
+    (("dictionary hf:", "convert hf:"), "config.json", bad_inputs.CONFIG),
+    (("dictionary hf:", "convert hf:"), "model.safetensors", bad_inputs.SAFETENSORS),
     (("binarize hf:",), "tokenizer.json", bad_inputs.JSON_FILE),
     (("plot",), "log", bad_inputs.LOG),
-    (("encode-hf",), "ids", bad_inputs.IDS),
-    (("encode-hf",), "starts", bad_inputs.STARTS),
-    (("encode-hf",), "meta of sequences", bad_inputs.META_OF_SEQUENCES),
-    (("encode-hf",), "meta of coder", bad_inputs.META_OF_CODER),
-    (("encode-hf",), "atoms of coder", bad_inputs.ATOMS),
-    (("encode-hf",), "plan in the output", bad_inputs.PLAN),
-    (("encode-hf",), "config.json", bad_inputs.CONFIG),
-    (("encode-hf",), "model.safetensors", bad_inputs.SAFETENSORS),
-    (("encode-hf", "tokenize-hf"), "tokenizer.json", bad_inputs.JSON_FILE),
-    (("tokenize-hf",), "text", bad_inputs.TEXT),
-    (("tokenize-hf",), "meta in the output", bad_inputs.PLAN),
+    (("encode sequences",), "ids", bad_inputs.IDS),
+    (("encode sequences",), "starts", bad_inputs.STARTS),
+    (("encode sequences",), "meta of sequences", bad_inputs.META_OF_SEQUENCES),
+    (("encode sequences",), "meta of coder", bad_inputs.META_OF_CODER),
+    (("encode sequences",), "atoms of coder", bad_inputs.ATOMS),
+    (("encode sequences",), "plan in the output", bad_inputs.PLAN),
+    (("encode sequences",), "config.json", bad_inputs.CONFIG),
+    (("encode sequences",), "model.safetensors", bad_inputs.SAFETENSORS),
+    (("encode sequences", "binarize sequences"), "tokenizer.json", bad_inputs.JSON_FILE),
+    (("binarize sequences",), "text", bad_inputs.TEXT),
+    (("binarize sequences",), "meta in the output", bad_inputs.PLAN),
     (("fairseq-train plain_masked_lm", "fairseq-train span_denoising"), "valid.idx", bad_inputs.INDEX),
     (("fairseq-train nonparametric_masked_lm",), "valid.bin", bad_inputs.DATA),
     (("fairseq-train taco", "fairseq-train span_denoising"), "dict.txt", bad_inputs.DICT_TXT),
@@ -159,7 +159,7 @@ TABLE: list[tuple[tuple[str, ...], str, dict[str, Damage]]] = [
 ]
 
 
-INTO_FOLDERS = ("export-hf", "import-hf", "convert-dictionary", "tokenize-hf", "encode-hf")
+INTO_FOLDERS = ("convert model", "convert hf:", "convert dictionary", "binarize sequences", "encode sequences")
 
 
 def cases() -> Iterator[tuple[str, Case]]:
@@ -168,12 +168,12 @@ def cases() -> Iterator[tuple[str, Case]]:
             for name, damage in damages.items():
                 find = FILES[file]
                 yield f"{command}: {file}: {name}", Case(command, lambda own, d=damage, f=find: d(f(own)))
-    for command in ("dictionary", "datastore", "fill", "evaluate-pairs", "infill", "encode-hf"):
+    for command in ("dictionary", "datastore", "fill", "evaluate pairs", "infill", "encode sequences"):
         for device in bad_inputs.DEVICES:
             yield f"{command}: --device {device}", Case(command, more=("--device", device))
     for command in (*("tokenizer", "binarize", "dictionary", "datastore", "finetune"), *INTO_FOLDERS):
         yield f"{command}: into a file", Case(command, lambda own: own.output.write_text("mine"))
-    for command in ("inspect", "evaluate-pairs", "classify", "evaluate-dictionary"):
+    for command in ("inspect", "evaluate pairs", "classify", "evaluate dictionary"):
         yield f"{command}: into a folder", Case(command, lambda own: own.output.mkdir())
         yield f"{command}: below a file", Case(command, more=("--output", "text.txt/below"))
     for command, flag, value in (*NUMBERS, *TRAINING_OPTIONS):
@@ -192,8 +192,8 @@ NUMBERS = [
     *(("dictionary --coder", flag, 0) for flag in ("--k", "--learning-rate", "--matryoshka", "--tokens")),
     *(("dictionary --coder", flag, value) for flag, value in (("--k", 5), ("--matryoshka", 4), ("--atoms", 10**7))),
     *(("dictionary --coder", flag, 1) for flag in ("--lambda", "--iterations")),
-    *(("evaluate-dictionary", flag, value) for flag in ("--max-tokens", "--batch-tokens") for value in (0, -1)),
-    ("evaluate-dictionary", "--layer", 99),
+    *(("evaluate dictionary", flag, value) for flag in ("--max-tokens", "--batch-tokens") for value in (0, -1)),
+    ("evaluate dictionary", "--layer", 99),
     *(("encode", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--coverage")),
     *(("datastore", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--tokens-per-sample")),
     *(("finetune", flag, 0) for flag in ("--max-epoch", "--patience", "--lr", "--batch-size")),
@@ -201,12 +201,12 @@ NUMBERS = [
     *(("binarize", flag, value) for flag, value in (("--workers", 0), ("--max-unk-rate", 2), ("--max-unk-rate", -1))),
     *(("fill", flag, 0) for flag in ("--k", "--topk", "--max-length")),
     *(("infill", flag, 0) for flag in ("--beam", "--max-length")),
-    *(("evaluate-pairs", "--batch-tokens", value) for value in (0, -1)),
-    *(("export-hf", "--lines", value) for value in (0, -1)),
+    *(("evaluate pairs", "--batch-tokens", value) for value in (0, -1)),
+    *(("convert model", "--lines", value) for value in (0, -1)),
     *(("inspect", "--max-tokens", value) for value in (0, -1)),
-    *(("tokenize-hf", "--max-length", value) for value in (-1, 0, 2)),
-    *(("encode-hf", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--coverage")),
-    *(("encode-hf", "--layer", value) for value in (-1, 99)),
+    *(("binarize sequences", "--max-length", value) for value in (-1, 0, 2)),
+    *(("encode sequences", flag, 0) for flag in ("--threads", "--batch-tokens", "--shard-tokens", "--coverage")),
+    *(("encode sequences", "--layer", value) for value in (-1, 99)),
 ]
 
 OF_EVERY_TASK = {

@@ -13,8 +13,8 @@ from tests.conftest import failing_mlsm, mlsm
 pytestmark = pytest.mark.slow
 
 MODEL_OF = {
-    **dict.fromkeys(("dictionary", "evaluate-dictionary", "encode", "preprocess"), "model"),
-    **dict.fromkeys(("evaluate-pairs", "classify", "finetune", "export-hf"), "model"),
+    **dict.fromkeys(("dictionary", "evaluate dictionary", "encode", "preprocess"), "model"),
+    **dict.fromkeys(("evaluate pairs", "classify", "finetune", "convert model"), "model"),
     **{"datastore": "npm", "fill": "npm", "infill": "denoising"},
 }
 

@@ -30,9 +30,9 @@ class Attacked:
     marker: Path
 
 
-OPENING = ("dictionary", "preprocess", "export-hf", "evaluate-pairs", "datastore", "finetune", "infill", "inspect")
+OPENING = ("dictionary", "preprocess", "convert model", "evaluate pairs", "datastore", "finetune", "infill", "inspect")
 # commands of the fast lane that open a good checkpoint of this kind with success
-SUCCEED = ("dictionary", "export-hf", "evaluate-pairs", "infill")
+SUCCEED = ("dictionary", "convert model", "evaluate pairs", "infill")
 # which of the inputs a command opens, where it is not the masked LM
 OPENED = {"infill": "denoising", "datastore": "npm"}
 

@@ -44,5 +44,5 @@ def npm(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model; its datastore lies next to it in ``store``."""
     root = tmp_path_factory.mktemp("npm")
     checkpoint = save_untrained_npm(tiny, root / "model")
-    mlsm("datastore", "build", tiny.data_bin, "--checkpoint", checkpoint, "--output", root / "model" / "store")
+    mlsm("npm", "datastore", tiny.data_bin, "--checkpoint", checkpoint, "--output", root / "model" / "store")
     return checkpoint

@@ -1,4 +1,4 @@
-"""``mlsm average``: from a run to a checkpoint that all commands take."""
+"""``mlsm convert``: from a run to a checkpoint that all commands take."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_wrong_usage_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    words, output = ("average", tiny.model.parent), ("--output", tmp_path / "averaged.pt")
-    assert "averaging needs two or more checkpoints" in failing_mlsm(capsys, *words, *output)
-    assert "--last must be positive, got 0" in failing_mlsm(capsys, *words, *output, "--last", 0)
-    assert "of 0 different updates, fewer than 2" in failing_mlsm(capsys, *words, *output, "--last", 2)
-    assert "--last takes the folder of one run" in failing_mlsm(capsys, "average", tiny.model, *output, "--last", 2)
-    assert "is a folder; name a file in it" in failing_mlsm(capsys, *words, "--output", tmp_path)
+    words = ("convert", tiny.model.parent, tmp_path / "averaged.pt")
+    same = ("convert", tiny.model, tiny.model, tmp_path / "averaged.pt")
+    assert "averaging needs two or more checkpoints" in failing_mlsm(capsys, *same)
+    assert "--last must be positive, got 0" in failing_mlsm(capsys, *words, "--last", 0)
+    assert "of 0 different updates, fewer than 2" in failing_mlsm(capsys, *words, "--last", 2)
+    assert "--last takes the folder of one run" in failing_mlsm(capsys, *same, "--last", 2)
+    assert "is a folder; name a file in it" in failing_mlsm(capsys, "convert", tiny.model.parent, tmp_path, "--last", 2)
+    assert "--text is not for several checkpoints" in failing_mlsm(capsys, *same, "--text", "text")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -30,9 +32,9 @@ def test_an_averaged_checkpoint_is_one_like_any_other(pipeline: Pipeline, tmp_pa
     fairseq_train(pipeline.data_bin, run, *steps, "--disable-validation")
     output.parent.mkdir()
     capsys.readouterr()
-    mlsm("average", run, "--last", 3, "--output", output)
+    mlsm("convert", run, output, "--last", 3)
     assert capsys.readouterr().out == f"{output}: the mean of 3 checkpoints, of updates 4, 6, 8\n"
-    mlsm("export-hf", output.parent, tmp_path / "exported", "--text", pipeline.valid_text, "--lines", 5)
+    mlsm("convert", output.parent, tmp_path / "exported", "--text", pipeline.valid_text, "--lines", 5)
     dictionary = ("--layer", 1, "--atoms", 4, "--tokens", 300, "--iterations", 2, "--tokens-per-sample", 32)
     mlsm(
         "dictionary", pipeline.data_bin, "--auxiliary", output.parent, *dictionary, "--output", tmp_path / "dictionary"

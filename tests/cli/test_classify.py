@@ -1,4 +1,4 @@
-"""``mlsm classify``: the accuracy and the predictions, by retrieval and by the masked-LM head."""
+"""``mlsm npm classify``: the accuracy and the predictions, by retrieval and by the masked-LM head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_command_prints_the_accuracy_and_writes_predictions(
     texts.write_text("a\tA name.\nb\tAnother name.\na\tA third.\n", encoding="utf-8")
     checkpoint = tiny.model if parametric else npm
     how = ("--parametric",) if parametric else ("--datastore", npm.parent / "store")
-    words = ("classify", "--checkpoint", checkpoint, *how, "--verbalizer", verbalizer, "--input", texts)
+    words = ("npm", "classify", "--checkpoint", checkpoint, *how, "--verbalizer", verbalizer, "--input", texts)
     mlsm(*words, "--template", "{} It was <mask>.", "--output", tmp_path / "out.tsv")
     output = capsys.readouterr().out
     rows = [line.split("\t") for line in (tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()]
@@ -38,7 +38,7 @@ def test_texts_that_need_a_word(
 ) -> None:
     (tmp_path / "v.tsv").write_text("a\tthe, the target\nb\tis, value\n", encoding="utf-8")
     texts = tmp_path / "i.tsv"
-    words = ("classify", "--checkpoint", tiny.model, "--verbalizer", tmp_path / "v.tsv", "--input", texts)
+    words = ("npm", "classify", "--checkpoint", tiny.model, "--verbalizer", tmp_path / "v.tsv", "--input", texts)
     words += ("--template", "{} It was <mask>.", "--parametric")
     texts.write_text("\nlabel\ttext\na\tA name.\n" + "b\t" + "the value of it " * 60 + "\n", encoding="utf-8")
     line = failing_mlsm(capsys, *words)
@@ -60,7 +60,7 @@ def test_texts_that_need_a_word(
 def test_classifying_needs_a_datastore_or_the_head(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     words = ("--verbalizer", tmp_path / "v.tsv", "--input", tmp_path / "i.tsv", "--template", "{} <mask>")
     assert "--datastore is required unless --parametric" in failing_mlsm(
-        capsys, "classify", "--checkpoint", tiny.model, *words
+        capsys, "npm", "classify", "--checkpoint", tiny.model, *words
     )
 
 
@@ -68,7 +68,7 @@ def test_a_head_that_was_not_trained_does_not_classify(npm: Path, tmp_path: Path
     (tmp_path / "v.tsv").write_text("a\tthe\nb\tof\n")
     (tmp_path / "i.tsv").write_text("a\tthe value\n")
     words = ("--verbalizer", tmp_path / "v.tsv", "--input", tmp_path / "i.tsv", "--template", "{} <mask>")
-    message = failing_mlsm(capsys, "classify", "--checkpoint", npm.parent, *words, "--parametric")
+    message = failing_mlsm(capsys, "npm", "classify", "--checkpoint", npm.parent, *words, "--parametric")
     assert (
         "was not trained (--task nonparametric_masked_lm has no loss on it): --parametric needs a masked LM" in message
     )

@@ -1,4 +1,4 @@
-"""``mlsm datastore build``: what it says while it builds, resumes and adds an index."""
+"""``mlsm npm datastore``: what it says while it builds, resumes and adds an index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def checkpoint(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def words(tiny: TinyData, checkpoint: Path, output: Path, *options: object) -> tuple[object, ...]:
-    build = ("datastore", "build", tiny.data_bin, "--checkpoint", checkpoint, "--output", output)
+    build = ("npm", "datastore", tiny.data_bin, "--checkpoint", checkpoint, "--output", output)
     return (*build, "--splits", "valid", "--shard-tokens", 2000, *options)
 
 

@@ -1,4 +1,4 @@
-"""``mlsm evaluate-dictionary`` for a lasso dictionary and an SAE, with and without a masked-LM head; and refusals."""
+"""``mlsm evaluate dictionary`` for a lasso dictionary and an SAE, with and without a masked-LM head; and refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_sae(tiny: TinyData, folder: Path, **meta: Any) -> Path:
 @pytest.mark.parametrize("save", [save_lasso, save_sae])
 def test_figures_are_printed_and_written(tiny: TinyData, tmp_path: Path, capsys: Capture, save: Any) -> None:
     folder = save(tiny, tmp_path / "dictionary")
-    words = ("evaluate-dictionary", folder, tiny.data_bin, "--auxiliary", tiny.model, *SMALL)
+    words = ("evaluate", "dictionary", folder, tiny.data_bin, "--auxiliary", tiny.model, *SMALL)
     mlsm(*words, "--output", tmp_path / "out.json")
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda name: pytest.fail(name))
@@ -79,7 +79,7 @@ def test_lambda_and_layer_can_be_chosen(tiny: TinyData, tmp_path: Path) -> None:
     l0 = []
     for lambda_ in (0.1, 0.4):
         words = (folder, tiny.data_bin, "--auxiliary", tiny.model, *SMALL, "--lambda", lambda_)
-        mlsm("evaluate-dictionary", *words, "--output", tmp_path / "out.json")
+        mlsm("evaluate", "dictionary", *words, "--output", tmp_path / "out.json")
         found = json.loads((tmp_path / "out.json").read_text())
         assert found["dictionary"]["lambda"] == lambda_
         l0.append(found["reconstruction"]["l0"])
@@ -89,7 +89,7 @@ def test_lambda_and_layer_can_be_chosen(tiny: TinyData, tmp_path: Path) -> None:
 def test_codes_that_miss_the_tolerance_are_said(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     folder = save_lasso(tiny, tmp_path / "dictionary")
     words = (folder, tiny.data_bin, "--auxiliary", tiny.model, *SMALL, "--max-nonzeros", 1)
-    mlsm("evaluate-dictionary", *words, "--output", tmp_path / "out.json")
+    mlsm("evaluate", "dictionary", *words, "--output", tmp_path / "out.json")
     missed = json.loads((tmp_path / "out.json").read_text())["inexact_codes"]
     assert missed > 100
     assert f"mlsm: warning: {missed} codes do not reach --tolerance" in capsys.readouterr().err
@@ -101,7 +101,7 @@ def test_a_model_without_a_trained_head_gives_reconstructions_only(
     model = save_untrained(tiny.data_bin, tmp_path / "npm", *positions(40), **NPM)
     sae = save_sae(tiny, tmp_path / "sae", auxiliary_fingerprint=None)
     words = (sae, tiny.data_bin, "--auxiliary", model, *SMALL, "--output", tmp_path / "out.json")
-    mlsm("evaluate-dictionary", *words)
+    mlsm("evaluate", "dictionary", *words)
     found = json.loads((tmp_path / "out.json").read_text())
     why = "the masked-LM head of this model was not trained (--task nonparametric_masked_lm has no loss on it)"
     assert (found["loss"], found["why_no_loss"]) == (None, why)
@@ -117,7 +117,7 @@ def test_a_library_model_without_a_head_gives_reconstructions_only(
     mlsm("binarize", "--tokenizer", f"hf:{folder}", *texts, "--output", tmp_path / "data", "--workers", 1)
     sae = save_sae(tiny, tmp_path / "sae", auxiliary_fingerprint=None)
     words = (sae, tmp_path / "data", "--auxiliary", f"hf:{folder}", *SMALL, "--output", tmp_path / "out.json")
-    mlsm("evaluate-dictionary", *words)
+    mlsm("evaluate", "dictionary", *words)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["loss"] is None
     assert re.search(r"lacks \d+ weights of its model, such as lm_head", found["why_no_loss"])
@@ -129,7 +129,7 @@ def test_what_does_not_belong_together_is_refused(tiny: TinyData, tmp_path: Path
 
     def refused(*words: object, dictionary: Path = folder) -> str:
         common = ("--auxiliary", tiny.model, "--output", tmp_path / "out.json")
-        line = failing_mlsm(capsys, "evaluate-dictionary", dictionary, tiny.data_bin, *common, *words)
+        line = failing_mlsm(capsys, "evaluate", "dictionary", dictionary, tiny.data_bin, *common, *words)
         assert not (tmp_path / "out.json").exists()
         return line
 
@@ -153,6 +153,14 @@ def test_what_does_not_belong_together_is_refused(tiny: TinyData, tmp_path: Path
     SaeCoder(SparseAutoencoder(huge, weights), origin(tiny)).save(tmp_path / "huge")
     assert re.search(r"the reconstruction of row \d+ holds NaN or inf", refused(dictionary=tmp_path / "huge"))
     missing = failing_mlsm(
-        capsys, "evaluate-dictionary", folder, tiny.data_bin, "--auxiliary", tiny.model, "--output", tmp_path / "no/x"
+        capsys,
+        "evaluate",
+        "dictionary",
+        folder,
+        tiny.data_bin,
+        "--auxiliary",
+        tiny.model,
+        "--output",
+        tmp_path / "no/x",
     )
     assert "does not exist; make it, or choose another place" in missing

@@ -1,4 +1,4 @@
-"""``mlsm evaluate-pairs``: accuracies of files and over all, and files of another form."""
+"""``mlsm evaluate pairs``: accuracies of files and over all, and files of another form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_command_prints_and_writes_accuracies(tiny: TinyData, tmp_path: Path, ca
     right = [(ranked[0], ranked[1]), (ranked[1], ranked[3]), (ranked[0], ranked[2])]
     first = write_pairs(tmp_path / "first.jsonl", [*right, (ranked[2], ranked[1])])
     second = write_pairs(tmp_path / "second.jsonl", [(ranked[3], ranked[0]), (ranked[0], ranked[0])])
-    words = ("evaluate-pairs", "--checkpoint", tiny.model, "--input", first, second)
+    words = ("evaluate", "pairs", "--checkpoint", tiny.model, "--input", first, second)
     mlsm(*words, "--output", tmp_path / "out.json", "--batch-tokens", 100)
     printed = capsys.readouterr().out
     assert re.search(r"^first.jsonl +4 pairs  accuracy 0.7500  ties 0$", printed, flags=re.M)
@@ -63,14 +63,14 @@ def test_files_of_another_form_are_refused(
     tiny: TinyData, tmp_path: Path, capsys: Capture, content: str, message: str
 ) -> None:
     (tmp_path / "in.jsonl").write_text(content, encoding="utf-8")
-    words = ("evaluate-pairs", "--checkpoint", tiny.model, "--input", tmp_path / "in.jsonl")
+    words = ("evaluate", "pairs", "--checkpoint", tiny.model, "--input", tmp_path / "in.jsonl")
     assert re.search(message, failing_mlsm(capsys, *words, "--output", tmp_path / "out.json"))
     assert not (tmp_path / "out.json").exists()
 
 
 def test_pairs_of_unknown_tokens_are_refused_unless_asked_for(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl", [("the name \u4e30", "the name \u4e0c"), ("a name", "name a")])
-    words = ("evaluate-pairs", "--checkpoint", tiny.model, "--input", pairs)
+    words = ("evaluate", "pairs", "--checkpoint", tiny.model, "--input", pairs)
     error = failing_mlsm(capsys, *words)
     assert f"% of the tokens of {pairs} are unknown, above the limit of 1.00%" in error
     assert "'\u4e0c' U+4E0C (1 times), '\u4e30' U+4E30 (1 times)" in error

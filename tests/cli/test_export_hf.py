@@ -1,4 +1,4 @@
-"""``mlsm export-hf``: what it says when it is done, and what it refuses."""
+"""``mlsm convert``: what it says when it is done, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_command_says_what_it_proved(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    mlsm("export-hf", tiny.model, tmp_path / "out", "--text", tiny.text, "--lines", 40)
+    mlsm("convert", tiny.model, tmp_path / "out", "--text", tiny.text, "--lines", 40)
     printed = capsys.readouterr().out
     found = re.search(r"ids are the same on 40 lines, logits of ([\d,]+) tokens differ by at most (\S+)", printed)
     assert found is not None
@@ -27,7 +27,7 @@ def test_the_latent_head_of_an_earlier_export_is_removed(tiny: TinyData, tmp_pat
     head = tmp_path / "out" / "latent_head.safetensors"
     head.parent.mkdir()
     head.touch()
-    words = ("export-hf", tiny.model, head.parent, "--text", tiny.text, "--lines")
+    words = ("convert", tiny.model, head.parent, "--text", tiny.text, "--lines")
     failing_mlsm(capsys, *words, 0)
     assert head.exists()
     mlsm(*words, 5)
@@ -36,7 +36,7 @@ def test_the_latent_head_of_an_earlier_export_is_removed(tiny: TinyData, tmp_pat
 
 
 def test_what_cannot_be_compared_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    words = ("export-hf", tiny.model, tmp_path / "out", "--text")
+    words = ("convert", tiny.model, tmp_path / "out", "--text")
     assert "--lines must be positive, got 0" in failing_mlsm(capsys, *words, tiny.text, "--lines", 0)
     assert str(tmp_path / "absent.txt") in failing_mlsm(capsys, *words, tmp_path / "absent.txt")
     assert list(tmp_path.iterdir()) == []

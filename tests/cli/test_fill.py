@@ -1,4 +1,4 @@
-"""``mlsm fill``: the phrases of each mask with their sources, and texts that are refused."""
+"""``mlsm npm fill``: the phrases of each mask with their sources, and texts that are refused."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ TEXT = "The <mask> is called with one argument."
 
 def test_command_prints_phrases_and_sources(npm: Path, capsys: Capture) -> None:
     where = ("--checkpoint", npm.parent, "--datastore", npm.parent / "store")
-    mlsm("fill", TEXT, "No <mask> and no <mask>.", *where, "--topk", 2, "--contexts", 1)
+    mlsm("npm", "fill", TEXT, "No <mask> and no <mask>.", *where, "--topk", 2, "--contexts", 1)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "mask " in line] == ["  mask 1", "  mask 1", "  mask 2"]
     assert sum("[[" in line for line in lines) == 6
-    mlsm("fill", "The value", *where, "--continue", 2)
+    mlsm("npm", "fill", "The value", *where, "--continue", 2)
     assert capsys.readouterr().out.startswith("The value ")
     long_text = "the value of it " * 60 + "<mask>"
-    mlsm("fill", long_text, *where, "--topk", 1)
+    mlsm("npm", "fill", long_text, *where, "--topk", 1)
     cut = "1 of 1 texts are longer than the model's positions and are cut around the mask"
     assert cut in capsys.readouterr().err
-    mlsm("fill", "the value of it " * 60, "The value", *where, "--continue", 1)
+    mlsm("npm", "fill", "the value of it " * 60, "The value", *where, "--continue", 1)
     assert cut.replace("of 1", "of 2") in capsys.readouterr().err
-    assert "the text has no <mask>" in failing_mlsm(capsys, "fill", "nothing", *where)
-    assert "--k 1000000 is more than the" in failing_mlsm(capsys, "fill", TEXT, *where, "--k", 10**6)
+    assert "the text has no <mask>" in failing_mlsm(capsys, "npm", "fill", "nothing", *where)
+    assert "--k 1000000 is more than the" in failing_mlsm(capsys, "npm", "fill", TEXT, *where, "--k", 10**6)
     for option, value in (("--contexts", -1), ("--continue", -3)):
         message = f"{option} must not be negative, got {value}"
-        assert message in failing_mlsm(capsys, "fill", TEXT, *where, option, value)
-    assert "--datastore is required" in failing_mlsm(capsys, "fill", TEXT, *where[:2])
+        assert message in failing_mlsm(capsys, "npm", "fill", TEXT, *where, option, value)
+    assert "--datastore is required" in failing_mlsm(capsys, "npm", "fill", TEXT, *where[:2])

@@ -1,4 +1,4 @@
-"""``mlsm import-hf``: what it says when it is done, and the training command that it prints."""
+"""``mlsm convert``: what it says when it is done, and the training command that it prints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def test_command_says_what_it_proved_and_what_follows(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     make_modernbert(tiny.text, tmp_path / "library")
     capsys.readouterr()
-    mlsm("import-hf", f"hf:{tmp_path}/library", tmp_path / "model", "--text", tiny.text, "--lines", 20)
+    mlsm("convert", f"hf:{tmp_path}/library", tmp_path / "model", "--text", tiny.text, "--lines", 20)
     printed = capsys.readouterr().out
     found = re.search(r"ids are the same on 20 lines, logits of ([\d,]+) tokens differ by at most (\S+)", printed)
     assert found is not None
@@ -35,7 +35,7 @@ def test_command_says_what_it_proved_and_what_follows(tiny: TinyData, tmp_path: 
 
 
 def test_what_cannot_be_compared_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    words = ("import-hf", tmp_path / "nowhere", tmp_path / "model", "--text")
+    words = ("convert", tmp_path / "nowhere", tmp_path / "model", "--text")
     assert "--lines must be positive, got 0" in failing_mlsm(capsys, *words, tiny.text, "--lines", 0)
     assert "is not a folder of a Hugging Face model" in failing_mlsm(capsys, *words, tiny.text)
     (tmp_path / "empty.txt").write_text("\n")
@@ -53,7 +53,7 @@ def training_words(printed: str) -> list[str]:
 @pytest.mark.slow
 def test_printed_command_trains_the_imported_weights(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     make_modernbert(tiny.text, tmp_path / "library")
-    mlsm("import-hf", tmp_path / "library", tmp_path / "model", "--text", tiny.text, "--lines", 5)
+    mlsm("convert", tmp_path / "library", tmp_path / "model", "--text", tiny.text, "--lines", 5)
     words = training_words(capsys.readouterr().out)
     texts = ("--train", tiny.text, "--valid", tiny.text)
     mlsm("binarize", "--tokenizer", tmp_path / "model", *texts, "--output", tmp_path / "data", "--workers", 1)

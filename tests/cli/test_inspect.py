@@ -133,7 +133,7 @@ def test_what_cannot_be_shown_is_one_line(coded: Path, tmp_path: Path, capsys: C
 
 
 def judged(coded: Path, path: Path, **changes: Any) -> Path:
-    """What ``mlsm evaluate-dictionary`` writes, of the dictionary of these codes."""
+    """What ``mlsm evaluate dictionary`` writes, of the dictionary of these codes."""
     fingerprint = CodeStore(str(coded / "data-bin" / "train.codes")).meta["fingerprints"]["dictionary"]
     record = {
         "dictionary": {"fingerprint": fingerprint},
@@ -161,7 +161,7 @@ def test_another_file_than_an_evaluation_is_one_line(coded: Path, tmp_path: Path
     words = ("inspect", coded, "--output", tmp_path / "page.html", "--quality")
     for file in (tmp_path / "train.txt", coded / "data-bin" / "train.codes" / "meta.json"):
         line = failing_mlsm(capsys, *words, file)
-        assert f"{file} is not a file that `mlsm evaluate-dictionary --output` wrote" in line
+        assert f"{file} is not a file that `mlsm evaluate dictionary --output` wrote" in line
         assert "delete" not in line
 
 

@@ -30,11 +30,11 @@ def imported(found: subprocess.CompletedProcess[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (("--help",), 0, "evaluate-pairs"),
+        (("--help",), 0, "evaluate"),
         (("--version",), 0, __version__),
         ((), 2, "required: COMMAND"),
         (("finetune", "--help"), 0, "--valid"),
-        (("fill", "--texts"), 2, "required: TEXT, --checkpoint"),
+        (("npm", "fill", "--texts"), 2, "required: TEXT, --checkpoint"),
     ],
     ids=["help", "version", "nothing", "help of a command", "wrong options"],
 )
@@ -46,13 +46,13 @@ def test_what_runs_nothing_imports_nothing_slow(words: tuple[str, ...], status: 
 
 
 def test_a_command_that_runs_has_what_the_package_registers() -> None:
-    found = run("evaluate-pairs", "--checkpoint", "nowhere", "--input", "nowhere.jsonl")
+    found = run("evaluate", "pairs", "--checkpoint", "nowhere", "--input", "nowhere.jsonl")
     assert found.returncode == 1
     assert {"fairseq", "mlsm_plugin.tasks", "mlsm_plugin.criterions"} <= imported(found)
 
 
 def test_a_command_that_needs_no_fairseq_does_not_import_it() -> None:
-    found = run("convert-dictionary", "nowhere", "out")
+    found = run("convert", "nowhere", "out")
     assert found.returncode == 1
     assert "nowhere" in found.stderr.splitlines()[-1]
     assert "fairseq" not in imported(found)

@@ -14,16 +14,13 @@ COMMANDS = {
     "adapt": ("model", "--text", "text", "--output"),
     "auxiliary": ("data-bin", "--max-update", "1", "--save-dir"),
     "binarize": ("--tokenizer", "tokenizer", "--train", "text", "--output"),
-    "datastore": ("build", "data-bin", "--checkpoint", "model.pt", "--output"),
+    "convert": ("model.pt",),
     "dictionary": ("data-bin", "--auxiliary", "model.pt", "--output"),
     "encode": ("data-bin", "--auxiliary", "model.pt", "--dictionary", "dictionary", "--output"),
-    "encode-hf": ("ids", "--model", "model", "--dictionary", "dictionary", "--output"),
-    "export-hf": ("model.pt",),
     "finetune": ("--checkpoint", "model.pt", "--train", "text", "--output"),
-    "import-hf": ("model",),
+    "npm": ("datastore", "data-bin", "--checkpoint", "model.pt", "--output"),
     "preprocess": ("--train", "text", "--output"),
     "pretrain": ("data-bin", "--max-update", "1", "--save-dir"),
-    "tokenize-hf": ("--tokenizer", "model", "--input", "text", "--output"),
     "tokenizer": ("--input", "text", "--output"),
 }
 

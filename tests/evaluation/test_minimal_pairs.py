@@ -106,7 +106,7 @@ def test_a_tie_is_far_above_float_noise(model: Any, sixty: list[str]) -> None:
 
 def test_the_help_says_what_a_tie_is(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
-        main(["evaluate-pairs", "--help"])
+        main(["evaluate", "pairs", "--help"])
     assert f"less than {TIE} nats" in " ".join(capsys.readouterr().out.split())
 
 
@@ -123,6 +123,6 @@ def test_model_whose_head_was_not_trained_is_refused(tiny: TinyData, tmp_path: P
     save_untrained(tiny.data_bin, tmp_path / "mlsm", "--mlm-weight", 0, "--num-atoms", 8)
     save_untrained_npm(tiny, tmp_path / "npm")
     for name, why in (("mlsm", "--mlm-weight was 0"), ("npm", "has no loss on it")):
-        line = failing_mlsm(capsys, "evaluate-pairs", "--checkpoint", tmp_path / name, "--input", pairs)
+        line = failing_mlsm(capsys, "evaluate", "pairs", "--checkpoint", tmp_path / name, "--input", pairs)
         assert "the masked-LM head of this model was not trained" in line
         assert why in line

@@ -30,9 +30,7 @@ def test_recipe_goes_from_raw_text_to_a_model(
     assert re.search(r"validation KL on \d+ masked tokens: \d\.\d+ nats, unigram baseline \d\.\d+", printed)
     assert len(re.findall(r"^.*<mask>.*\d\.\d\d$", printed, flags=re.M)) == 2
 
-    mlsm(
-        "export-hf", folder / "minilm-run" / "model", folder / "exported", "--text", folder / "valid.txt", "--lines", 50
-    )
+    mlsm("convert", folder / "minilm-run" / "model", folder / "exported", "--text", folder / "valid.txt", "--lines", 50)
     assert "ids are the same on 50 lines" in capsys.readouterr().out
 
     path = minilm.get_model_path()

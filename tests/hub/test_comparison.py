@@ -93,7 +93,7 @@ def test_lines_that_name_special_tokens_do_not_stop_an_export(tiny: TinyData, tm
     text = tmp_path / "text.txt"
     lines = [*(f"a {symbol} b" for symbol in SYMBOLS[:5]), "a\x85b", "a ＜mask＞ b", "The name is bound."]
     text.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    mlsm("export-hf", tiny.model, tmp_path / "out", "--text", text)
+    mlsm("convert", tiny.model, tmp_path / "out", "--text", text)
     printed = capsys.readouterr().out
     assert "ids are the same on 8 lines" in printed
     assert "5 of the lines name a special token and were compared as plain text" in printed
@@ -117,14 +117,14 @@ def preprocessed(tiny: TinyData, folder: Path, change: Callable[[list[str]], lis
 
 def test_a_vocabulary_of_fairseq_preprocess_is_named(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     lacking = preprocessed(tiny, tmp_path / "lacking", lambda lines: [line.replace("▁the ", "") for line in lines])
-    line = failing_mlsm(capsys, "export-hf", lacking, tmp_path / "out", "--text", tiny.text)
+    line = failing_mlsm(capsys, "convert", lacking, tmp_path / "out", "--text", tiny.text)
     assert "the exported tokenizer gives other ids for" in line
     assert re.search(r"dict\.txt lacks \d+ \('.*', \.\.\.\) of the tokenizer's pieces and has \d+ ", line)
     assert "as that of fairseq-preprocess without --srcdict; train on a dataset of `mlsm binarize`, or" in line
     assert not (tmp_path / "out").exists()
     short = tmp_path / "short.txt"
     short.write_text("a b c\n", encoding="utf-8")
-    mlsm("export-hf", lacking, tmp_path / "warned", "--text", short)
+    mlsm("convert", lacking, tmp_path / "warned", "--text", short)
     assert "mlsm: warning: other text can get other ids, since the model's dict.txt lacks" in capsys.readouterr().err
 
 
@@ -138,7 +138,7 @@ def test_another_order_and_fillers_change_nothing(tiny: TinyData, tmp_path: Path
     symbols = (tmp_path / "data" / "dict.txt").read_text(encoding="utf-8")
     assert "\nmadeupword0000 0\n" in symbols
     assert [line.rpartition(" ")[0] for line in symbols.splitlines()][: len(own)] != own
-    mlsm("export-hf", checkpoint, tmp_path / "out", "--text", tiny.text)
+    mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text)
     printed = capsys.readouterr()
     assert "ids are the same on" in printed.out
     assert "warning" not in printed.err
@@ -154,6 +154,6 @@ def test_the_vocabulary_of_another_hugging_face_tokenizer_is_named(
     lines = (tmp_path / "data" / "dict.txt").read_text(encoding="utf-8").splitlines()
     (tmp_path / "data" / "dict.txt").write_text("\n".join([*lines[1:], lines[0]]) + "\n", encoding="utf-8")
     checkpoint = save_modern(tmp_path / "data", tmp_path / "run")
-    line = failing_mlsm(capsys, "export-hf", checkpoint, tmp_path / "out", "--text", tiny.text)
+    line = failing_mlsm(capsys, "convert", checkpoint, tmp_path / "out", "--text", tiny.text)
     assert "the model's dict.txt was not made from its Hugging Face tokenizer; train on a dataset of" in line
     assert not (tmp_path / "out").exists()

@@ -33,7 +33,7 @@ def text(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(pipeline: Pipeline, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("hf") / "auxiliary"
-    mlsm("export-hf", pipeline.auxiliary.parent, output, "--text", text)
+    mlsm("convert", pipeline.auxiliary.parent, output, "--text", text)
     return output
 
 
@@ -83,7 +83,7 @@ def test_user_symbols_stay_one_piece_in_data_and_in_the_exported_tokenizer(
     ids = torch.cat([data[number] for number in range(len(data))])
     for symbol in symbols:
         assert int((ids == dictionary.index(symbol)).sum()) == sum(line.count(symbol) for line in lines) > 40
-    mlsm("export-hf", tmp_path / "model", tmp_path / "hf", "--text", tmp_path / "text")
+    mlsm("convert", tmp_path / "model", tmp_path / "hf", "--text", tmp_path / "text")
     exported = AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in ("[url]", "a[url]b", "[url][url] @users", "singinging", "x<=y", "  [url]  ", "[url", "url]"):
         assert exported(text)["input_ids"] == ours.encode(text).tolist()
@@ -94,7 +94,7 @@ def test_user_symbols_stay_one_piece_in_data_and_in_the_exported_tokenizer(
 def test_latent_head_and_span_masks_are_kept(pipeline: Pipeline, text: Path, tmp_path: Path, capsys: Capture) -> None:
     flags = ("--max-update", 2, "--mlm-weight", 1, "--disable-validation")
     fairseq_train(pipeline.data_bin, tmp_path / "mlsm", *flags)
-    mlsm("export-hf", tmp_path / "mlsm", tmp_path / "out", "--text", text, "--lines", 20)
+    mlsm("convert", tmp_path / "mlsm", tmp_path / "out", "--text", text, "--lines", 20)
     assert "the projection to 48 atoms" in capsys.readouterr().out
     ours = hub.from_pretrained(tmp_path / "mlsm")
     theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
@@ -110,7 +110,7 @@ def test_latent_head_and_span_masks_are_kept(pipeline: Pipeline, text: Path, tmp
         *(pipeline.data_bin, tmp_path / "npm", "--max-update", 1, "--disable-validation", "--group-size", 4),
         task="nonparametric_masked_lm",
     )
-    mlsm("export-hf", tmp_path / "npm", tmp_path / "npm-out", "--text", text, "--lines", 5)
+    mlsm("convert", tmp_path / "npm", tmp_path / "npm-out", "--text", text, "--lines", 5)
     assert (
         AutoTokenizer.from_pretrained(tmp_path / "npm-out").convert_tokens_to_ids("<mask_e>")
         == len(ours.task.source_dictionary) + 1
@@ -121,7 +121,7 @@ def test_latent_head_and_span_masks_are_kept(pipeline: Pipeline, text: Path, tmp
 def test_files_that_do_not_prove_themselves_are_not_written(
     pipeline: Pipeline, text: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("export-hf", pipeline.auxiliary, tmp_path / "out", "--text", text, "--lines", 5)
+    words = ("convert", pipeline.auxiliary, tmp_path / "out", "--text", text, "--lines", 5)
     weights = roberta_export.roberta_weights
 
     def changed(factor: float) -> Any:
@@ -158,7 +158,7 @@ def test_ties_between_equally_probable_cuts_are_counted(pipeline: Pipeline, tmp_
     tied = [line for line in lines if tokenizer(line)["input_ids"] != ours.encode(line).tolist()]
     assert 0 < proof.reordered == len(tied)
     (tmp_path / "tied.txt").write_text("\n".join([*tied, "No tie."]) + "\n", encoding="utf-8")
-    mlsm("export-hf", pipeline.auxiliary, tmp_path / "again", "--text", tmp_path / "tied.txt")
+    mlsm("convert", pipeline.auxiliary, tmp_path / "again", "--text", tmp_path / "tied.txt")
     printed = capsys.readouterr().out
     assert "ids are the same on 1 lines" in printed
     assert f"on {len(tied)} more lines the same pieces come in another order" in printed
@@ -178,7 +178,7 @@ def test_models_with_a_hugging_face_tokenizer_keep_it(
         *(("--group-size", 4) if npm else ()),
         **objective,
     )
-    mlsm("export-hf", tmp_path / "model", tmp_path / "out", "--text", pipeline.valid_text, "--lines", 50)
+    mlsm("convert", tmp_path / "model", tmp_path / "out", "--text", pipeline.valid_text, "--lines", 50)
     assert "ids are the same on 50 lines" in capsys.readouterr().out
 
     own, tokenizer = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("tokenizer", "out"))
@@ -215,6 +215,6 @@ def test_models_that_stock_roberta_cannot_be_are_refused(
         ("denoising", "this is an encoder-decoder"),
         ("prenorm", "a model with --encoder-normalize-before cannot be exported"),
     ):
-        line = failing_mlsm(capsys, "export-hf", tmp_path / name, tmp_path / "out", "--text", text)
+        line = failing_mlsm(capsys, "convert", tmp_path / name, tmp_path / "out", "--text", text)
         assert message in line
     assert not (tmp_path / "out").exists()

@@ -41,7 +41,7 @@ def logits_of_both(ours: Any, exported: Path) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("flags", [(), WINDOW], ids=["all layers global", "local layers"])
 def test_stock_classes_compute_what_the_model_computes(flags: Any, tiny: TinyData, tmp_path: Path) -> None:
     checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *flags)
-    mlsm("export-hf", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 40)
+    mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 40)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["ModernBertForMaskedLM"]
     assert not list((tmp_path / "out").glob("*.py"))
@@ -87,7 +87,7 @@ def test_a_hugging_face_tokenizer_keeps_its_ids(npm: bool, tiny: TinyData, tmp_p
     tokenizer = f"hf:{tmp_path}/tokenizer"
     mlsm("binarize", "--tokenizer", tokenizer, *texts, "--output", tmp_path / "data", "--workers", 1)
     checkpoint = save_modern(tmp_path / "data", tmp_path / "run", *WINDOW, **(NPM if npm else {}))
-    mlsm("export-hf", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 40)
+    mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 40)
     assert "ids are the same on 40 lines" in capsys.readouterr().out
     own, theirs = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("tokenizer", "out"))
     assert theirs("[MASK] is bound.")["input_ids"] == own("[MASK] is bound.")["input_ids"]
@@ -104,7 +104,7 @@ def test_a_hugging_face_tokenizer_keeps_its_ids(npm: bool, tiny: TinyData, tmp_p
 
 def test_span_masks_of_npm_are_kept(tiny: TinyData, tmp_path: Path) -> None:
     checkpoint = save_modern(tiny.data_bin, tmp_path / "run", **NPM)
-    mlsm("export-hf", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
+    mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
     ours = hub.from_pretrained(checkpoint)
     end = AutoTokenizer.from_pretrained(tmp_path / "out").convert_tokens_to_ids("<mask_e>")
     assert end == ours.task.source_dictionary.index("<mask_e>") == len(ours.task.source_dictionary) - 1
@@ -114,7 +114,7 @@ def test_span_masks_of_npm_are_kept(tiny: TinyData, tmp_path: Path) -> None:
 
 def test_latent_head_follows_the_head_of_the_library(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *WINDOW, "--num-atoms", 12)
-    mlsm("export-hf", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
+    mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
     assert "the projection to 12 atoms" in capsys.readouterr().out
     ours, theirs = hub.from_pretrained(checkpoint), AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
     head = load_file(tmp_path / "out" / "latent_head.safetensors")
@@ -129,7 +129,7 @@ def test_files_that_do_not_prove_themselves_are_not_written(
     tiny: TinyData, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *WINDOW)
-    words = ("export-hf", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
+    words = ("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
     weights = modernbert_export.modernbert_weights
 
     def exchanged(*args: Any) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ def test_half_precision_weights_are_read(library: Path, tmp_path: Path) -> None:
 
 
 def test_export_of_the_import_is_the_original(library: Path, imported: Path, tiny: TinyData, tmp_path: Path) -> None:
-    mlsm("export-hf", imported, tmp_path / "out", "--text", tiny.text, "--lines", 30)
+    mlsm("convert", imported, tmp_path / "out", "--text", tiny.text, "--lines", 30)
     first, second = (AutoModelForMaskedLM.from_pretrained(path).eval() for path in (library, tmp_path / "out"))
     tokenizer = AutoTokenizer.from_pretrained(library)
     assert second.config.vocab_size == len(tokenizer) == first.config.vocab_size - 8

@@ -67,7 +67,7 @@ def folders(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
         "own-tokenizer": save_modern(root / "data", root / "run-own", *WINDOW, **NPM),
     }
     for name, checkpoint in checkpoints.items():
-        mlsm("export-hf", checkpoint, root / name, "--text", tiny.text, "--lines", 20)
+        mlsm("convert", checkpoint, root / name, "--text", tiny.text, "--lines", 20)
     adapted = ("bert", "roberta", "modernbert", "deberta-v2")
     for kind in adapted:
         start = make_model(kind, tiny.text, root / f"{kind}-start", kind=AutoModelForMaskedLM)
@@ -119,8 +119,8 @@ def test_models_of_version_4_are_read_adapted_and_imported(library: Path, tiny: 
     written, adapted = tmp_path / "written", tmp_path / "adapted"
     in_version(library, "write", written, tmp_path / "tokenizer")
     mlsm("adapt", written, "--text", tiny.text, "--output", adapted, *ADAPTING, *ON_CPU)
-    mlsm("import-hf", written, tmp_path / "imported", "--text", tiny.text, "--lines", 20)
-    mlsm("export-hf", tmp_path / "imported", tmp_path / "exported", "--text", tiny.text, "--lines", 20)
+    mlsm("convert", written, tmp_path / "imported", "--text", tiny.text, "--lines", 20)
+    mlsm("convert", tmp_path / "imported", tmp_path / "exported", "--text", tiny.text, "--lines", 20)
     folders = [written, adapted / "model", tmp_path / "exported"]
     in_version(library, "open", tmp_path / "read.json", *folders)
     found = json.loads((tmp_path / "read.json").read_text(encoding="utf-8"))["read"]

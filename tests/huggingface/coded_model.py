@@ -32,9 +32,9 @@ class CodedModel:
         return load_coder(self.dictionary)
 
     def words(self, output: Path, *more: object, tokens: Path | None = None) -> tuple[object, ...]:
-        """Of ``mlsm encode-hf``."""
+        """Of ``mlsm encode``."""
         common = ("--dictionary", self.dictionary, "--output", output, *SMALL)
-        return ("encode-hf", tokens or self.tokens, self.model, *common, *more)
+        return ("encode", tokens or self.tokens, "--auxiliary", f"hf:{self.model}", *common, *more)
 
 
 def settings(**more: object) -> CodingSettings:
@@ -47,7 +47,7 @@ def coded_model(tmp_path_factory: pytest.TempPathFactory, text: Path) -> CodedMo
 
 
 def _within(root: Path) -> CodedModel:
-    return CodedModel(root / "text.txt", root / "bert", root / "dictionary", root / "tokens")
+    return CodedModel(root / "text.txt", root / "bert", root / "dictionary", root / "tokens" / "train")
 
 
 def _make(root: Path, text: Path) -> None:
@@ -58,11 +58,11 @@ def _make(root: Path, text: Path) -> None:
     atoms = np.random.default_rng(1).normal(size=(24, 32)).astype(np.float32)
     np.save(root / "atoms.npy", atoms)
     mlsm(
-        *("convert-dictionary", root / "atoms.npy", made.dictionary, "--normalize", "--lambda", 0.05),
+        *("convert", root / "atoms.npy", made.dictionary, "--normalize", "--lambda", 0.05),
         *("--layer", LAYER, "--auxiliary", f"hf:{made.model}"),
     )
-    words = ("tokenize-hf", made.text, "--tokenizer", made.model, "--output", made.tokens)
-    mlsm(*words, "--max-length", MAX_LENGTH)
+    words = ("--train", made.text, "--tokenizer", f"hf:{made.model}", "--output", made.tokens.parent)
+    mlsm("binarize", "--format", "sequences", *words, "--max-length", MAX_LENGTH)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -104,7 +104,7 @@ def test_files_of_another_kind_are_named(tmp_path: Path) -> None:
             _ = TokenSequences(path).fingerprint
         return str(error.value)
 
-    assert "does not exist; pass a folder that `mlsm tokenize-hf` wrote" in refused(tmp_path / "absent")
+    assert "does not exist; pass a folder that `mlsm binarize --format sequences` wrote" in refused(tmp_path / "absent")
     (tmp_path / "text.txt").write_text("text")
     assert "is not an .npy file" in refused(tmp_path / "text.txt")
     np.save(tmp_path / "flat.npy", np.arange(5))

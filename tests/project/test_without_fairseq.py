@@ -133,7 +133,7 @@ def test_from_text_to_codes_without_fairseq(english_text: tuple[Path, Path], tmp
         return result.stdout
 
     succeed(
-        *("convert-dictionary", tmp_path / "atoms.npy", tmp_path / "dictionary", "--normalize", "--lambda", 0.05),
+        *("convert", tmp_path / "atoms.npy", tmp_path / "dictionary", "--normalize", "--lambda", 0.05),
         *("--layer", 2, "--auxiliary", f"hf:{model}"),
     )
     succeed("tokenize-hf", english_text[1], "--tokenizer", model, "--output", tmp_path / "tokens", "--max-length", 40)
@@ -174,7 +174,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
     for command in ("encode", "dictionary", "binarize"):
         assert re.match(r"mlsm: error: fairseq\S* missing: fix: pip install .*`mlsm doctor`", fails(command))
     (tmp_path / "model.pt").touch()
-    other = ("convert-dictionary", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
+    other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
     assert "would be a fairseq checkpoint, but fairseq" in fails(*other, "--auxiliary", tmp_path / "model.pt")
     assert "this needs spams" in fails(*coding, "--output", tmp_path / "fourth", "--solver", "spams")
 

@@ -49,6 +49,6 @@ def _make(made: Retrieval, pipeline: Pipeline) -> None:
 
 
 def build_words(retrieval: Retrieval, output: Path, *options: object) -> Sequence[object]:
-    """``mlsm datastore build`` of the validation text."""
-    words = ("datastore", "build", retrieval.data_bin, "--checkpoint", retrieval.checkpoint, "--output", output)
+    """``mlsm npm datastore`` of the validation text."""
+    words = ("npm", "datastore", retrieval.data_bin, "--checkpoint", retrieval.checkpoint, "--output", output)
     return (*words, "--splits", "valid", *BLOCKS, "--batch-tokens", 400, *options)

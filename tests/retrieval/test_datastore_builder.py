@@ -83,7 +83,7 @@ def test_killed_build_resumes_to_the_same_bytes(
     words = build_words(retrieval, tmp_path / "store", "--shard-tokens", 500, "--threads", 1)
     run = start_mlsm(*words, start_new_session=True)
     kill_once_there(run, tmp_path / "store" / "shard-00001.positions.npy")
-    with pytest.raises(ValueError, match="is not complete: run the same `mlsm datastore build` again"):
+    with pytest.raises(ValueError, match="is not complete: run the same `mlsm npm datastore` again"):
         PhraseDatastore(tmp_path / "store")
     kept = (tmp_path / "store" / "shard-00000.keys.npy").stat().st_mtime_ns
     again = start_mlsm(*words)
@@ -130,7 +130,7 @@ def test_directory_of_something_else_is_left_alone(
     other[other.index(retrieval.checkpoint)] = pipeline.auxiliary
     assert "fingerprints.checkpoint is " in failing_mlsm(capsys, *other)
     assert contents(retrieval.store) == before
-    fill = ("fill", "A <mask>.", "--checkpoint", pipeline.auxiliary, "--datastore", retrieval.store)
+    fill = ("npm", "fill", "A <mask>.", "--checkpoint", pipeline.auxiliary, "--datastore", retrieval.store)
     assert "was built with another checkpoint" in failing_mlsm(capsys, *fill)
     line = failing_mlsm(capsys, *build_words(retrieval, tmp_path / "new", "--tokens-per-sample", 100))
     assert "--tokens-per-sample 100 is more than the 64 positions of the model" in line

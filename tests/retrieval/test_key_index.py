@@ -150,7 +150,7 @@ def test_command_adds_an_index_to_a_complete_datastore(retrieval: Retrieval, tmp
     where = ("--checkpoint", retrieval.checkpoint, "--datastore")
     printed = []
     for store in (output, retrieval.store):
-        mlsm("fill", "The <mask> is bound.", *where, store)
+        mlsm("npm", "fill", "The <mask> is bound.", *where, store)
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     assert "--index ivfpq needs at least 9,984 keys" in failing_mlsm(capsys, *words, "--index", "ivfpq")

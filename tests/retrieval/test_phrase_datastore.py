@@ -114,7 +114,7 @@ def test_shard_of_other_keys_than_the_seal_says_is_refused(retrieval: Retrieval,
 
 
 def test_a_folder_that_is_not_a_datastore_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is not a datastore; make one with `mlsm datastore build`"):
+    with pytest.raises(FileNotFoundError, match="is not a datastore; make one with `mlsm npm datastore`"):
         PhraseDatastore(tmp_path)
     (tmp_path / "meta.json").write_text('{"format": 2}')
     with pytest.raises(ValueError, match="has format 2, this version reads format 1"):

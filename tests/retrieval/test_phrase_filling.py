@@ -108,7 +108,7 @@ def test_fewer_retrieved_keys_give_a_subset(model: Any, store: PhraseDatastore) 
     few, many = (PhraseFiller(model, store, FillingSettings(k=k)).fill(TEXT, topk=10**6)[0] for k in (3, 400))
     assert 0 < len(few) < len(many)
     assert {candidate.phrase for candidate in few} <= {candidate.phrase for candidate in many}
-    pieces = PhraseFiller(model, store, FillingSettings(k=3, whole_words=False)).fill(TEXT, topk=10**6)[0]
+    pieces = PhraseFiller(model, store, FillingSettings(k=3, any_pieces=True)).fill(TEXT, topk=10**6)[0]
     assert len(pieces) > len(few)
 
 
@@ -122,7 +122,7 @@ def test_several_masks_are_filled_each(model: Any, store: PhraseDatastore) -> No
 
 def test_every_setting_of_filling_can_be_named(model: Any, store: PhraseDatastore) -> None:
     settings = {"k": 3, "max_length": 4, "length_alpha": 0.5, "whole_words": False, "context_tokens": 2}
-    settings["max_contexts"] = 1
+    settings["contexts"] = 1
     assert settings.keys() == FillingSettings.__dataclass_fields__.keys()
     found = model.fill_phrase(TEXT, store, 10**6, **settings)
     assert found == PhraseFiller(model, store, FillingSettings(**settings)).fill(TEXT, topk=10**6)[0]

@@ -149,9 +149,9 @@ def test_phrases_of_a_modern_npm_are_stored_and_fill_masks(
     runs: dict[str, Future[Run]], pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = ("--checkpoint", model_of(runs, "npm") / "checkpoint_last.pt")
-    mlsm("datastore", "build", pipeline.data_bin, *checkpoint, "--output", tmp_path / "store", "--splits", "valid")
+    mlsm("npm", "datastore", pipeline.data_bin, *checkpoint, "--output", tmp_path / "store", "--splits", "valid")
     capsys.readouterr()
-    mlsm("fill", *checkpoint, "--datastore", tmp_path / "store", "--topk", 2, "The <mask> is executed.")
+    mlsm("npm", "fill", *checkpoint, "--datastore", tmp_path / "store", "--topk", 2, "The <mask> is executed.")
     assert len(capsys.readouterr().out.splitlines()) >= 2
 
 

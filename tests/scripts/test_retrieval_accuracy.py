@@ -71,7 +71,7 @@ def runs(tiny: TinyData, tmp_path: Path) -> tuple[Path, Path]:
     """A model of NPM with random weights, and its datastore."""
     npm, store = save_untrained_npm(tiny, tmp_path / "npm"), tmp_path / "phrases"
     words = ("--checkpoint", npm, "--output", store, "--tokens-per-sample", 24, "--device", "cpu")
-    mlsm("datastore", "build", tiny.data_bin, *words)
+    mlsm("npm", "datastore", tiny.data_bin, *words)
     return npm, store
 
 

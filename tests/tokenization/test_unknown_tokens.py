@@ -123,7 +123,7 @@ def test_sequences_that_others_made_are_checked_when_they_are_coded(model: Path,
     blocks_for_model(sequences, model)  # they were allowed
     raw = TokenSequences([ids.tolist() for ids in sequences])
     with pytest.raises(
-        ValueError, match=r"100.00% of the tokens of the sequences .* `mlsm tokenize-hf --max-unk-rate`"
+        ValueError, match=r"100.00% of the tokens of the sequences .* `mlsm binarize --format sequences --max-unk-rate`"
     ):
         blocks_for_model(raw, model)
 

@@ -10,7 +10,6 @@ from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.formats import dictionary_learning, saelens, sparsify
 from mlsm_plugin.sparse_coding.formats.npy_matrix import read_npy_matrix
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
 # file of weights -> file of settings, reader
 FOLDERS: dict[str, tuple[str, Callable[[Path], SaeCoder]]] = {
@@ -69,8 +68,6 @@ def _reader_of(path: Path) -> Callable[[Path], SaeCoder]:
 
 
 def _hint(path: Path) -> str:
-    if (path / META_FILE).exists():
-        return "; it may be one of this program, which needs no conversion, or --to for one to another format"
     for number, below in enumerate(sorted(path.iterdir())):
         if number < SUBFOLDERS and below.is_dir() and any((below / name).exists() for name in FOLDERS):
             return f"; its subfolders do, such as {below}"

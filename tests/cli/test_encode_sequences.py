@@ -1,4 +1,4 @@
-"""``mlsm encode-hf``: from text to a store, resumed, shared, estimated; and what it refuses."""
+"""``mlsm encode``: from text to a store, resumed, shared, estimated; and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.cli.coding_runs import kill_once_there, start_mlsm
 from tests.conftest import failing_mlsm, mlsm
@@ -25,14 +24,18 @@ def made(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pat
     return coded_model(tmp_path_factory, english_text[0])
 
 
-def test_options_are_those_of_encode() -> None:
-    split = ("encode", "data", "--auxiliary", "model", "--dictionary", "dict")
-    sequences = ("encode-hf", "tokens", "model", "--dictionary", "dict", "--output", "store")
-    theirs, ours = (vars(build_parser(words[0]).parse_args(words)) for words in (split, sequences))
-    assert set(theirs) - set(ours) == {"data_bin", "auxiliary", "splits"}
-    assert set(ours) - set(theirs) == {"tokens", "model", "tokenizer"}
-    same = set(theirs) & set(ours) - {"command", "run", "output"}
-    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+def test_splits_of_one_folder_are_coded_beside_it(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
+    for split in ("train", "valid"):
+        shutil.copytree(made.tokens, tmp_path / "data" / split)
+    mlsm(*made.words(tmp_path / "codes", tokens=tmp_path / "data"))
+    stores = [CodeStore(tmp_path / "codes" / f"{split}.codes") for split in ("train", "valid")]
+    assert stores[0].meta["fingerprints"] == stores[1].meta["fingerprints"]
+    words = [word for word in made.words(tmp_path, tokens=tmp_path / "data") if word not in ("--output", tmp_path)]
+    mlsm(*words, "--splits", "valid")
+    assert files_of(tmp_path / "data" / "valid.codes") == files_of(tmp_path / "codes" / "valid.codes")
+    assert not (tmp_path / "data" / "train.codes").exists()
+    words[words.index(tmp_path / "data")] = made.tokens
+    assert "--output is required for" in failing_mlsm(capsys, *words)
 
 
 def test_codes_are_stored_and_found_complete(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
@@ -91,7 +94,7 @@ def test_torchrun_shares_the_work(made: CodedModel, tmp_path: Path) -> None:
 def test_what_does_not_belong_together_is_one_line(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
     def refused(*more: object, tokens: Path | None = None, model: Path | None = None) -> str:
         words = list(made.words(tmp_path / "store", *more, tokens=tokens))
-        words[2] = model or words[2]
+        words[3] = f"hf:{model}" if model else words[3]
         line = failing_mlsm(capsys, *words)
         assert not (tmp_path / "store").exists()
         return line
@@ -138,9 +141,9 @@ def test_what_does_not_belong_together_is_one_line(made: CodedModel, tmp_path: P
 def test_another_dataset_is_refused_and_the_store_stays(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
     mlsm(*made.words(tmp_path / "store"))
     before = files_of(tmp_path / "store")
-    other = ("tokenize-hf", made.text, "--tokenizer", made.model, "--output", tmp_path / "other", "--max-length", 30)
-    mlsm(*other)
-    line = failing_mlsm(capsys, *made.words(tmp_path / "store", tokens=tmp_path / "other"))
+    other = ("--tokenizer", f"hf:{made.model}", "--output", tmp_path / "other", "--max-length", 30)
+    mlsm("binarize", "--format", "sequences", "--train", made.text, *other)
+    line = failing_mlsm(capsys, *made.words(tmp_path / "store", tokens=tmp_path / "other" / "train"))
     assert "was begun with other settings" in line
     assert "fingerprints.split" in line
     assert files_of(tmp_path / "store") == before

@@ -1,4 +1,4 @@
-"""``mlsm tokenize-hf``: text to sequences; a stopped run leaves nothing, and bad input is one line."""
+"""``mlsm binarize --format sequences``: text to sequences; a stopped run leaves nothing, and bad input is one line."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ def made(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pat
 
 
 def words(made: CodedModel, output: Path, *more: object, text: Path | None = None) -> tuple[object, ...]:
-    return ("tokenize-hf", text or made.text, "--tokenizer", made.model, "--output", output, *more)
+    return (
+        *("binarize", "--format", "sequences", "--train", text or made.text, "--tokenizer", f"hf:{made.model}"),
+        *("--output", output, *more),
+    )
 
 
 def test_sequences_are_written_and_the_next_command_is_named(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "more.gz").write_bytes(gzip.compress(b"A name is bound.\n"))
     mlsm(*words(made, tmp_path / "tokens"), "--max-length", 40)
     capsys.readouterr()
-    mlsm("tokenize-hf", made.text, tmp_path / "more.gz", "--tokenizer", made.model, "--output", tmp_path / "both")
+    mlsm(*words(made, tmp_path / "both"), "--train", made.text, tmp_path / "more.gz")
     printed = capsys.readouterr().out
-    both = TokenSequences(tmp_path / "both")
-    assert f"{tmp_path / 'both'}: {len(both):,} sequences, {both.num_tokens:,} tokens" in printed
-    assert f"mlsm encode-hf {tmp_path / 'both'} {made.model} --dictionary DICT_DIR --output STORE" in printed
+    both = TokenSequences(tmp_path / "both" / "train")
+    assert f"{tmp_path / 'both' / 'train'}: {len(both):,} sequences, {both.num_tokens:,} tokens" in printed
+    assert f"mlsm encode {tmp_path / 'both'} --auxiliary hf:{made.model} --dictionary DICT_DIR" in printed
     assert both.starts[1:].max() > 40  # the model takes 70
-    assert files_of(tmp_path / "tokens") == files_of(made.tokens)
+    assert files_of(tmp_path / "tokens" / "train") == files_of(made.tokens)
     mlsm(*words(made, tmp_path / "tokens"), "--max-length", 40)
     assert "nothing to do" in capsys.readouterr().out
 
@@ -79,4 +82,4 @@ def test_killed_run_leaves_no_folder(made: CodedModel, tmp_path: Path) -> None:
     shutil.copyfile(made.text, text)
     mlsm(*words(made, root / "tokens", "--max-length", 40, text=text))
     assert [path.name for path in root.iterdir()] == ["tokens"]  # what the killed one left is removed
-    assert files_of(root / "tokens") == files_of(made.tokens)
+    assert files_of(root / "tokens" / "train") == files_of(made.tokens)

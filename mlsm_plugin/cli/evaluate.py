@@ -1,12 +1,15 @@
-"""``mlsm evaluate-dictionary``: judge a dictionary or sparse autoencoder on a split."""
+"""``mlsm evaluate``: judge a masked LM on minimal pairs, or a dictionary on a split."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlsm_plugin.cli.actions import actions_of
 from mlsm_plugin.cli.coder_flags import add_coder_flags, given_coder_options
 from mlsm_plugin.cli.coding_options import (
     AUXILIARY_HELP,
@@ -15,14 +18,26 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
     check_positive,
 )
+from mlsm_plugin.cli.settings_flags import add_settings
+from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 if TYPE_CHECKING:
     from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
     from mlsm_plugin.sparse_coding.coder import SparseCoder
 
+PAIRS = "measure the accuracy of a masked LM on minimal pairs (BLiMP)"
+DICTIONARY = "judge a dictionary: its reconstructions, and what a masked LM loses by them"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """The two actions, each with its options."""
+    add = actions_of(parser)
+    add_pairs_options(add("pairs", PAIRS, run_pairs))
+    add_dictionary_options(add("dictionary", DICTIONARY, run_dictionary))
+
+
+def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
+    """Options of ``mlsm evaluate dictionary``."""
     parser.epilog = "docs/dictionaries.md explains the figures."
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")
     parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset")
@@ -44,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
 
 
-def run(args: argparse.Namespace, extra: list[str]) -> int:
+def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
     from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
     from mlsm_plugin.data.token_blocks import split_fingerprint
@@ -136,3 +151,68 @@ def _print(record: dict[str, Any]) -> None:
         print(f"{name:{width}}  {shown:.4f}" if isinstance(shown, float) else f"{name:{width}}  {shown}")
     if record["loss"] is None:
         print(f"no masked-LM loss: {record['why_no_loss']}")
+
+
+def add_pairs_options(parser: argparse.ArgumentParser) -> None:
+    """Options of ``mlsm evaluate pairs``."""
+    parser.epilog = (
+        "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
+        "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="JSONL",
+        help="minimal pairs; each line has sentence_good and sentence_bad, as in BLiMP",
+    )
+    parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
+    parser.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens in one forward pass")
+    add_settings(parser, KnownText)
+    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+
+
+def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
+    """Score the pairs, and print the accuracy on each file and on all of them."""
+    from mlsm_plugin.evaluation.minimal_pairs import check_head_was_trained, compare_pairs, read_pairs
+    from mlsm_plugin.files.atomic_files import check_output_file, write_json
+    from mlsm_plugin.hidden_states.devices import default_device
+    from mlsm_plugin.hub import from_pretrained
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
+
+    check_positive(args, "batch_tokens")
+    check_max_unk_rate(args.max_unk_rate)
+    if args.output:
+        check_output_file(args.output)
+    files = {path: read_pairs(path) for path in args.input}
+    model = from_pretrained(args.checkpoint)
+    check_head_was_trained(model)
+    model.to(default_device(args.device))
+    for path, pairs in files.items():
+        check_known(
+            (text for pair in pairs for text in (pair.good, pair.bad)), model.bpe, model.task.source_dictionary,
+            args.max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER,
+        )  # fmt: skip
+    pairs = [pair for of_file in files.values() for pair in of_file]
+    verdicts = compare_pairs(model, pairs, batch_tokens=args.batch_tokens, progress=True)
+    of_files = iter(verdicts)
+    figures = {path: _pair_figures(list(islice(of_files, len(own)))) for path, own in files.items()}
+    width = max(len(Path(path).name) for path in files)
+    for path, own in figures.items():
+        print(f"{Path(path).name.ljust(width)}  {_shown_pairs(own)}")
+    overall = _pair_figures(verdicts)
+    mean = sum(own["accuracy"] for own in figures.values()) / len(figures)
+    print(f"{'all'.ljust(width)}  {_shown_pairs(overall)}  (mean of the files {mean:.4f})")
+    if args.output:
+        write_json(args.output, {"files": figures, **overall, "mean_of_files": mean})
+    return 0
+
+
+def _pair_figures(verdicts: list[int]) -> dict[str, Any]:
+    """The figures of some pairs from what ``compare_pairs`` found."""
+    return {"pairs": len(verdicts), "accuracy": verdicts.count(1) / len(verdicts), "ties": verdicts.count(0)}
+
+
+def _shown_pairs(figures: dict[str, Any]) -> str:
+    return f"{figures['pairs']:6,} pairs  accuracy {figures['accuracy']:.4f}  ties {figures['ties']:,}"

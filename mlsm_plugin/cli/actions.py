@@ -1,0 +1,32 @@
+"""Commands that have actions, such as ``mlsm npm fill``, and how help is shown."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds a default to the help of an option that has one and does not describe it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, []) or "(default" in (action.help or ""):
+            return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
+        return super()._get_help_string(action)
+
+
+def actions_of(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
+    """A function that adds an action to a command: its name, one line of help, what runs it; returns its parser."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, summary: str, run: Callable[[argparse.Namespace, list[str]], int]) -> argparse.ArgumentParser:
+        action = actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", formatter_class=HelpFormatter,
+            allow_abbrev=False,
+        )  # fmt: skip
+        action.set_defaults(run=run)
+        return action
+
+    return add

@@ -1,0 +1,299 @@
+"""``mlsm npm``: retrieval with an NPM model: build a datastore, fill masks, classify texts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.cli.actions import actions_of
+from mlsm_plugin.cli.coding_options import (
+    add_block_options,
+    add_model_options,
+    add_share_options,
+    block_settings,
+    check_positive,
+)
+from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.retrieval.key_index import KINDS, check_installed
+from mlsm_plugin.tokenization.unknown_tokens import KnownText
+
+DATASTORE = "build a datastore of a corpus"
+FILL = "fill masks with phrases of a datastore"
+CLASSIFY = "classify texts zero-shot, by retrieval or by the masked-LM head"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The three actions, each with its options."""
+    add = actions_of(parser)
+    _add_datastore_options(add("datastore", DATASTORE, _build))
+    _add_fill_options(add("fill", FILL, _fill))
+    _add_classify_options(add("classify", CLASSIFY, _classify))
+
+
+def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
+    from mlsm_plugin.retrieval.datastore_builder import DatastoreSettings
+
+    parser.epilog = "The same command resumes a stopped build."
+    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset of the corpus")
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="model whose hidden states are the keys")
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of the datastore")
+    parser.add_argument(
+        "--drop-stopwords",
+        metavar="FILE",
+        help="file of words, one on each line; those that are a single token get no key",
+    )
+    add_settings(parser, DatastoreSettings)
+    add_block_options(parser)
+    parser.add_argument(
+        "--index",
+        default="none",
+        choices=KINDS,
+        help="kind of index. none: exact, each search reads all keys; flat: exact; ivfpq: approximate, small and fast. "
+        "flat and ivfpq need faiss (pip install 'mlsm_plugin[retrieval]'), and can be added to a complete datastore",
+    )
+    add_model_options(parser)
+    add_share_options(parser)
+
+
+def _build(args: argparse.Namespace, extra: list[str]) -> int:
+    """Estimate, then build what is missing."""
+    import torch
+
+    from mlsm_plugin.files.work_share import work_share
+    from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, DatastoreSettings, read_stopwords
+    from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+
+    check_positive(args, "threads", "batch_tokens")
+    if args.index != "none":
+        check_installed()
+    share = work_share(args.shard_index, args.num_shards, os.environ)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    blocks, stopwords = block_settings(args, args.checkpoint), read_stopwords(args.drop_stopwords)
+    settings = settings_of(DatastoreSettings, args, blocks=blocks, stopwords=stopwords)
+    builder = DatastoreBuilder(
+        args.data_bin,
+        args.checkpoint,
+        args.output,
+        settings,
+        device=args.device or share.device(torch.cuda.device_count()),
+        fp16=args.fp16,
+        batch_tokens=args.batch_tokens,
+    )
+    if builder.is_complete and args.index in ("none", _kind_of_index(args.output)):
+        print(f"nothing to do, {args.output} is complete")
+        return 0
+    print(builder.estimate(args.index), flush=True)
+    start = time.perf_counter()
+    if not builder.build(share):
+        print(
+            f"process {share.index} of {share.count} is done; shards of other processes are missing (if one "
+            "failed, run the same command again)"
+        )
+        return 0
+    store = PhraseDatastore(args.output)
+    if args.index != "none":
+        store.build_index(args.index)
+    seconds = time.perf_counter() - start
+    size = sum(file.stat().st_size for file in store.directory.glob("[!.]*"))
+    print(
+        f"{args.output}: {len(store):,} keys of {store.meta['num_tokens']:,} tokens, {store.dim} wide, "
+        f"{size / 1e6:.1f} MB ({size / store.meta['num_tokens']:.0f} bytes a token), {seconds:.1f} s"
+    )
+    return 0
+
+
+def _kind_of_index(directory: str) -> str:
+    from mlsm_plugin.retrieval.key_index import KeyIndex
+
+    index = KeyIndex.open(Path(directory))
+    return "none" if index is None else index.kind
+
+
+def _add_retrieval_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the model and the datastore."""
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+    parser.add_argument(
+        "--datastore", metavar="DIR", help="datastore that `mlsm npm datastore` made with this checkpoint"
+    )
+    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+
+
+def _add_fill_options(parser: argparse.ArgumentParser) -> None:
+    from mlsm_plugin.retrieval.phrase_filling import FillingSettings
+
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="texts with <mask>, each in quotes")
+    _add_retrieval_options(parser)
+    parser.add_argument("--topk", type=int, default=5, metavar="N", help="phrases to print for each mask")
+    add_settings(parser, FillingSettings)
+    parser.add_argument(
+        "--continue",
+        dest="steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="append N phrases to each text, one after the other, instead of filling its masks",
+    )
+
+
+def _fill(args: argparse.Namespace, extra: list[str]) -> int:
+    """Print the phrases of each mask with their sources."""
+    from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
+
+    check_positive(args, "topk")
+    if args.steps < 0:
+        raise ValueError(f"--continue must not be negative, got {args.steps}")
+    settings = settings_of(FillingSettings, args)
+    if args.datastore is None:
+        raise ValueError("--datastore is required; make one with `mlsm npm datastore`")
+    interface, store = _open(args)
+    if args.k > len(store):
+        raise ValueError(f"--k {args.k} is more than the {len(store)} keys of {args.datastore}; use a smaller one")
+    filler = PhraseFiller(interface, store, settings)
+    if args.steps:
+        texts = []
+        for text in args.texts:
+            texts.append(filler.continue_text(text, steps=args.steps))
+            print(texts[-1])
+        _warn_of_cuts(sum(map(filler.was_cut, texts)), len(texts))
+        return 0
+    _warn_of_cuts(sum(map(filler.was_cut, args.texts)), len(args.texts))
+    for text in args.texts:
+        print(text)
+        for number, found in enumerate(filler.fill(text, topk=args.topk), start=1):
+            print(f"  mask {number}" + ("" if found else ": no phrase was found; try a larger --k, or --any-pieces"))
+            for candidate in found:
+                print(f"    {candidate.score:.4f}  {candidate.phrase}")
+                for context in candidate.contexts:
+                    print(f"            {context}")
+    return 0
+
+
+def _warn_of_cuts(number: int, of: int) -> None:
+    """Say on standard error how many texts the model does not see as a whole."""
+    if number:
+        print(
+            f"mlsm: warning: {number} of {of} texts are longer than the model's positions and are cut around the mask",
+            file=sys.stderr,
+        )
+
+
+def _open(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The loaded model, on its device, and the datastore, or None if the command line names none.
+
+    Raises:
+        ValueError: the datastore was built with another checkpoint.
+    """
+    from mlsm_plugin.hidden_states.devices import default_device
+    from mlsm_plugin.hub import checkpoint_of, from_pretrained
+    from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+
+    checkpoint = checkpoint_of(args.checkpoint)
+    store = None
+    if args.datastore is not None:
+        store = PhraseDatastore(args.datastore)
+        store.check_belongs_to(checkpoint)
+    interface = from_pretrained(checkpoint)
+    interface.to(default_device(args.device))
+    return interface, store
+
+
+def _add_classify_options(parser: argparse.ArgumentParser) -> None:
+    _add_retrieval_options(parser)
+    parser.add_argument(
+        "--template", required=True, metavar="TEXT", help="sentence with {} for the text and one <mask>"
+    )
+    parser.add_argument(
+        "--verbalizer",
+        required=True,
+        metavar="FILE",
+        help="words of the labels, a line for each label: label TAB word, word, ...",
+    )
+    parser.add_argument(
+        "--input", required=True, metavar="TSV", help="texts to classify; lines are: label TAB text, or text alone"
+    )
+    parser.add_argument("--header", action="store_true", help="skip the first line of --input, which names its columns")
+    add_settings(parser, KnownText)
+    parser.add_argument("--output", metavar="TSV", help="file to write: predicted label, its probability, text")
+    parser.add_argument(
+        "--parametric", action="store_true", help="use the softmax of the masked-LM head instead of retrieval"
+    )
+    parser.add_argument(
+        "--max-occurrences",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="largest number of occurrences of a word to compare with",
+    )
+
+
+def _classify(args: argparse.Namespace, extra: list[str]) -> int:
+    """Predict, and print the accuracy if the input has labels."""
+    from collections import Counter
+
+    import numpy as np
+
+    from mlsm_plugin.files.atomic_files import atomic_open, check_output_file
+    from mlsm_plugin.files.progress import Progress
+    from mlsm_plugin.hidden_states.masked_lms import why_untrained
+    from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+    from mlsm_plugin.retrieval.zero_shot import (
+        ParametricClassifier,
+        RetrievalClassifier,
+        check_tokens,
+        read_texts,
+        read_verbalizer,
+    )
+    from mlsm_plugin.tokenization.masked_text import MASK
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
+
+    check_positive(args, "max_occurrences")
+    check_max_unk_rate(args.max_unk_rate)
+    if args.output:
+        check_output_file(args.output)
+    if args.template.count("{}") != 1 or args.template.count(MASK) != 1:
+        raise ValueError(f"--template needs {{}} and {MASK}, once each; got {args.template!r}")
+    if args.datastore is None and not args.parametric:
+        raise ValueError("--datastore is required unless --parametric is given")
+    verbalizer = read_verbalizer(args.verbalizer)
+    items = read_texts(args.input, list(verbalizer), header=args.header)
+    interface, store = _open(args)
+    check_tokens(interface, items)
+    check_known(
+        (item.text for item in items), interface.bpe, interface.task.source_dictionary,
+        args.max_unk_rate, where=args.input, remedy=ANOTHER_TOKENIZER,
+    )  # fmt: skip
+    interface.max_unk_rate = 1
+    classifier: ParametricClassifier | RetrievalClassifier
+    if args.parametric:
+        why = why_untrained(interface.cfg)
+        if why is not None:
+            raise ValueError(f"{why}: --parametric needs a masked LM; pass --datastore instead")
+        classifier = ParametricClassifier(interface, verbalizer)
+    else:
+        classifier = RetrievalClassifier(
+            PhraseFiller(interface, store), verbalizer, max_occurrences=args.max_occurrences
+        )
+    texts = [args.template.replace("{}", item.text.replace(MASK, " ")) for item in items]
+    _warn_of_cuts(sum(map(classifier.was_cut, texts)), len(texts))
+    shares = np.stack([classifier.probabilities(text) for text in Progress(texts, unit="text")])
+    predicted = [classifier.labels[index] for index in shares.argmax(axis=1)]
+    counts = Counter(predicted)
+    print("predicted: " + ", ".join(f"{label} {counts[label]}" for label in classifier.labels))
+    if items[0].label is not None:
+        correct = sum(label == item.label for label, item in zip(predicted, items, strict=True))
+        majority = max(Counter(item.label for item in items).values())
+        print(
+            f"accuracy {correct / len(items):.4f} ({correct} of {len(items)}; always the most frequent label: "
+            f"{majority / len(items):.4f})"
+        )
+    if args.output:
+        with atomic_open(args.output, "w") as file:
+            for label, share, item in zip(predicted, shares.max(axis=1), items, strict=True):
+                file.write(f"{label}\t{share:.4f}\t{item.text}\n")
+    return 0

@@ -1,0 +1,98 @@
+"""The command line of settings: flags from the fields of a dataclass, and the dataclass from what was given."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlsm_plugin.files.settings import flag_of, options_of, plain_type
+
+Parser = Any  # a parser, or a group of one
+
+
+@dataclasses.dataclass(frozen=True)
+class Depends:
+    """A default that is known later; the option is left out of what was given if the command line does not say it."""
+
+    on: str
+
+
+def add_settings(
+    parser: Parser,
+    cls: type,
+    *,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Add the flags of a dataclass.
+
+    Args:
+        parser: what they are added to.
+        cls: the dataclass; fields without a help are no flags.
+        only: names of the fields to add; empty: all.
+        without: names of fields that are not added.
+        defaults: other defaults of this command, by names of fields.
+    """
+    declared = typing.get_type_hints(cls)
+    for name, field in options_of(cls).items():
+        if (not only or name in only) and name not in without:
+            default = (defaults or {}).get(name, _default_of(field))
+            _add_flag(parser, name, field, declared[name], default)
+
+
+def settings_of(cls: Any, args: argparse.Namespace, **more: Any) -> Any:
+    """The dataclass with the values of the command line.
+
+    Args:
+        cls: the dataclass.
+        args: what was given; a field that it lacks keeps its default.
+        more: values of fields that are no flags, or that override those of the command line.
+
+    Raises:
+        ValueError: as of the dataclass, with the names of flags.
+    """
+    given = {name: getattr(args, name) for name in options_of(cls) if hasattr(args, name)}
+    try:
+        return cls(**{**given, **more})
+    except ValueError as error:
+        raise ValueError(with_flags(str(error), cls)) from None
+
+
+def with_flags(message: str, cls: type) -> str:
+    """A message that begins with the name of a field, with its flag in that place."""
+    name, _, rest = message.partition(" ")
+    field = options_of(cls).get(name)
+    return message if field is None else f"{flag_of(field)} {rest}"
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _add_flag(parser: Parser, name: str, field: dataclasses.Field[Any], declared: Any, default: Any) -> None:
+    one, several = plain_type(declared)
+    text = str(field.metadata["help"])
+    if isinstance(default, Depends):
+        text, default = f"{text} (default: {default.on})", argparse.SUPPRESS
+    keywords: dict[str, Any] = {"dest": name, "help": text}
+    if default is dataclasses.MISSING:
+        keywords["required"] = True
+    else:
+        keywords["default"] = default
+    if one is bool:
+        parser.add_argument(flag_of(field), action="store_true", **keywords)
+        return
+    if several:
+        keywords["nargs"] = "+"
+    if field.metadata["choices"]:
+        keywords["choices"] = field.metadata["choices"]
+    else:
+        usual = "N" if one is int else "X" if one is float else name.strip("_").upper()
+        keywords["metavar"] = field.metadata["metavar"] or usual
+    parser.add_argument(flag_of(field), type=one, **keywords)

@@ -1,0 +1,95 @@
+"""Settings that are declared once: the fields of a dataclass, from which the command line is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, Field
+from typing import Any
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    help: str,
+    flag: str | None = None,
+    metavar: str | None = None,
+    choices: Sequence[str] = (),
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """A field of a dataclass of settings.
+
+    Args:
+        default: a list is copied for each object; missing: the value is required.
+        help: what it says, for the command line and for readers of the class.
+        flag: on the command line; None: ``--`` and the name of the field.
+        metavar: what stands for its value in the help.
+        choices: the values that are allowed.
+        above, least, most: bounds of a number, which is finite; None is always allowed as a value.
+    """
+    bounds = {"above": above, "least": least, "most": most}
+    metadata = {"help": help, "flag": flag, "metavar": metavar, "choices": tuple(choices), **bounds}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(cls: type) -> dict[str, Field[Any]]:
+    """The fields that are options, by their names."""
+    return {field.name: field for field in dataclasses.fields(cls) if "help" in field.metadata}
+
+
+def flag_of(field: Field[Any]) -> str:
+    """The flag of an option on the command line."""
+    return field.metadata["flag"] or "--" + field.name.strip("_").replace("_", "-")
+
+
+def check(settings: Any) -> None:
+    """Raise ValueError if an option of a dataclass is not one of its choices, or out of its bounds."""
+    for name, field in options_of(type(settings)).items():
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        choices = field.metadata["choices"]
+        if choices and value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and not _is_within(field, number):
+                raise ValueError(f"{name} must be {_bounds(field, number)}, got {number:g}")
+
+
+def plain_type(declared: Any) -> tuple[type, bool]:
+    """The type of one value, and whether there are several: ``(int, True)`` for ``list[int] | None``."""
+    if isinstance(declared, types.UnionType) or typing.get_origin(declared) is typing.Union:
+        declared = next(part for part in typing.get_args(declared) if part is not types.NoneType)
+    if typing.get_origin(declared) in (list, tuple):
+        return typing.get_args(declared)[0], True
+    return (declared if declared in (int, float, bool) else str), False
+
+
+def _is_within(field: Field[Any], value: float) -> bool:
+    above, least, most = (field.metadata[name] for name in ("above", "least", "most"))
+    if above is None and least is None and most is None:
+        return True
+    return (
+        math.isfinite(value)
+        and (above is None or value > above)
+        and (least is None or value >= least)
+        and (most is None or value <= most)
+    )
+
+
+def _bounds(field: Field[Any], value: float) -> str:
+    above, least, most = (field.metadata[name] for name in ("above", "least", "most"))
+    if not math.isfinite(value):
+        return "a finite number"
+    if most is not None:
+        return f"above {above:g} and at most {most:g}" if above is not None else f"from {least:g} to {most:g}"
+    return (
+        "positive" if above == 0 or least == 1 else f"above {above:g}" if above is not None else f"at least {least:g}"
+    )
