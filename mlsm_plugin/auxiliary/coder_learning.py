@@ -16,7 +16,6 @@ from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
-from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.samples import sample_hidden_states
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
@@ -34,7 +33,7 @@ HEALTH_TOKENS = 20_000
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
-LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "spams", "published": None}
+LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "published": None}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3}
 # what the meta.json of a dictionary calls each backend
 METHODS = {"spams": "spams.trainDL", "torch": "online"}
@@ -59,7 +58,7 @@ class LearningSettings:
         tokens: number of hidden states to learn from.
         batch_size: hidden states in a mini-batch (400, of an autoencoder 256).
         lambda_, iterations, backend, published: of a dictionary: weight of the L1 penalty (0.05), number of
-            mini-batches (1000), ``spams`` (default) or ``torch``, and a published dictionary (npy) to import instead.
+            mini-batches (1000), ``torch`` (default) or ``spams``, and a published dictionary (npy) to import instead.
         k, matryoshka, learning_rate: of an autoencoder: active latents of a token (32), sizes of prefixes that also
             have to reconstruct alone (none), and largest learning rate (0.003).
         frequency_pruning, pruning_threshold: see :func:`~mlsm_plugin.sparse_coding.frequency_pruning.keep_mask`.
@@ -132,17 +131,6 @@ def choose_defaults(args: Any) -> None:
     for name, default in {**own, "batch_size": BATCH_SIZES[args.coder]}.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
-
-
-def usual_backend(device: str | None, recorded: str | None) -> str:
-    """The backend where no option says it: ``torch`` on a GPU, which ``spams`` cannot use.
-
-    Args:
-        device: as for :func:`~mlsm_plugin.hidden_states.devices.default_device`.
-        recorded: the ``method`` of a dictionary that is there: it decides, so that the same command finds it complete.
-    """
-    names = [name for name, method in METHODS.items() if method == recorded]
-    return names[0] if names else "spams" if default_device(device).type == "cpu" else "torch"
 
 
 def sae_settings(args: Any) -> SaeSettings:

@@ -16,7 +16,6 @@ from mlsm_plugin.auxiliary.coder_learning import (
     learn_into,
     learning_plan,
     sae_settings,
-    usual_backend,
 )
 from mlsm_plugin.cli.coding_options import (
     AUXILIARY_HELP,
@@ -74,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lasso.add_argument("--iterations", type=int, metavar="N", help="number of mini-batches (default: 1000)")
     lasso.add_argument(
         "--backend",
-        choices=["spams", "torch"],
-        help="spams: spams.trainDL, on the CPU; torch: online learning with the active-set solver, on --device "
-        "(default: torch on a GPU, else spams)",
+        choices=["torch", "spams"],
+        help="torch: online learning with the active-set solver, on --device; spams: spams.trainDL, on the CPU "
+        "(default: torch)",
     )
     lasso.add_argument(
         "--import",
@@ -134,8 +133,6 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.hidden_states.block_reader import BlockReader
     from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 
-    if args.coder == LASSO and not (args.backend or args.published):
-        args.backend = usual_backend(args.device, None if args.overwrite else recorded_in(args.output, "method"))
     settings = LearningSettings(**{field.name: getattr(args, field.name) for field in fields(LearningSettings)})
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)

@@ -23,7 +23,7 @@ from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
-from mlsm_plugin.sparse_coding.solvers import spams_apart
+from mlsm_plugin.sparse_coding.spams_backend import BATCHES_PER_CALL, learn_with_spams
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
 
 ATOMS_FILE = "dictionary.npy"
@@ -42,11 +42,7 @@ META_CHECK = fields(
 KIND = "lasso"  # kind of the coder in ``meta.json``; files of version 0.1 do not have it
 # float32 atoms have unit norm up to about 1e-7, and those stored in half precision up to 1e-3
 UNIT_NORM_TOLERANCE = 1e-3
-BACKENDS = ("spams", "torch")
-# spams shows no progress during a call, so it is called for a few mini-batches at a time. With 10 per call, the
-# held-out objective on hidden states of a pre-trained model (512 atoms, 384 wide) is 1.0003 times that of a single call
-# after 100 mini-batches, and 0.998 times after 300; with 1 per call it is worse (1.07 times).
-BATCHES_PER_CALL = 10
+BACKENDS = ("torch", "spams")
 
 
 @dataclass(eq=False)
@@ -153,7 +149,7 @@ def learn_dictionary(
     batch_size: int,
     threads: int | None = None,
     seed: int = 0,
-    backend: str = "spams",
+    backend: str = "torch",
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Learn the atoms that code ``hidden`` best.
@@ -172,8 +168,8 @@ def learn_dictionary(
         batch_size: number of rows of a mini-batch.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
-        backend: ``"spams"`` (``spams.trainDL``) or ``"torch"``
-            (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`).
+        backend: ``"torch"`` (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`) or ``"spams"``
+            (``spams.trainDL``).
         device: torch device; ``"spams"`` ignores it.
 
     Returns:
@@ -194,58 +190,14 @@ def learn_dictionary(
     hidden = _as_finite_float32(hidden)
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
-    settings: dict[str, Any] = {
-        "lambda_": lambda_, "iterations": iterations, "batch_size": batch_size, "rng": rng, "threads": threads
-    }  # fmt: skip
+    settings: dict[str, Any] = {"lambda_": lambda_, "iterations": iterations, "threads": threads}
     if backend == "torch":
-        learned = learn_online(hidden, initial, **settings, device=device)
+        learned = learn_online(hidden, initial, **settings, batch_size=batch_size, rng=rng, device=device)
     else:
-        learned = _learn_with_spams(hidden, initial, **settings)
+        parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
+        learned = learn_with_spams(parts, initial, **settings, batch_size=min(batch_size, len(hidden)))
     vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
-
-
-def _learn_with_spams(
-    hidden: np.ndarray,
-    initial: np.ndarray,
-    *,
-    lambda_: float,
-    iterations: int,
-    batch_size: int,
-    rng: np.random.Generator,
-    threads: int | None,
-) -> np.ndarray:
-    """Learn with ``spams.trainDL``, whose arrays hold columns in Fortran order.
-
-    Each call learns from a few mini-batches, with the state of the call before, so that progress can be shown.
-
-    Returns:
-        (n_atoms, dim), norms at most 1.
-    """
-    learned = initial.T.copy(order="F")
-    state: dict[str, Any] = {}
-    parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
-    done = 0  # a bar does not count where TQDM_DISABLE is set
-    with Progress(total=iterations, desc="learning the dictionary", unit="batch") as progress, spams_apart() as spams:
-        while done < iterations:
-            count = min(BATCHES_PER_CALL, iterations - done)
-            learned, model = spams.trainDL(
-                next(parts).T,  # (dim, rows) in Fortran order, without a copy
-                D=np.asfortranarray(learned),
-                lambda1=lambda_,
-                iter=count,
-                batchsize=min(batch_size, len(hidden)),
-                mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
-                posAlpha=True,
-                numThreads=-1 if threads is None else threads,
-                verbose=False,
-                return_model=True,
-                **state,
-            )
-            state = {"model": model}
-            done += count
-            progress.update(count)
-    return learned.T
 
 
 def import_published(path: str | os.PathLike[str], dim: int | None = None) -> Dictionary:

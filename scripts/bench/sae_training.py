@@ -2,7 +2,7 @@
 
     python scripts/bench/sae_training.py --hidden HIDDEN.npy
 
-All learn from the same unit rows. The lasso is ``spams.trainDL`` with the default settings of ``mlsm dictionary``,
+All learn from the same unit rows. The lasso is ``spams.trainDL`` with the mini-batches of ``mlsm dictionary``,
 coded by this project's exact solver. TopK and BatchTopK pass over the rows ``--passes`` times. On rows that none has
 read: the explained variance is ``1 - sum ||x - x_hat||^2 / sum ||x - mean||^2``; an atom is dead if no code uses it,
 shown for the rows that were learned from and for the held-out ones. The coders run in turn, ``--rounds`` times; the
@@ -123,6 +123,7 @@ def lasso(train: np.ndarray, args: argparse.Namespace) -> tuple[LassoCoder, floa
         batch_size=args.lasso_batch,
         threads=args.threads,
         seed=args.seed,
+        backend="spams",
     )
     seconds = (time.perf_counter() - start) * args.iterations / iterations
     if args.dictionary:

@@ -276,7 +276,7 @@ def test_each_command_ends_with_the_next_one_and_all_see_the_same_blocks(
     assert meta_of(tmp_path / "made")["blocks"] == blocks
     command = after(capsys.readouterr().out, "Code the dataset with")
     assert command[:2] == ["mlsm", "encode"]
-    mlsm(*command[1:], "--max-nonzeros", 3, "--allow-inexact")
+    mlsm(*command[1:])
     assert {split: meta_of(data / f"{split}.codes")["blocks"] for split in ("train", "valid")} == {
         "train": blocks,
         "valid": blocks,

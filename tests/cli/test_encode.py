@@ -322,7 +322,7 @@ def test_blocks_longer_than_the_models_positions_are_refused(
     ("option", "value"),
     [
         *((option, value) for option in ("--lambda", "--tolerance", "--shard-tokens") for value in (0, -1)),
-        *((option, 0) for option in ("--max-nonzeros", "--threads", "--batch-tokens")),
+        *((option, 0) for option in ("--threads", "--batch-tokens")),
         *(("--tokens-per-sample", value) for value in (-5, 0, 1)),
     ],
 )

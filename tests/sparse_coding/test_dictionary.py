@@ -53,9 +53,10 @@ def test_learned_atoms_are_unit_rows_that_reconstruct(hidden):
     assert error < 0.5 * dictionary_health(hidden, untrained, lambda_=0.05, threads=1).reconstruction_error
 
 
+@pytest.mark.parametrize("backend", ["torch", "spams"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_seed_gives_the_same_bytes(hidden, threads):
-    settings = {**LEARNING, "threads": threads}
+def test_one_seed_gives_the_same_bytes(hidden, threads, backend):
+    settings = {**LEARNING, "threads": threads, "backend": backend}
     first = learn_dictionary(hidden, **settings).tobytes()
     np.random.seed(9)  # spams must not listen to the global generators
     torch.manual_seed(9)
@@ -65,11 +66,13 @@ def test_one_seed_gives_the_same_bytes(hidden, threads):
 
 
 def test_learning_does_not_need_its_progress_bar(hidden, monkeypatch):
-    expected = learn_dictionary(hidden, **LEARNING).tobytes()
-    module = "mlsm_plugin.sparse_coding.dictionary"
-    monkeypatch.setattr(f"{module}.Progress", partial(Progress, disable=True))  # as with TQDM_DISABLE
-    monkeypatch.setattr(f"{module}.mini_batches", lambda *given: islice(mini_batches(*given), 3))
-    assert learn_dictionary(hidden, **LEARNING).tobytes() == expected
+    expected = learn_dictionary(hidden, **LEARNING, backend="spams").tobytes()
+    hidden_bar = partial(Progress, disable=True)  # as with TQDM_DISABLE
+    monkeypatch.setattr("mlsm_plugin.sparse_coding.spams_backend.Progress", hidden_bar)
+    monkeypatch.setattr(
+        "mlsm_plugin.sparse_coding.dictionary.mini_batches", lambda *given: islice(mini_batches(*given), 3)
+    )
+    assert learn_dictionary(hidden, **LEARNING, backend="spams").tobytes() == expected
 
 
 def test_input_is_left_alone(hidden):
