@@ -107,10 +107,6 @@ class LassoCoder(SparseCoder):
         norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
         return np.asarray(codes @ self.dictionary.atoms) * norms
 
-    def directions(self) -> np.ndarray:
-        """The atoms."""
-        return self.dictionary.atoms
-
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write ``dictionary.npy`` and ``meta.json``."""
         self.dictionary.save(directory)
