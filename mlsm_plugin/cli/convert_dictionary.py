@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sae.safetensors), dictionary_learning (config.json, ae.pt), or an .npy file. See docs/dictionaries.md."
     )
     parser.add_argument(
-        "path", metavar="PATH", help="folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms"
+        "path",
+        metavar="PATH",
+        help="folder of SAELens, sparsify or dictionary_learning, or an .npy file (n_atoms, dim), whose rows are atoms",
     )
     parser.add_argument("output", type=output_folder, metavar="DIR", help="folder to write")
     parser.add_argument(
@@ -49,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lambda", dest="lambda_", type=float, metavar="X", help="weight of the L1 penalty (of an .npy file)"
     )
     parser.add_argument("--normalize", action="store_true", help="scale the rows of an .npy file to unit norm")
-    parser.add_argument("--transpose", action="store_true", help="the .npy file is (dim, n_atoms)")
+    parser.add_argument(
+        "--transpose", action="store_true", help="the .npy file is (dim, n_atoms): its columns are atoms"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what is already there")
 
 

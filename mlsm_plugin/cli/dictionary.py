@@ -1,4 +1,4 @@
-"""``mlsm dictionary``: learn the latent properties as a dictionary or an SAE, or import a published dictionary."""
+"""``mlsm dictionary``: learn the latent properties as a dictionary or an SAE."""
 
 from __future__ import annotations
 
@@ -77,12 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch: online learning with the active-set solver, on --device; spams: spams.trainDL, on the CPU "
         "(default: torch)",
     )
-    lasso.add_argument(
-        "--import",
-        dest="published",
-        metavar="NPY",
-        help="import a published dictionary of shape (dim, n_atoms) instead of learning one",
-    )
     sae = parser.add_argument_group("options of --coder topk and batchtopk")
     add_sae_options(sae)
     sae.add_argument("--learning-rate", type=float, metavar="F", help="largest learning rate of Adam (default: 0.003)")
@@ -126,7 +120,7 @@ def add_sae_options(group: Any) -> None:
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Learn or import the dictionary or SAE, measure its health, and write it."""
+    """Learn the dictionary or SAE, measure its health, and write it."""
     from mlsm_plugin.auxiliary.coder_fit import check_positions
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.files.planned_folder import recorded_in
@@ -140,7 +134,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     plan = learning_plan(
         settings,
         auxiliary=source_of(args.auxiliary).recorded_fingerprint(args.auxiliary, recorded),
-        split=lambda: split_fingerprint(Path(args.data_bin) / "train"),
+        split=split_fingerprint(Path(args.data_bin) / "train"),
         blocks=blocks,
     )
 

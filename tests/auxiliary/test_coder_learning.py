@@ -52,21 +52,6 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
         LearningSettings(layer=1, **options)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *({"atoms": 9}, {"tokens": 9}, {"iterations": 1000}, {"batch_size": 400}, {"backend": "spams"}),
-        *({"frequency_pruning": "drop"}, {"pruning_threshold": 1e-3}),
-    ],
-)
-def test_options_of_learning_do_not_go_with_an_import(option: dict[str, Any]) -> None:
-    assert LearningSettings(layer=1, published="atoms.npy", lambda_=0.1, seed=2).iterations == 1000
-    (name,) = option
-    message = f"--{name.replace('_', '-')} does not go with --import, which learns nothing; leave it out"
-    with pytest.raises(ValueError, match=message):
-        LearningSettings(layer=1, published="atoms.npy", **option)
-
-
 def test_plan_holds_what_decides_the_coder() -> None:
     common = {"auxiliary": "a", "split": "b"}
     blocks = BlockSettings(9, "eos")

@@ -110,7 +110,7 @@ def test_stopped_training_is_resumed_to_the_same_bytes(
     ("options", "problem"),
     [
         (("--coder", "topk", "--lambda", 0.1), "--lambda does not go with --coder topk"),
-        (("--coder", "batchtopk", "--import", "x.npy"), "--import does not go with --coder batchtopk"),
+        (("--coder", "batchtopk", "--lambda", 0.1), "--lambda does not go with --coder batchtopk"),
         (("--coder", "topk", "--iterations", 3), "--iterations does not go with"),
         (("--coder", "topk", "--backend", "torch"), "--backend does not go with"),
         (("--k", 3), "--k does not go with --coder lasso; leave it out, or pass --coder topk or batchtopk"),
