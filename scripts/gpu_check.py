@@ -115,15 +115,13 @@ STEPS = [
              f"{{{task}}} {{{precision}}} --save-dir {task}-{precision}", SPEED, TOKENS, precision == "fp16")
         for task in ("mlm", "taco", "npm", "denoising") for precision in ("bf16", "fp16")
     ),
-    Step("dictionary", "mlm-bf16", "{learn} {lasso} --backend torch --output dictionary",
+    Step("dictionary", "mlm-bf16", "{learn} {lasso} --output dictionary",
          r"learned in ([\d.]+) s", "s"),
     Step("dictionary-spams", "mlm-bf16", "{learn} {lasso} --backend spams --output dictionary-spams",
          r"learned in ([\d.]+) s", "s"),
     Step("sae", "mlm-bf16", "{learn} --coder topk --k 8 --output sae", r"learned in ([\d.]+) s", "s"),
     Step("encode-active_set", "dictionary", "mlsm encode {teacher} --dictionary dictionary", CODED, TOKENS),
     Step("encode-spams", "dictionary", "mlsm encode {teacher} --dictionary dictionary --solver spams --output spams "
-         "--coverage {slow}", CODED, TOKENS),
-    Step("encode-fista", "dictionary", "mlsm encode {teacher} --dictionary dictionary --solver fista --output fista "
          "--coverage {slow}", CODED, TOKENS),
     Step("encode-sae", "sae", "mlsm encode {teacher} --dictionary sae --output codes --fp16", CODED, TOKENS),
     Step("encode-two", "sae", "mlsm encode {teacher} --dictionary sae --output two --shard-tokens 4096 --num-shards 2 "

@@ -57,7 +57,7 @@ def encode_blocks(
     directory: Path,
     *,
     meta: dict[str, Any],
-    open_model: Callable[[], tuple[TokenVectors, TokenVectors | None]],
+    open_model: Callable[[], TokenVectors],
     coder: SparseCoder,
     settings: CodingSettings,
     share: WorkShare = ALL_OF_IT,
@@ -71,8 +71,7 @@ def encode_blocks(
         reader: the text.
         directory: folder of the store.
         meta: what the store says of its codes, see :func:`store_meta`.
-        open_model: opens the model, and what gives the gradients of a selection by attribution (else None); called
-            only if there is something to code.
+        open_model: opens the model; called only if there is something to code.
         coder, settings, share: what is done with the hidden states, and by whom.
 
     Raises:
@@ -91,9 +90,8 @@ def encode_blocks(
                 "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
                 *(name, share.count, writer.num_shards),
             )
-        encoder, gradients = open_model()
         in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
-        split_coder = SplitCoder(name, reader, encoder, coder, settings, gradients)
+        split_coder = SplitCoder(name, reader, open_model(), coder, settings)
         _write_shards(split_coder, writer, own, figures, in_other_hands)
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
@@ -135,7 +133,7 @@ def store_meta(
         "coverage": settings.coverage,
         "coverage_seed": settings.coverage_seed if settings.coverage < 1 else 0,
         "fp16": settings.fp16,
-        **settings.selection.settings(),
+        **({"latent_top": settings.latent_top, "latent_select": "weight"} if settings.latent_top else {}),
         **({"blocks": asdict(blocks)} if blocks else {}),
         "dictionary_health": coder.meta.get("health"),
         "fingerprints": {"split": split, "dictionary": coder.fingerprint, "auxiliary": auxiliary},

@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
-from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
-from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.samples import sample_hidden_states
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.dictionary import Dictionary, coder_health, import_published, learn_dictionary
+from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.sparse_coding.quality import coder_health
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sae_training import SaeSettings
 from mlsm_plugin.sparse_coding.thread_counts import torch_threads
@@ -34,14 +33,12 @@ HEALTH_TOKENS = 20_000
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
-LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "spams", "published": None}
+LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch"}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3}
 # what the meta.json of a dictionary calls each backend
 METHODS = {"spams": "spams.trainDL", "torch": "online"}
 BATCH_SIZES = {LASSO: 400, "topk": 256, "batchtopk": 256}
-OPTION_NAMES = {"lambda_": "--lambda", "published": "--import", "learning_rate": "--learning-rate"}
-# options that decide what is learned, and so do nothing for a published dictionary
-OF_LEARNING = "atoms", "tokens", "iterations", "batch_size", "backend", "frequency_pruning", "pruning_threshold"
+OPTION_NAMES = {"lambda_": "--lambda", "learning_rate": "--learning-rate"}
 POSITIVE = (
     *("atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "pruning_threshold", "batch_tokens", "k"),
     "learning_rate",
@@ -58,8 +55,8 @@ class LearningSettings:
         atoms: number of latent properties.
         tokens: number of hidden states to learn from.
         batch_size: hidden states in a mini-batch (400, of an autoencoder 256).
-        lambda_, iterations, backend, published: of a dictionary: weight of the L1 penalty (0.05), number of
-            mini-batches (1000), ``spams`` (default) or ``torch``, and a published dictionary (npy) to import instead.
+        lambda_, iterations, backend: of a dictionary: weight of the L1 penalty (0.05), number of mini-batches (1000),
+            and ``torch`` (default) or ``spams``.
         k, matryoshka, learning_rate: of an autoencoder: active latents of a token (32), sizes of prefixes that also
             have to reconstruct alone (none), and largest learning rate (0.003).
         frequency_pruning, pruning_threshold: see :func:`~mlsm_plugin.sparse_coding.frequency_pruning.keep_mask`.
@@ -69,8 +66,7 @@ class LearningSettings:
         batch_tokens: tokens in one forward pass.
 
     Raises:
-        ValueError: a value is out of range, or an option belongs to the other kind of coder, or to learning where a
-            dictionary is imported.
+        ValueError: a value is out of range, or an option belongs to the other kind of coder.
     """
 
     layer: int
@@ -81,7 +77,6 @@ class LearningSettings:
     lambda_: float | None = None
     iterations: int | None = None
     backend: str | None = None
-    published: str | os.PathLike[str] | None = None
     k: int | None = None
     matryoshka: list[int] | None = None
     learning_rate: float | None = None
@@ -99,19 +94,11 @@ class LearningSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"--{name.strip('_').replace('_', '-')} must be positive, got {value}")
-        if self.published and self.coder == LASSO:
-            self._check_import()
         choose_defaults(self)
         if self.coder != LASSO:
             sae_settings(self)  # raises if a value is out of range
         if self.seed < 0:
             raise ValueError(f"--seed must not be negative, got {self.seed}")
-
-    def _check_import(self) -> None:
-        for field in fields(self):
-            if field.name in OF_LEARNING and getattr(self, field.name) != field.default:
-                option = f"--{field.name.replace('_', '-')}"
-                raise ValueError(f"{option} does not go with --import, which learns nothing; leave it out")
 
 
 def choose_defaults(args: Any) -> None:
@@ -134,17 +121,6 @@ def choose_defaults(args: Any) -> None:
             setattr(args, name, default)
 
 
-def usual_backend(device: str | None, recorded: str | None) -> str:
-    """The backend where no option says it: ``torch`` on a GPU, which ``spams`` cannot use.
-
-    Args:
-        device: as for :func:`~mlsm_plugin.hidden_states.devices.default_device`.
-        recorded: the ``method`` of a dictionary that is there: it decides, so that the same command finds it complete.
-    """
-    names = [name for name, method in METHODS.items() if method == recorded]
-    return names[0] if names else "spams" if default_device(device).type == "cpu" else "torch"
-
-
 def sae_settings(args: Any) -> SaeSettings:
     """What the options of an SAE ask for.
 
@@ -163,14 +139,14 @@ def sae_settings(args: Any) -> SaeSettings:
 
 
 def learning_plan(
-    settings: LearningSettings, *, auxiliary: str, split: str | Callable[[], str], blocks: BlockSettings | None
+    settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
 ) -> dict[str, Any]:
     """What decides the coder, as ``meta.json`` will have it.
 
     Args:
         settings: what is learned.
         auxiliary: fingerprint of the model.
-        split: fingerprint of the text, or a function that computes it; not used by an import.
+        split: fingerprint of the text.
         blocks: how the text was cut; None if it consists of blocks.
     """
     plan: dict[str, Any] = {
@@ -180,8 +156,6 @@ def learning_plan(
         **({"blocks": asdict(blocks)} if blocks else {}),
         "fp16": settings.fp16,
     }
-    if settings.coder == LASSO and settings.published:
-        return {**plan, "imported_fingerprint": sha256_of_files(settings.published)}
     names = ["batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens"]
     if settings.coder == LASSO:
         names = ["iterations", *names]
@@ -193,7 +167,7 @@ def learning_plan(
     plan |= {"n_atoms": settings.atoms, "method": method}
     plan |= {name: getattr(settings, name) for name in names}
     plan |= {"threads": settings.threads} if settings.threads else {}
-    return {**plan, "split_fingerprint": split if isinstance(split, str) else split()}
+    return {**plan, "split_fingerprint": split}
 
 
 def learn_into(
@@ -205,7 +179,7 @@ def learn_into(
     *,
     overwrite: bool = False,
 ) -> bool:
-    """Learn or import a coder and save it, unless it is already there.
+    """Learn a coder and save it, unless it is already there.
 
     Args:
         output: the folder.
@@ -219,8 +193,8 @@ def learn_into(
         whether something was learned; False: this very coder is there.
 
     Raises:
-        ValueError: another coder or its stopped training is there, another process writes to the folder, the imported
-            dictionary does not fit the model, frequency pruning removed all tokens, or no hidden state uses any atom.
+        ValueError: another coder or its stopped training is there, another process writes to the folder, frequency
+            pruning removed all tokens, or no hidden state uses any atom.
     """
     with only_writer(output):
         if not overwrite and _is_complete(output, plan):
@@ -230,12 +204,15 @@ def learn_into(
         learn, encoder = _lasso if settings.coder == LASSO else _sae, open_encoder()
         coder, judged = learn(settings, plan, reader, encoder, output, overwrite)
         health = coder_health(judged, coder, threads=settings.threads, device=encoder.device)
-        if health.unused_atoms == coder.num_atoms:
+        if health["unused_atoms"] == coder.num_atoms:
             raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
-        coder.meta["health"] = health.as_dict()
+        coder.meta["health"] = health
         coder.save(output)
         (output / CHECKPOINT_FILE).unlink(missing_ok=True)
-        print(health)
+        print(
+            "{unused_atoms} of {n_atoms} atoms never used by {n_tokens} tokens; {mean_nonzeros:.1f} non-zeros per "
+            "token; relative reconstruction error {reconstruction_error:.4f}".format(**health)
+        )
     return True
 
 
@@ -257,44 +234,35 @@ def _lasso(
     output: Path,
     overwrite: bool,
 ) -> tuple[LassoCoder, np.ndarray]:
-    """The learned or imported dictionary, and hidden states to judge it on."""
+    """The learned dictionary, and hidden states to judge it on."""
     given = settings.lambda_, settings.iterations, settings.batch_size, settings.backend
     lambda_, iterations, batch_size, backend = cast(tuple[float, int, int, str], given)  # choose_defaults has set them
-    published = import_published(settings.published, encoder.dim) if settings.published else None
     sample = sample_hidden_states(
         reader,
         encoder,
-        num_tokens=HEALTH_TOKENS if published else settings.tokens,
+        num_tokens=settings.tokens,
         max_batch_tokens=settings.batch_tokens,
-        frequency_pruning="none" if published else settings.frequency_pruning,
+        frequency_pruning=settings.frequency_pruning,
         pruning_threshold=settings.pruning_threshold,
         seed=settings.seed,
     )
-    if published is not None:
-        atoms = published.atoms
-        meta = {**plan, **published.meta}
-    else:
-        print(f"learning {settings.atoms} atoms from {len(sample)} hidden states", flush=True)
-        start = time.perf_counter()
-        atoms = learn_dictionary(
-            sample,
-            num_atoms=settings.atoms,
-            lambda_=lambda_,
-            iterations=iterations,
-            batch_size=batch_size,
-            threads=settings.threads,
-            seed=settings.seed,
-            backend=backend,
-            device=encoder.device,
-        )
-        print(f"learned in {time.perf_counter() - start:.1f} s")
-        # the order of the sums depends on the threads
-        meta = {
-            **plan,
-            "tokens": len(sample),
-            "threads": settings.threads or os.cpu_count(),
-            "mlsm_plugin": __version__,
-        }
+    print(f"learning {settings.atoms} atoms from {len(sample)} hidden states", flush=True)
+    start = time.perf_counter()
+    atoms = learn_dictionary(
+        sample,
+        num_atoms=settings.atoms,
+        lambda_=lambda_,
+        iterations=iterations,
+        batch_size=batch_size,
+        threads=settings.threads,
+        seed=settings.seed,
+        backend=backend,
+        device=encoder.device,
+    )
+    print(f"learned in {time.perf_counter() - start:.1f} s")
+    # the order of the sums depends on the threads
+    threads = settings.threads or os.cpu_count()
+    meta = {**plan, "tokens": len(sample), "threads": threads, "mlsm_plugin": __version__}
     return LassoCoder(Dictionary(atoms, meta)), _judged(sample)
 
 
@@ -337,7 +305,7 @@ def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
     advice = "Pass --overwrite to replace it, or choose another --output"
 
     def plan_of(sealed: dict[str, Any]) -> dict[str, Any]:
-        # an older dictionary, or an import, lacks the number
+        # an older dictionary lacks the number
         known = {"requested_tokens": plan.get("requested_tokens"), **sealed}
         return {name: plan[name] if name in NEUTRAL else known.get(name) for name in plan}
 

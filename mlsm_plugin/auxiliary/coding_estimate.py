@@ -100,8 +100,8 @@ def estimate_split(
 
     fitting_fingerprint(auxiliary, coder, settings.layer)
     reader = BlockReader(data_bin, split, settings.blocks)
-    encoder, gradients = open_coding_model(auxiliary, data_bin, coder, settings, device)
-    return estimate_blocks(split, reader, encoder, coder, settings, gradients=gradients, share=share)
+    encoder = open_coding_model(auxiliary, data_bin, coder, settings, device)
+    return estimate_blocks(split, reader, encoder, coder, settings, share=share)
 
 
 def estimate_blocks(
@@ -111,7 +111,6 @@ def estimate_blocks(
     coder: SparseCoder,
     settings: CodingSettings,
     *,
-    gradients: TokenVectors | None = None,
     share: WorkShare = ALL_OF_IT,
 ) -> CodingEstimate:
     """Code evenly spread blocks of a text, and extrapolate; arguments are those of :class:`SplitCoder`.
@@ -119,7 +118,7 @@ def estimate_blocks(
     Raises:
         ValueError: a hidden state is NaN or infinite.
     """
-    split_coder = SplitCoder(name, reader, encoder, coder, replace(settings, allow_inexact=True), gradients)
+    split_coder = SplitCoder(name, reader, encoder, coder, replace(settings, allow_inexact=True))
     sample = sampled_blocks(reader, settings)
     for _ in split_coder.coded_chunks(sample[:1]):  # warm up: compiling and loading happen once
         pass

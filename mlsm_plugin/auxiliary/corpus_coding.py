@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.attribution import LossGradients, open_loss_gradients
 from mlsm_plugin.auxiliary.block_coding import (
     TOKENS_TO_JUDGE_EMPTINESS,
     CodingFigures,
@@ -65,19 +64,14 @@ def open_coding_model(
     coder: SparseCoder,
     settings: CodingSettings,
     device: str | None,
-) -> tuple[HiddenStateEncoder, LossGradients | None]:
-    """The auxiliary model, and the gradients of its loss if the selection needs them.
+) -> HiddenStateEncoder:
+    """The auxiliary model.
 
     Raises:
-        ValueError: the coder or the blocks do not fit the model, or a selection by attribution is not possible.
+        ValueError: the coder or the blocks do not fit the model.
         FileNotFoundError: the checkpoint is missing.
     """
-    encoder = fitting_encoder(
+    return fitting_encoder(
         auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
         device=device, fp16=settings.fp16,
     )  # fmt: skip
-    gradients = open_loss_gradients(
-        *(settings.selection, auxiliary, data_bin, coder),
-        layer=settings.layer, device=encoder.device, fp16=settings.fp16,
-    )  # fmt: skip
-    return encoder, gradients

@@ -13,15 +13,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.attribution import LossGradients, open_loss_gradients
 from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint, fitting_layer
 from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
-from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection, without_negative_codes
 from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.stored_codes import padded_distributions
+from mlsm_plugin.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ class OnlineCodes:
         coder_options: options of this kind of coder; those left out have their defaults.
         fp16: run the auxiliary model in half precision.
         tokens_per_sample: longest sample in tokens.
-        selection: which atoms of each code are kept.
+        latent_top: how many atoms of each code are kept, those with the largest weights; None: all.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
@@ -57,7 +55,7 @@ class OnlineCodes:
         coder_options: Mapping[str, Any] = MappingProxyType({}),
         fp16: bool = False,
         tokens_per_sample: int,
-        selection: CodeSelection = ALL_ATOMS,
+        latent_top: int | None = None,
     ) -> None:
         _check_exists(checkpoint)  # raises an error that says what is missing
         self.data_bin = data_bin
@@ -66,9 +64,8 @@ class OnlineCodes:
         self.layer = fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer")
         self.fp16 = fp16
         self.tokens_per_sample = tokens_per_sample
-        self.selection = selection
+        self.latent_top = latent_top
         self._encoder: HiddenStateEncoder | None = None
-        self._gradients: LossGradients | None = None
         self._warned = False
 
     @property
@@ -77,7 +74,7 @@ class OnlineCodes:
         return self.coder.num_atoms
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encoder": None, "_gradients": None}
+        return {**self.__dict__, "_encoder": None}
 
     def load_encoder(self) -> HiddenStateEncoder:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
@@ -91,13 +88,9 @@ class OnlineCodes:
             return self._encoder
         with torch.random.fork_rng(devices=[]):
             encoder = open_encoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
-            gradients = open_loss_gradients(
-                *(self.selection, self.checkpoint, self.data_bin, self.coder),
-                layer=self.layer, device="cpu", fp16=self.fp16,
-            )  # fmt: skip
         fitting_fingerprint(self.checkpoint, self.coder, self.layer)
         check_encoder_fits(encoder, self.coder, self.tokens_per_sample)
-        self._encoder, self._gradients = encoder, gradients
+        self._encoder = encoder
         return encoder
 
     @torch.no_grad()
@@ -119,8 +112,6 @@ class OnlineCodes:
         device = target.device
         if encoder.device != device:
             encoder.to(device)
-            if self._gradients is not None:
-                self._gradients.model.to(device)
         vocabulary = encoder.dictionary
         masked = target.ne(vocabulary.pad())
         original = torch.where(masked, target, src_tokens)
@@ -128,7 +119,7 @@ class OnlineCodes:
         atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
         if bool(coded.any()):
             codes = self._encode(encoder.hidden_states_of(original, coded))
-            atoms, weights = padded_distributions(self._selected(codes, original, coded))
+            atoms, weights = padded_distributions(strongest(codes, self.latent_top))
         rows = coded[masked]  # (n_masked,)
         result = {
             "atoms": torch.full((len(rows), atoms.shape[1]), -1, dtype=torch.int32, device=device),
@@ -153,13 +144,6 @@ class OnlineCodes:
                 f"{self.coder.why_empty(hidden)}"
             )
         return codes
-
-    def _selected(self, codes: sp.csr_matrix, tokens: Tensor, coded: Tensor) -> sp.csr_matrix:
-        """The codes of the ``coded`` ones of ``tokens`` (both ``(B, T)``), with the kept atoms only."""
-        if self._gradients is None:
-            return self.selection.select(codes)
-        gradients = self._gradients.hidden_states(tokens)[coded].cpu().numpy()
-        return self.selection.select(codes, gradients, self.coder.directions())
 
 
 def _check_exists(checkpoint: str | os.PathLike[str]) -> None:

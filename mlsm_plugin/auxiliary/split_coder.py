@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from mlsm_plugin.hidden_states.blocks import Block, BlockSettings, TokenBlocks, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
-from mlsm_plugin.sparse_coding.code_selection import ALL_ATOMS, CodeSelection, without_negative_codes
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
+from mlsm_plugin.sparse_coding.stored_codes import check_top, strongest, without_negative_codes
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,10 @@ class CodingSettings:
         fp16: run the auxiliary model in half precision.
         batch_tokens: tokens in one forward pass and in one call of the coder; limits the memory.
         shard_tokens: tokens in a shard, the unit in which work is resumed and shared.
-        selection: which atoms of each code are kept.
+        latent_top: how many atoms of each code are kept, those with the largest weights; None: all.
+
+    Raises:
+        ValueError: ``latent_top`` is less than 1.
     """
 
     layer: int
@@ -43,7 +45,10 @@ class CodingSettings:
     fp16: bool = False
     batch_tokens: int = 8192
     shard_tokens: int = 1 << 18
-    selection: CodeSelection = ALL_ATOMS
+    latent_top: int | None = None
+
+    def __post_init__(self) -> None:
+        check_top(self.latent_top)
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,6 @@ class SplitCoder:
     encoder: TokenVectors
     coder: SparseCoder
     settings: CodingSettings
-    gradients: TokenVectors | None = None
-    """For a selection by attribution."""
 
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
         """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
@@ -90,18 +93,10 @@ class SplitCoder:
             self._check_finite(positions, hidden)
             coded = self.coder.encode(hidden, threads=settings.threads)  # on the device of the model
             inexact = self._count_inexact(positions, coded)
-            coded = replace(coded, codes=without_negative_codes(coded.codes))
-            why_empty = self.coder.why_empty(hidden) if len(positions) and coded.codes.nnz == 0 else None
-            yield CodedChunk(positions, replace(coded, codes=self._selected(coded.codes, blocks)), inexact, why_empty)
-
-    def _selected(self, codes: sp.csr_matrix, blocks: list[Block]) -> sp.csr_matrix:
-        """The codes of the wanted tokens of some blocks, with the kept atoms only."""
-        if self.gradients is None:
-            return self.settings.selection.select(codes)
-        _, gradients = hidden_states_of(
-            blocks, self.reader, self.gradients, max_tokens=self.settings.batch_tokens, keep=self._wanted
-        )
-        return self.settings.selection.select(codes, gradients.cpu().numpy(), self.coder.directions())
+            codes = without_negative_codes(coded.codes)
+            why_empty = self.coder.why_empty(hidden) if len(positions) and codes.nnz == 0 else None
+            kept = replace(coded, codes=strongest(codes, settings.latent_top))
+            yield CodedChunk(positions, kept, inexact, why_empty)
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lambda", dest="lambda_", type=float, metavar="X", help="weight of the L1 penalty (of an .npy file)"
     )
     dictionaries.add_argument("--normalize", action="store_true", help="scale the rows of an .npy file to unit norm")
-    dictionaries.add_argument("--transpose", action="store_true", help="the .npy file is (dim, n_atoms)")
+    dictionaries.add_argument("--transpose", action="store_true", help="columns of the .npy file are atoms")
     dictionaries.add_argument("--overwrite", action="store_true", help="replace what is already there")
 
 

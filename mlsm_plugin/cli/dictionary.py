@@ -1,4 +1,4 @@
-"""``mlsm dictionary``: learn the latent properties as a dictionary or an SAE, or import a published dictionary."""
+"""``mlsm dictionary``: learn the latent properties as a dictionary or an SAE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from mlsm_plugin.auxiliary.coder_learning import (
     learn_into,
     learning_plan,
     sae_settings,
-    usual_backend,
 )
 from mlsm_plugin.cli.coding_options import (
     AUXILIARY_HELP,
@@ -74,15 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lasso.add_argument("--iterations", type=int, metavar="N", help="number of mini-batches (default: 1000)")
     lasso.add_argument(
         "--backend",
-        choices=["spams", "torch"],
-        help="spams: spams.trainDL, on the CPU; torch: online learning with the active-set solver, on --device "
-        "(default: torch on a GPU, else spams)",
-    )
-    lasso.add_argument(
-        "--import",
-        dest="published",
-        metavar="NPY",
-        help="import a published dictionary of shape (dim, n_atoms) instead of learning one",
+        choices=["torch", "spams"],
+        help="torch: online learning with the active-set solver, on --device; spams: spams.trainDL, on the CPU "
+        "(default: torch)",
     )
     sae = parser.add_argument_group("options of --coder topk and batchtopk")
     add_sae_options(sae)
@@ -127,15 +120,13 @@ def add_sae_options(group: Any) -> None:
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Learn or import the dictionary or SAE, measure its health, and write it."""
+    """Learn the dictionary or SAE, measure its health, and write it."""
     from mlsm_plugin.auxiliary.coder_fit import check_positions
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.files.planned_folder import recorded_in
     from mlsm_plugin.hidden_states.block_reader import BlockReader
     from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 
-    if args.coder == LASSO and not (args.backend or args.published):
-        args.backend = usual_backend(args.device, None if args.overwrite else recorded_in(args.output, "method"))
     settings = LearningSettings(**{field.name: getattr(args, field.name) for field in fields(LearningSettings)})
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)
@@ -143,7 +134,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     plan = learning_plan(
         settings,
         auxiliary=source_of(args.auxiliary).recorded_fingerprint(args.auxiliary, recorded),
-        split=lambda: split_fingerprint(Path(args.data_bin) / "train"),
+        split=split_fingerprint(Path(args.data_bin) / "train"),
         blocks=blocks,
     )
 

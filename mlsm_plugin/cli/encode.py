@@ -25,7 +25,6 @@ from mlsm_plugin.cli.coding_options import (
 from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
-from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.block_coding import CodingFigures
@@ -94,12 +93,6 @@ def add_coding_options(parser: argparse.ArgumentParser) -> None:
         help="also write codes that do not reach the required accuracy (--tolerance), with a warning",
     )
     parser.add_argument("--latent-top", type=int, metavar="N", help="keep the N strongest atoms of each code")
-    parser.add_argument(
-        "--latent-select",
-        choices=SELECTIONS,
-        default=WEIGHT,
-        help="what --latent-top goes by: weight; attribution: weight times gradient of the auxiliary model's own loss",
-    )
     add_coder_flags(parser)
     parser.add_argument(
         "--shard-tokens",
@@ -207,7 +200,7 @@ def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder
         fp16=args.fp16,
         batch_tokens=args.batch_tokens,
         shard_tokens=args.shard_tokens,
-        selection=CodeSelection(args.latent_top, args.latent_select),
+        latent_top=args.latent_top,
     )
     device = args.device or share.device(torch.cuda.device_count())
     return {"coder": coder, "settings": settings, "device": device, "share": share}

@@ -228,7 +228,7 @@ def _quality_facts(quality: dict[str, Any], store: CodeStore, path: str) -> dict
             f"({str(coded)[:12]}); run `mlsm evaluate dictionary` with that one"
         )
     options = {"layer": quality.get("layer"), **quality["dictionary"]}
-    for name in ("layer", "lambda", "max_nonzeros"):
+    for name in ("layer", "lambda"):
         if options.get(name) != store.meta.get(name):
             raise ValueError(
                 f"{path} judges codes of the same dictionary with {name} {options.get(name)}, but these have "

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from fairseq.data import BaseWrapperDataset
 
-from mlsm_plugin.sparse_coding.code_selection import strongest_of_padded
 from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.stored_codes import strongest_of_padded
 
 
 class MaskedCodesDataset(BaseWrapperDataset):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TokenVectors(Protocol):
-    """What gives a vector for each token of a batch: an encoder, or the gradients of a loss."""
+    """What gives a vector for each token of a batch."""
 
     @property
     def device(self) -> torch.device:

@@ -39,7 +39,6 @@ from mlsm_plugin.huggingface.text_sequences import default_max_length, write_tex
 from mlsm_plugin.huggingface.token_contrastive_model import TokenContrastiveModel
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, make_trainer, save_trained, train
-from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer, open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
@@ -294,7 +293,7 @@ def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:
         threads=learning.threads,
         fp16=learning.fp16,
         batch_tokens=learning.batch_tokens,
-        selection=CodeSelection(settings.latent_top),
+        latent_top=settings.latent_top,
     )
     for name, sequences in (("train", prepared.train), ("valid", prepared.valid)):
         for _ in range(2):  # the second time, the shards of the other ranks are there

@@ -15,7 +15,6 @@ from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.library_encoder import LibraryEncoder
 from mlsm_plugin.huggingface.sequence_blocks import blocks_for_model
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
@@ -62,19 +61,18 @@ def encode_sequences(
 
     Raises:
         ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with other
-            settings or sequences, all codes of a shard are empty, codes cannot be written (see
-            :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`), or atoms are selected by attribution.
+            settings or sequences, all codes of a shard are empty, or codes cannot be written (see
+            :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`).
     """
-    _check_selection(settings.selection)
     name = source_name(model)
     fingerprint = fitting_fingerprint(name, coder, settings.layer, recorded=recorded_auxiliary(output))
     sequences = as_sequences(input_ids)
     blocks, found = blocks_for_model(sequences, model, tokenizer)
 
-    def open_model() -> tuple[LibraryEncoder, None]:
+    def open_model() -> LibraryEncoder:
         encoder = LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=device, fp16=settings.fp16)
         check_width(encoder, coder)
-        return encoder, None
+        return encoder
 
     return encode_blocks(
         *("sequences", blocks, Path(output)),
@@ -97,17 +95,8 @@ def estimate_sequences(
     share: WorkShare = ALL_OF_IT,
 ) -> CodingEstimate:
     """What :func:`encode_sequences` would cost, from a small sample; arguments and errors are those of it."""
-    _check_selection(settings.selection)
     fitting_fingerprint(source_name(model), coder, settings.layer)
     blocks, found = blocks_for_model(as_sequences(input_ids), model, tokenizer)
     encoder = LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=device, fp16=settings.fp16)
     check_width(encoder, coder)
     return estimate_blocks("sequences", blocks, encoder, coder, settings, share=share)
-
-
-def _check_selection(selection: CodeSelection) -> None:
-    if selection.needs_gradients:
-        raise ValueError(
-            f"--latent-select {selection.by} needs a model of `mlsm encode`; sequences are coded with --latent-select "
-            "weight only"
-        )

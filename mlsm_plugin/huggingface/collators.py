@@ -15,7 +15,7 @@ import torch
 
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes
 from mlsm_plugin.losses.token_pairs import sample_pairs
-from mlsm_plugin.sparse_coding.code_selection import strongest_of_padded
+from mlsm_plugin.sparse_coding.stored_codes import strongest_of_padded
 from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 

@@ -30,11 +30,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.sparse_coding.active_set_torch import solve_batched
-from mlsm_plugin.sparse_coding.array_contents import ArrayContents
+from mlsm_plugin.sparse_coding.active_set_torch import GRAM_ENTRIES, ArrayContents, ridge_ranking, solve_batched
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
-from mlsm_plugin.sparse_coding.ridge_ranking import GRAM_ENTRIES, ridge_ranking
-from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 
 logger = logging.getLogger(__name__)
 
@@ -101,46 +98,39 @@ class Batch:
 
 
 def solve_with_active_set(
-    hidden: torch.Tensor, atoms: np.ndarray, settings: SolverSettings
+    hidden: torch.Tensor, atoms: np.ndarray, lambda_: float, threads: int | None = None
 ) -> tuple[sp.csr_matrix, np.ndarray]:
     """Compute exact codes and their certified relative duality gaps, as the module describes.
 
     Args:
-        hidden: (n_tokens, dim) float64, on ``settings.device``.
+        hidden: (n_tokens, dim) float64; they are coded on their device.
         atoms: (n_atoms, dim) float64.
-        settings: ``threads`` bounds the threads of the compiled loop; matrix products use torch's threads.
-            ``tolerance`` is ignored.
+        lambda_: weight of the L1 penalty.
+        threads: bounds the threads of the compiled loop; matrix products use torch's threads.
 
     Returns:
         (n_tokens, n_atoms) float64 and (n_tokens,) float64.
     """
-    if settings.device.type != "cpu" or not compiler_is_there():
-        return solve_batched(hidden, atoms, settings)
+    if hidden.device.type != "cpu" or not compiler_is_there():
+        return solve_batched(hidden, atoms, lambda_)
     prepared = _prepared(ArrayContents(atoms))
     rows = max(1, DENSE_ENTRIES // len(atoms))
     codes, gaps, unsolved = [], [], []
-    with ThreadPoolExecutor(settings.threads or torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(threads or torch.get_num_threads()) as pool:
         for start in range(0, len(hidden), rows):
             batch = Batch.of(hidden[start : start + rows].numpy(), len(atoms))
-            unsolved.append(start + _solve_batch(batch, prepared, settings.lambda_, pool))
+            unsolved.append(start + _solve_batch(batch, prepared, lambda_, pool))
             codes.append(batch.codes(len(atoms)))
             gaps.append(batch.gaps)
     result, gap, left = sp.vstack(codes, format="csr"), np.concatenate(gaps), np.concatenate(unsolved)
     if len(left):
-        return replace_where_better(result, gap, left, *solve_batched(hidden[torch.from_numpy(left)], atoms, settings))
+        others, other_gap = solve_batched(hidden[torch.from_numpy(left)], atoms, lambda_)
+        better = np.flatnonzero(other_gap < gap[left])
+        order = np.arange(len(hidden))
+        order[left[better]] = len(hidden) + better
+        gap[left[better]] = other_gap[better]
+        result = sp.vstack([result, others], format="csr")[order]
     return result, gap
-
-
-def replace_where_better(
-    codes: sp.csr_matrix, gap: np.ndarray, rows: np.ndarray, other_codes: sp.csr_matrix, other_gap: np.ndarray
-) -> tuple[sp.csr_matrix, np.ndarray]:
-    """Replace the codes and gaps of ``rows`` by the others (one for each row) where those have smaller gaps."""
-    better = np.flatnonzero(other_gap < gap[rows])
-    order = np.arange(codes.shape[0])
-    order[rows[better]] = codes.shape[0] + better
-    gap = gap.copy()
-    gap[rows[better]] = other_gap[better]
-    return sp.vstack([codes, other_codes], format="csr")[order], gap
 
 
 @functools.cache

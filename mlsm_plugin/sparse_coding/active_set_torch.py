@@ -14,10 +14,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.sparse_coding.array_contents import ArrayContents
 from mlsm_plugin.sparse_coding.duality_gap import relative_gap_of_parts
-from mlsm_plugin.sparse_coding.ridge_ranking import GRAM_ENTRIES, ridge_ranking
-from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 
 # maximum number of atoms that join each support in a round
 BLOCK = 16
@@ -39,6 +36,39 @@ DAMPING = 1e-11
 # on other devices, where larger batches are faster.
 ENTRIES = {"cpu": 2**22}
 ENTRIES_ELSEWHERE = 2**26
+# A Gram matrix with at most this many entries is kept in memory (16,384 atoms: 1 GiB in float32). Rows of a larger one
+# are computed when they are needed.
+GRAM_ENTRIES = 2**28
+
+
+class ArrayContents:
+    """An array as the key of a cache; two keys are equal if their values are."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array.copy()
+
+    def __hash__(self) -> int:
+        return hash((self.array.shape, float(self.array[0].sum())))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArrayContents) and np.array_equal(self.array, other.array)
+
+
+def ridge_ranking(atoms: Tensor) -> Tensor:
+    """Rows (n_atoms, dim) whose inner products with ``x`` rank the atoms for the code of ``x``.
+
+    The residual of the ridge regression of ``x`` on the atoms is proportional to ``(D^T D + r I)^-1 x``, with ``r`` the
+    mean eigenvalue of ``D^T D``. Atoms are ranked by their inner products with it.
+
+    Args:
+        atoms: (n_atoms, dim) float64 torch tensor.
+    """
+    covariance = atoms.T @ atoms
+    ridge = covariance.trace() / len(covariance)
+    if ridge <= 0:
+        return atoms
+    identity = torch.eye(len(covariance), dtype=atoms.dtype, device=atoms.device)
+    return torch.linalg.solve(covariance + ridge * identity, atoms.T).T * ridge
 
 
 @dataclass
@@ -77,7 +107,7 @@ class Problem:
     gram: Tensor | None
     """(n_atoms, n_atoms) float64, or None if it would be too large."""
     ridge: Tensor
-    """(n_atoms, dim), see :func:`~mlsm_plugin.sparse_coding.ridge_ranking.ridge_ranking`."""
+    """(n_atoms, dim), see :func:`ridge_ranking`."""
     lambda_: float
 
     def gram_blocks(self, atoms: Tensor) -> Tensor:
@@ -88,12 +118,10 @@ class Problem:
         return vectors @ vectors.mT
 
 
-def solve_batched(
-    hidden: torch.Tensor, atoms: np.ndarray, settings: SolverSettings
-) -> tuple[sp.csr_matrix, np.ndarray]:
-    """Compute what :func:`mlsm_plugin.sparse_coding.active_set.solve_with_active_set` does, on ``settings.device``."""
-    problem = _prepared(ArrayContents(atoms), settings.device, settings.lambda_)
-    rows = max(1, entries_on(settings.device) // len(atoms))
+def solve_batched(hidden: Tensor, atoms: np.ndarray, lambda_: float) -> tuple[sp.csr_matrix, np.ndarray]:
+    """What :func:`mlsm_plugin.sparse_coding.active_set.solve_with_active_set` does, on the device of the rows."""
+    problem = _prepared(ArrayContents(atoms), hidden.device, lambda_)
+    rows = max(1, entries_on(hidden.device) // len(atoms))
     codes, gaps = [], []
     for start in range(0, len(hidden), rows):
         batch_codes, batch_gaps = _solve_batch(hidden[start : start + rows], problem)

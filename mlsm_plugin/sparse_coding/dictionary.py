@@ -1,4 +1,4 @@
-"""The dictionary of latent semantic properties: learn, save, load and evaluate it.
+"""The dictionary of latent semantic properties: learn, save and load it.
 
 Only this file decides the orientation: a dictionary is (n_atoms, dim), and each row is an atom of unit L2 norm.
 """
@@ -8,23 +8,20 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row, normalize_rows, sparse_encode
+from mlsm_plugin.sparse_coding.encode import first_nonfinite_row, normalize_rows
 from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
-from mlsm_plugin.sparse_coding.solvers import spams_apart
-from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
+from mlsm_plugin.sparse_coding.spams_backend import BATCHES_PER_CALL, learn_with_spams
+from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
 ATOMS_FILE = "dictionary.npy"
 META_CHECK = fields(
@@ -42,11 +39,7 @@ META_CHECK = fields(
 KIND = "lasso"  # kind of the coder in ``meta.json``; files of version 0.1 do not have it
 # float32 atoms have unit norm up to about 1e-7, and those stored in half precision up to 1e-3
 UNIT_NORM_TOLERANCE = 1e-3
-BACKENDS = ("spams", "torch")
-# spams shows no progress during a call, so it is called for a few mini-batches at a time. With 10 per call, the
-# held-out objective on hidden states of a pre-trained model (512 atoms, 384 wide) is 1.0003 times that of a single call
-# after 100 mini-batches, and 0.998 times after 300; with 1 per call it is worse (1.07 times).
-BATCHES_PER_CALL = 10
+BACKENDS = ("torch", "spams")
 
 
 @dataclass(eq=False)
@@ -117,33 +110,6 @@ class Dictionary:
             raise ValueError(f"{directory} is not a valid dictionary: {error}") from None
 
 
-@dataclass(frozen=True)
-class DictionaryHealth:
-    """How well a dictionary codes a sample of hidden states."""
-
-    n_tokens: int
-    """Number of hidden states in the sample."""
-    n_atoms: int
-    """Number of atoms in the dictionary."""
-    unused_atoms: int
-    """Number of atoms that no code of the sample uses."""
-    mean_nonzeros: float
-    """Mean number of non-zeros of a code."""
-    reconstruction_error: float
-    """``||x - a D||_F / ||x||_F``; 0 if all hidden states are zero."""
-
-    def as_dict(self) -> dict[str, int | float]:
-        """The fields by name, as values that JSON can hold."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.unused_atoms} of {self.n_atoms} atoms never used by {self.n_tokens} tokens; "
-            f"{self.mean_nonzeros:.1f} non-zeros per token; "
-            f"relative reconstruction error {self.reconstruction_error:.4f}"
-        )
-
-
 def learn_dictionary(
     hidden: Any,
     *,
@@ -153,7 +119,7 @@ def learn_dictionary(
     batch_size: int,
     threads: int | None = None,
     seed: int = 0,
-    backend: str = "spams",
+    backend: str = "torch",
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Learn the atoms that code ``hidden`` best.
@@ -172,8 +138,8 @@ def learn_dictionary(
         batch_size: number of rows of a mini-batch.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
-        backend: ``"spams"`` (``spams.trainDL``) or ``"torch"``
-            (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`).
+        backend: ``"torch"`` (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`) or ``"spams"``
+            (``spams.trainDL``).
         device: torch device; ``"spams"`` ignores it.
 
     Returns:
@@ -194,158 +160,14 @@ def learn_dictionary(
     hidden = _as_finite_float32(hidden)
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
-    settings: dict[str, Any] = {
-        "lambda_": lambda_, "iterations": iterations, "batch_size": batch_size, "rng": rng, "threads": threads
-    }  # fmt: skip
+    settings: dict[str, Any] = {"lambda_": lambda_, "iterations": iterations, "threads": threads}
     if backend == "torch":
-        learned = learn_online(hidden, initial, **settings, device=device)
+        learned = learn_online(hidden, initial, **settings, batch_size=batch_size, rng=rng, device=device)
     else:
-        learned = _learn_with_spams(hidden, initial, **settings)
+        parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
+        learned = learn_with_spams(parts, initial, **settings, batch_size=min(batch_size, len(hidden)))
     vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
-
-
-def _learn_with_spams(
-    hidden: np.ndarray,
-    initial: np.ndarray,
-    *,
-    lambda_: float,
-    iterations: int,
-    batch_size: int,
-    rng: np.random.Generator,
-    threads: int | None,
-) -> np.ndarray:
-    """Learn with ``spams.trainDL``, whose arrays hold columns in Fortran order.
-
-    Each call learns from a few mini-batches, with the state of the call before, so that progress can be shown.
-
-    Returns:
-        (n_atoms, dim), norms at most 1.
-    """
-    learned = initial.T.copy(order="F")
-    state: dict[str, Any] = {}
-    parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
-    done = 0  # a bar does not count where TQDM_DISABLE is set
-    with Progress(total=iterations, desc="learning the dictionary", unit="batch") as progress, spams_apart() as spams:
-        while done < iterations:
-            count = min(BATCHES_PER_CALL, iterations - done)
-            learned, model = spams.trainDL(
-                next(parts).T,  # (dim, rows) in Fortran order, without a copy
-                D=np.asfortranarray(learned),
-                lambda1=lambda_,
-                iter=count,
-                batchsize=min(batch_size, len(hidden)),
-                mode=2,  # spams' PENALTY: 0.5 ||x - D a||^2 + lambda1 ||a||_1
-                posAlpha=True,
-                numThreads=-1 if threads is None else threads,
-                verbose=False,
-                return_model=True,
-                **state,
-            )
-            state = {"model": model}
-            done += count
-            progress.update(count)
-    return learned.T
-
-
-def import_published(path: str | os.PathLike[str], dim: int | None = None) -> Dictionary:
-    """Load a published dictionary: an ``.npy`` file of shape (dim, n_atoms), whose columns are atoms.
-
-    Args:
-        path: the file.
-        dim: width of the hidden states, if known. It decides which axis is ``dim``; a square array is read as (dim,
-            n_atoms).
-
-    Returns:
-        The dictionary with atoms as rows, scaled to unit norm.
-
-    Raises:
-        ValueError: no axis has the length ``dim``, or the array is not 2-D, not finite, or has an atom of zeros.
-    """
-    array = read_npy(path)
-    if array.ndim != 2:
-        raise ValueError(f"{path} must be 2-D (dim, n_atoms), got the shape {array.shape}")
-    if dim is not None and dim not in array.shape:
-        rows, columns = array.shape
-        raise ValueError(
-            f"{path} is {rows} x {columns}, but one of the two must be {dim}, the width of the hidden states"
-        )
-    atoms = array if dim is not None and array.shape[0] != dim else array.T
-    try:
-        return Dictionary(normalize_rows(atoms), {"imported_from": Path(path).name})
-    except ValueError as error:
-        raise ValueError(f"{path} is not a valid dictionary: {error}") from None
-
-
-def dictionary_health(
-    hidden: np.ndarray, atoms: np.ndarray, *, lambda_: float, threads: int | None = None
-) -> DictionaryHealth:
-    """Code a sample of hidden states and measure how well the dictionary codes it.
-
-    Args:
-        hidden: (n_tokens, dim), coded as given, so normalize it first.
-        atoms: (n_atoms, dim), unit rows.
-        lambda_: weight of the L1 penalty, > 0.
-        threads: CPU threads, None for all cores.
-
-    Raises:
-        ValueError: ``hidden`` is empty, or :func:`~mlsm_plugin.sparse_coding.encode.sparse_encode` refuses it.
-    """
-    as_float64 = np.asarray(atoms, dtype=np.float64)
-    return _health(
-        hidden,
-        len(atoms),
-        lambda chunk: sparse_encode(chunk, atoms, lambda_=lambda_, threads=threads).codes,
-        lambda chunk, codes: codes @ as_float64,
-    )
-
-
-def coder_health(
-    hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
-) -> DictionaryHealth:
-    """:func:`dictionary_health` of a coder of any kind that reconstructs.
-
-    Args:
-        hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
-        coder: codes and reconstructs them.
-        threads: CPU threads, None for all cores.
-        device: where they are coded.
-
-    Raises:
-        ValueError: ``hidden`` is empty, or the coder refuses it or does not reconstruct.
-    """
-
-    def encode(chunk: np.ndarray) -> sp.csr_matrix:
-        return coder.encode(torch.from_numpy(chunk).to(device), threads=threads).codes
-
-    return _health(hidden, coder.num_atoms, encode, coder.reconstruct)
-
-
-def _health(
-    hidden: np.ndarray,
-    num_atoms: int,
-    encode: Callable[[np.ndarray], sp.csr_matrix],
-    reconstruct: Callable[[np.ndarray, sp.csr_matrix], np.ndarray],
-) -> DictionaryHealth:
-    if len(hidden) == 0:
-        raise ValueError("hidden has no rows; pass at least one hidden state")
-    used = np.zeros(num_atoms, dtype=bool)
-    nonzeros, squared_error, squared_norm = 0, 0.0, 0.0
-    for start in Progress(range(0, len(hidden), ROWS_PER_CHUNK), desc="judging the dictionary", unit="chunk"):
-        chunk = hidden[start : start + ROWS_PER_CHUNK]
-        codes = encode(chunk)
-        used[codes.indices] = True
-        nonzeros += codes.nnz
-        x = np.asarray(chunk, dtype=np.float64)
-        squared_error += float(((x - reconstruct(chunk, codes)) ** 2).sum())
-        squared_norm += float((x**2).sum())
-    return DictionaryHealth(
-        n_tokens=len(hidden),
-        n_atoms=num_atoms,
-        unused_atoms=int((~used).sum()),
-        mean_nonzeros=nonzeros / len(hidden),
-        reconstruction_error=(squared_error / squared_norm) ** 0.5 if squared_norm else 0.0,
-    )
 
 
 def _as_finite_float32(hidden: Any) -> np.ndarray:

@@ -8,13 +8,14 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.sparse_coding.active_set import replace_where_better
-from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
-from mlsm_plugin.sparse_coding.solvers import AUTO_SOLVERS, LIMITING_SOLVERS, SOLVERS, canonical_csr, has_spams
+from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
+from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
+from mlsm_plugin.sparse_coding.spams_backend import solve_with_spams
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCodes
 
 # rows given to a solver at a time: 50 MB in float64 with 768 dimensions
 ROWS_PER_CHUNK = 8192
+SOLVERS = ("auto", "spams")
 
 
 def normalize_rows(hidden: Any) -> Any:
@@ -45,10 +46,7 @@ def sparse_encode(
     *,
     lambda_: float,
     solver: str = "auto",
-    tolerance: float = 1e-4,
-    max_nonzeros: int | None = None,
     threads: int | None = None,
-    device: torch.device | str | None = None,
 ) -> SparseCodes:
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``.
 
@@ -61,16 +59,10 @@ def sparse_encode(
         hidden: (n_tokens, dim) numpy array or torch tensor.
         dictionary: (n_atoms, dim), unit rows by convention (not required here).
         lambda_: weight of the L1 penalty, > 0.
-        solver: ``"active_set"`` (exact and fastest, see :mod:`mlsm_plugin.sparse_coding.active_set`), ``"spams"``
-            (homotopy, exact unless atoms are linearly dependent), ``"fista"`` (iterates until the gap is
-            <= ``tolerance``), or ``"auto"``: these three in turn, each for the rows that are still above ``tolerance``.
-        tolerance: relative duality gap to reach. Exact solvers go far below it. The gaps of the result show which rows
-            miss it.
-        max_nonzeros: maximum number of non-zeros of a code (spams only). Such codes are not minimizers, as their gaps
-            show.
-        threads: CPU threads of the compiled solvers, None for all cores. Matrix products and FISTA use torch's
-            threads.
-        device: device on which ``"active_set"`` and ``"fista"`` compute; None: that of ``hidden``, which stays there.
+        solver: ``"auto"`` (the active set: exact and fastest, see :mod:`mlsm_plugin.sparse_coding.active_set`), which
+            computes on the device of ``hidden``, or ``"spams"`` (homotopy, on the CPU, exact unless atoms are linearly
+            dependent).
+        threads: CPU threads of the compiled loops, None for all cores. Matrix products use torch's threads.
 
     Returns:
         :class:`SparseCodes`. The gap is that of the float64 solution, before the weights become float32.
@@ -82,19 +74,24 @@ def sparse_encode(
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
     dictionary = _as_array(dictionary)
     _check_arrays(hidden, dictionary)
-    check_settings(lambda_, solver, tolerance, max_nonzeros, threads)
-    if device is None:
-        device = hidden.device if isinstance(hidden, torch.Tensor) else "cpu"
-    settings = SolverSettings(float(lambda_), float(tolerance), max_nonzeros, threads, torch.device(device))
+    check_settings(lambda_, solver, threads)
     atoms = np.ascontiguousarray(dictionary, dtype=np.float64)
 
     codes: list[sp.csr_matrix] = []
     gaps: list[np.ndarray] = []
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
-        chunk = _as_float64(hidden[start : start + ROWS_PER_CHUNK], settings.device)
-        chunk_codes, chunk_gap = _encode_chunk(chunk, atoms, solver, settings)
-        codes.append(canonical_csr(chunk_codes.astype(np.float32)))
-        gaps.append(chunk_gap)
+        chunk = _as_float64(hidden[start : start + ROWS_PER_CHUNK])
+        if solver == "spams":
+            rows = chunk.cpu().numpy()
+            found = solve_with_spams(rows, atoms, lambda_, threads)
+            gap = relative_duality_gap(rows, atoms, found, lambda_=lambda_)
+        else:
+            found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
+        found = found.astype(np.float32)
+        found.eliminate_zeros()
+        found.sort_indices()
+        codes.append(found)
+        gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
 
@@ -118,29 +115,11 @@ def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     )
 
 
-def _encode_chunk(
-    chunk: torch.Tensor, atoms: np.ndarray, solver: str, settings: SolverSettings
-) -> tuple[sp.csr_matrix, np.ndarray]:
-    """The codes (float64) and gaps of the rows of ``chunk``."""
-    names: tuple[str, ...] = (solver,)
-    if solver == "auto":
-        usable = tuple(name for name in AUTO_SOLVERS if name != "spams" or has_spams())
-        names = usable if settings.max_nonzeros is None else LIMITING_SOLVERS
-    codes, gap = SOLVERS[names[0]](chunk, atoms, settings)
-    for name in names[1:]:
-        open_rows = np.flatnonzero(gap > settings.tolerance)
-        if len(open_rows) == 0:
-            break
-        others = SOLVERS[name](chunk[torch.from_numpy(open_rows).to(chunk.device)], atoms, settings)
-        codes, gap = replace_where_better(codes, gap, open_rows, *others)
-    return codes, gap
-
-
-def _as_float64(rows: Any, device: torch.device) -> torch.Tensor:
-    """Convert rows of an array or tensor to a writable float64 tensor in C order on ``device``."""
+def _as_float64(rows: Any) -> torch.Tensor:
+    """Convert rows of an array or tensor to a writable float64 tensor in C order, on their device."""
     if not isinstance(rows, torch.Tensor):
         rows = torch.from_numpy(np.require(rows, np.float64, ["C", "W"]))
-    return rows.to(device=device, dtype=torch.float64).contiguous()
+    return rows.to(torch.float64).contiguous()
 
 
 def _as_array(values: Any) -> np.ndarray:
@@ -184,9 +163,7 @@ def first_nonfinite_row(rows: Any) -> int | None:
     return None
 
 
-def check_settings(
-    lambda_: float, solver: str, tolerance: float, max_nonzeros: int | None, threads: int | None = None
-) -> None:
+def check_settings(lambda_: float, solver: str, threads: int | None = None) -> None:
     """Reject settings that are out of range.
 
     Raises:
@@ -194,17 +171,7 @@ def check_settings(
     """
     if not 0 < lambda_ < np.inf:
         raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
-    if solver != "auto" and solver not in SOLVERS:
-        raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(['auto', *SOLVERS])}")
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be > 0, got {tolerance}")
-    if max_nonzeros is not None:
-        if max_nonzeros < 1:
-            raise ValueError(f"max_nonzeros must be >= 1 or None, got {max_nonzeros}")
-        if solver not in ("auto", *LIMITING_SOLVERS):
-            raise ValueError(
-                f"solver {solver!r} cannot limit the non-zeros; leave max_nonzeros out or use "
-                f"{' or '.join(LIMITING_SOLVERS)}"
-            )
+    if solver not in SOLVERS:
+        raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be >= 1 or None, got {threads}")

@@ -12,8 +12,7 @@ import torch
 
 from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
-from mlsm_plugin.sparse_coding.encode import check_settings, normalize_rows, sparse_encode
-from mlsm_plugin.sparse_coding.solvers import SOLVERS
+from mlsm_plugin.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.sparse_coder import InexactCodes, SparseCoder, SparseCodes
 
 
@@ -32,31 +31,20 @@ class LassoOptions:
     solver: str = field(
         default="auto",
         metadata={
-            "choices": ("auto", *SOLVERS),
-            "help": "algorithm; auto: active_set, then spams and fista for the codes that are still above the "
-            "tolerance",
+            "choices": SOLVERS,
+            "help": "auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
         },
     )
     tolerance: float = field(
         default=1e-4,
-        metadata={"help": "certified relative duality gap that solvers reach; codes above it are not written"},
-    )
-    max_nonzeros: int | None = field(
-        default=None,
-        metadata={
-            "metavar": "N",
-            "help": "maximum number of atoms in the code of a token (default: no limit); such codes are far from "
-            "optimal by design, and `mlsm encode` writes them with --allow-inexact only",
-        },
+        metadata={"help": "largest certified relative duality gap of a code; codes above it are not written"},
     )
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("--lambda", self.lambda_), ("--tolerance", self.tolerance), ("--max-nonzeros", self.max_nonzeros)
-        ):  # fmt: skip
+        for flag, value in (("--lambda", self.lambda_), ("--tolerance", self.tolerance)):
             if value is not None and not 0 < value < np.inf:
                 raise ValueError(f"{flag} must be a positive number, got {value}")
-        check_settings(1.0 if self.lambda_ is None else self.lambda_, self.solver, self.tolerance, self.max_nonzeros)
+        check_settings(1.0 if self.lambda_ is None else self.lambda_, self.solver)
 
 
 class LassoCoder(SparseCoder):
@@ -81,7 +69,7 @@ class LassoCoder(SparseCoder):
         if lambda_ is None:
             raise ValueError("the dictionary does not say its lambda; pass the weight of the L1 penalty")
         self.lambda_ = float(lambda_)
-        check_settings(self.lambda_, options.solver, options.tolerance, options.max_nonzeros)
+        check_settings(self.lambda_, options.solver)
 
     @property
     def num_atoms(self) -> int:
@@ -110,8 +98,6 @@ class LassoCoder(SparseCoder):
             self.dictionary.atoms,
             lambda_=self.lambda_,
             solver=self.options.solver,
-            tolerance=self.options.tolerance,
-            max_nonzeros=self.options.max_nonzeros,
             threads=threads,
         )
 
@@ -120,10 +106,6 @@ class LassoCoder(SparseCoder):
         rows = hidden.detach().cpu().numpy() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
         norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
         return np.asarray(codes @ self.dictionary.atoms) * norms
-
-    def directions(self) -> np.ndarray:
-        """The atoms."""
-        return self.dictionary.atoms
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write ``dictionary.npy`` and ``meta.json``."""
@@ -138,13 +120,13 @@ class LassoCoder(SparseCoder):
         return cls(dictionary, options)
 
     def settings(self) -> dict[str, Any]:
-        """Lambda, solver, tolerance and the maximum number of non-zeros."""
+        """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
         options = self.options
         return {
             "lambda": self.lambda_,
             "solver": options.solver,
             "tolerance": options.tolerance,
-            "max_nonzeros": options.max_nonzeros,
+            "max_nonzeros": None,
         }
 
     def check(self) -> None:
@@ -169,13 +151,10 @@ class LassoCoder(SparseCoder):
         rows = np.flatnonzero(coded.gap > self.options.tolerance)
         if len(rows) == 0:
             return None
-        advice = "Use --solver auto or a larger --tolerance"
-        if self.options.max_nonzeros is not None:
-            advice = f"--max-nonzeros {self.options.max_nonzeros} cuts codes short of the optimum; leave it out"
         return InexactCodes(
             rows,
             f"miss --tolerance {self.options.tolerance:g}: the worst relative duality gap is {coded.gap.max():.3g}. "
-            f"{advice}",
+            "Use --solver auto or a larger --tolerance",
         )
 
     def why_empty(self, hidden: Any) -> str:

@@ -8,14 +8,14 @@ request 665 are about the variants that were published before), and ``mse`` is d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
+from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 
 Figures = dict[str, float | int | None]
@@ -41,7 +41,8 @@ class ReconstructionQuality:
         self._mean = np.zeros(dim)  # of the rows minus the origin
         self._variation = np.zeros(dim)  # sum of squared distances from the mean
         self._rows_with_norm = 0
-        self._sums = dict.fromkeys(("squared_error", "l1", "cosine", "norm_ratio", "squared_norm_out", "product"), 0.0)
+        names = ("squared_error", "squared_norm", "l1", "cosine", "norm_ratio", "squared_norm_out", "product")
+        self._sums = dict.fromkeys(names, 0.0)
 
     def add(self, hidden: Any, codes: sp.csr_matrix, reconstruction: Any) -> None:
         """Add a chunk of rows.
@@ -77,6 +78,7 @@ class ReconstructionQuality:
         self._rows_with_norm += int(known.sum())
         scale = np.where(norms_out > 0, norms * norms_out, 1.0)
         self._sums["squared_error"] += float(((x - found) ** 2).sum())
+        self._sums["squared_norm"] += float((x**2).sum())
         self._sums["l1"] += float(np.abs(codes.data.astype(np.float64)).sum())
         self._sums["cosine"] += float((products[known] / scale[known]).sum())
         self._sums["norm_ratio"] += float((norms_out[known] / norms[known]).sum())
@@ -94,6 +96,17 @@ class ReconstructionQuality:
         self._variation += ((shifted - mean) ** 2).sum(axis=0) + step**2 * (self.rows * len(x) / total)
         self._mean += step * (len(x) / total)
         self.rows = total
+
+    def health(self) -> dict[str, Any]:
+        """What the ``meta.json`` of a coder says of a sample; the error is ``||x - r||_F / ||x||_F``, 0 for zeros."""
+        error, norm = self._sums["squared_error"], self._sums["squared_norm"]
+        return {
+            "n_tokens": self.rows,
+            "n_atoms": len(self._uses),
+            "unused_atoms": int((self._uses == 0).sum()),
+            "mean_nonzeros": int(self._uses.sum()) / self.rows,
+            "reconstruction_error": (error / norm) ** 0.5 if norm else 0.0,
+        }
 
     def result(self) -> Figures:
         """The figures as values that JSON can hold; None where a figure is not defined.
@@ -133,25 +146,26 @@ class ReconstructionQuality:
         }
 
 
-def reconstruction_quality(coder: SparseCoder, chunks: Iterable[Any], *, threads: int | None = None) -> Figures:
-    """Code and reconstruct chunks of hidden states, and judge the result.
+def coder_health(
+    hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
+) -> dict[str, Any]:
+    """Code and reconstruct a sample, and say how well; see :meth:`ReconstructionQuality.health`.
 
     Args:
-        coder: a coder that reconstructs.
-        chunks: (n, dim) numpy arrays or torch tensors, as the model gives them.
-        threads: CPU threads of the coder, None for all cores.
-
-    Returns:
-        what :meth:`ReconstructionQuality.result` does.
+        hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
+        coder: codes and reconstructs them.
+        threads: CPU threads, None for all cores.
+        device: where they are coded.
 
     Raises:
-        ValueError: the coder does not reconstruct, or a value is NaN or infinite.
+        ValueError: the coder refuses a row, or does not reconstruct.
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
-    for hidden in chunks:
-        codes = coder.encode(hidden, threads=threads).codes
-        quality.add(hidden, codes, coder.reconstruct(hidden, codes))
-    return quality.result()
+    for start in Progress(range(0, len(hidden), ROWS_PER_CHUNK), desc="judging the dictionary", unit="chunk"):
+        chunk = hidden[start : start + ROWS_PER_CHUNK]
+        codes = coder.encode(torch.from_numpy(chunk).to(device), threads=threads).codes
+        quality.add(chunk, codes, coder.reconstruct(chunk, codes))
+    return quality.health()
 
 
 def _ratio(part: float, whole: float) -> float | None:

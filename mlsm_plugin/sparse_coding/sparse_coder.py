@@ -125,14 +125,6 @@ class SparseCoder(ABC):
         """
         raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
 
-    def directions(self) -> np.ndarray:
-        """What each atom adds to a reconstruction: (n_atoms, dim) float32, up to one positive factor for each token.
-
-        Raises:
-            ValueError: this kind of coder does not reconstruct.
-        """
-        raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
-
     def settings(self) -> dict[str, Any]:
         """The settings that, together with the weights, decide the codes; for ``meta.json`` of a code store."""
         return {"coder": self.kind}

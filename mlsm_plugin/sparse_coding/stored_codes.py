@@ -1,4 +1,4 @@
-"""Codes in the types of the code store's files: normalized, rounded, and collected shard by shard."""
+"""Which atoms of a code are kept, and codes in the types of the store's files: normalized, rounded, collected."""
 
 from __future__ import annotations
 
@@ -16,6 +16,69 @@ WEIGHT_DTYPE = np.dtype(np.float16)
 def atom_dtype(num_atoms: int) -> np.dtype:
     """The integer type of stored atoms: uint16 if it can number all atoms, else uint32."""
     return np.dtype(np.uint16 if num_atoms <= 2**16 else np.uint32)
+
+
+def without_negative_codes(codes: sp.csr_matrix) -> sp.csr_matrix:
+    """The codes, where those with a negative weight are empty: they cannot become a distribution.
+
+    Args:
+        codes: (n, n_atoms), of a coder whose latents can be negative.
+    """
+    if codes.nnz == 0 or codes.data.min() >= 0:
+        return codes
+    rows = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr))
+    negative = np.zeros(codes.shape[0], bool)
+    negative[rows[codes.data < 0]] = True
+    kept = ~negative[rows]
+    indptr = np.concatenate([[0], np.cumsum(np.where(negative, 0, np.diff(codes.indptr)))])
+    return sp.csr_matrix((codes.data[kept], codes.indices[kept], indptr), shape=codes.shape)
+
+
+def check_top(top: int | None) -> None:
+    """Raise ValueError if so many atoms of a code cannot be kept; None stands for all."""
+    if top is not None and top < 1:
+        raise ValueError(f"--latent-top must be at least 1, got {top}")
+
+
+def strongest(codes: sp.csr_matrix, top: int | None) -> sp.csr_matrix:
+    """The codes with the ``top`` atoms of the largest weights only (None: all); their weights stay as they are.
+
+    Args:
+        codes: (n, n_atoms), non-negative, sorted columns.
+        top: how many.
+
+    Returns:
+        (n, n_atoms). Of equal weights, the atom with the smaller number is kept.
+    """
+    if top is None or codes.nnz == 0:
+        return codes
+    lengths = np.diff(codes.indptr)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((codes.indices, -codes.data, rows))
+    rank = np.arange(codes.nnz) - np.repeat(codes.indptr[:-1], lengths)  # within its row, in this order
+    kept = np.sort(order[rank < top])
+    indptr = np.concatenate([[0], np.cumsum(np.minimum(lengths, top))])
+    return sp.csr_matrix((codes.data[kept], codes.indices[kept], indptr), shape=codes.shape)
+
+
+def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``top`` atoms of each row of stored codes with the largest weights, as distributions again.
+
+    Args:
+        atoms: (n, m) int32, padded with -1.
+        weights: (n, m) float16, padded with 0.
+        top: how many.
+
+    Returns:
+        atoms and weights (n, min(m, top)), padded in the same way; the weights of a row sum to 1, or are all 0.
+    """
+    if atoms.shape[1] <= top:
+        return atoms, weights
+    kept = np.sort(np.argsort(-weights, axis=1, kind="stable")[:, :top], axis=1)
+    weights = np.take_along_axis(weights, kept, axis=1).astype(np.float32)
+    sums = weights.sum(axis=1, keepdims=True)
+    weights = (weights / np.where(sums > 0, sums, 1)).astype(np.float16)
+    return np.take_along_axis(atoms, kept, axis=1), weights
 
 
 def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -19,14 +19,13 @@ from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositions
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets, replace_masks
 from mlsm_plugin.fairseq_seams.token_slices import combined_splits
-from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.stored_codes import check_top
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 logger = logging.getLogger(__name__)
 
 LATENT_SOURCE_CHOICES = ChoiceEnum(["store", "online"])
-LATENT_SELECT_CHOICES = ChoiceEnum(list(SELECTIONS))
 # the options that only one source of the codes reads
 OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
@@ -71,13 +70,6 @@ class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
     latent_top: Optional[int] = field(  # noqa: UP045
         default=None, metadata={"help": "keep the N strongest atoms of each code (default: all)"}
     )
-    latent_select: LATENT_SELECT_CHOICES = field(  # type: ignore[valid-type]
-        default=WEIGHT,
-        metadata={
-            "help": "what --latent-top goes by; attribution: weight times gradient of the auxiliary model's loss "
-            "(online only; with a store, pass it to `mlsm encode`)"
-        },
-    )
     auxiliary_fp16: bool = field(default=False, metadata={"help": "online: run the auxiliary model in half precision"})
 
 
@@ -97,12 +89,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
 
     def __init__(self, cfg: MaskedLatentSemanticConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
-        self._selection = CodeSelection(cfg.latent_top, str(cfg.latent_select))
-        if self._selection.needs_gradients and not self._computes_codes:
-            raise ValueError(
-                f"--latent-select {self._selection.by} needs the auxiliary model: pass it to `mlsm encode`, or train "
-                "with --latent-source online"
-            )
+        check_top(cfg.latent_top)
         self._checked_codes: set[str] = set()
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
@@ -169,7 +156,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             probabilities = MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split))
             self._mask_covered_tokens(batches, self.samples_of(tokens, split), probabilities)
         codes = MaskedCodesDataset(
-            positions, masked_targets(batches), store, self.source_dictionary.pad(), self._selection.top
+            positions, masked_targets(batches), store, self.source_dictionary.pad(), self.cfg.latent_top
         )
         add_to_batches(batches, "codes", codes)
 
@@ -223,7 +210,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 layer=self.cfg.latent_layer,
                 coder_options={} if self.cfg.latent_lambda is None else {"lambda_": self.cfg.latent_lambda},
                 fp16=self.cfg.auxiliary_fp16,
-                selection=self._selection,
+                latent_top=self.cfg.latent_top,
                 tokens_per_sample=self.cfg.tokens_per_sample,
             )
         return self._online

@@ -80,11 +80,7 @@ class Inputs:
 
 
 def _dictionary(own: Inputs, output: Path) -> Words:
-    return (*_dictionary_for(own, output), *SMALL)
-
-
-def _dictionary_for(own: Inputs, output: Path) -> Words:
-    return ("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output)
+    return ("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output, *SMALL)
 
 
 def _binarize(own: Inputs, output: Path) -> Words:
@@ -100,7 +96,6 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
         *("auxiliary", own.data_bin, "--save-dir", own.model.parent, "--max-update", 1, "--cpu"),
     ),
     "dictionary": _dictionary,
-    "dictionary --import": lambda own, output: (*_dictionary_for(own, output), "--import", own.published),
     "dictionary hf:": lambda own, output: (*_dictionary(own, output), "--auxiliary", f"hf:{own.modernbert}"),
     "dictionary --coder": lambda own, output: (
         *("dictionary", own.data_bin, "--auxiliary", own.model, "--layer", 1, "--output", output, "--coder", "topk"),
@@ -177,7 +172,7 @@ TRAINING["fairseq-train --finetune-from-model"] = lambda own, output: (
 )
 # commands that write files, and do not train
 WRITING = (
-    *("tokenizer", "binarize", "dictionary", "dictionary --import", "encode", "datastore --index", "inspect", "plot"),
+    *("tokenizer", "binarize", "dictionary", "encode", "datastore --index", "inspect", "plot"),
     *("evaluate pairs", "classify", "convert model", "convert hf:", "convert dictionary"),
     *("dictionary --coder", "evaluate dictionary", "binarize sequences", "encode sequences"),
 )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="coun
 
 
 # more of its faults, where the environment asks for few
-SAMPLE = ("dictionary --import",)
+SAMPLE = ("dictionary",)
 
 
 def faults(clean: Outcome, sizes: list[int], share: float) -> Iterator[Fault]:

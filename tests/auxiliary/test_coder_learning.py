@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 
 from mlsm_plugin.auxiliary.coder_learning import (
     CHECKPOINT_FILE,
     LearningSettings,
     learn_into,
     learning_plan,
-    usual_backend,
 )
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
 
@@ -26,7 +24,7 @@ def test_each_kind_has_its_defaults() -> None:
     assert (lasso.lambda_, lasso.iterations, lasso.backend, lasso.batch_size, lasso.k) == (
         0.05,
         1000,
-        "spams",
+        "torch",
         400,
         None,
     )
@@ -54,31 +52,6 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
         LearningSettings(layer=1, **options)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *({"atoms": 9}, {"tokens": 9}, {"iterations": 1000}, {"batch_size": 400}, {"backend": "torch"}),
-        *({"frequency_pruning": "drop"}, {"pruning_threshold": 1e-3}),
-    ],
-)
-def test_options_of_learning_do_not_go_with_an_import(option: dict[str, Any]) -> None:
-    assert LearningSettings(layer=1, published="atoms.npy", lambda_=0.1, seed=2).iterations == 1000
-    (name,) = option
-    message = f"--{name.replace('_', '-')} does not go with --import, which learns nothing; leave it out"
-    with pytest.raises(ValueError, match=message):
-        LearningSettings(layer=1, published="atoms.npy", **option)
-
-
-def test_a_gpu_learns_dictionaries_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert usual_backend(None, None) == "spams"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert usual_backend(None, None) == "torch"
-    assert usual_backend("cpu", None) == usual_backend("cpu", "topk") == "spams"
-    for backend, method in (("spams", "spams.trainDL"), ("torch", "online")):  # the same command finds it complete
-        assert {usual_backend(device, method) for device in (None, "cpu")} == {backend}
-
-
 def test_plan_holds_what_decides_the_coder() -> None:
     common = {"auxiliary": "a", "split": "b"}
     blocks = BlockSettings(9, "eos")
@@ -93,7 +66,7 @@ def test_plan_holds_what_decides_the_coder() -> None:
         *("layer", "auxiliary_fingerprint", "fp16", "n_atoms", "method", "k", "matryoshka", "learning_rate", "tokens"),
         *("batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens", "split_fingerprint"),
     ]
-    assert (plan["method"], sae["method"], plan["blocks"]) == ("spams.trainDL", "batchtopk", {
+    assert (plan["method"], sae["method"], plan["blocks"]) == ("online", "batchtopk", {
         "tokens_per_sample": 9, "sample_break_mode": "eos",
     })  # fmt: skip
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes, padded_distributions
-from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline
 from tests.tiny_run import batches, training_config
@@ -48,7 +47,7 @@ def rows_with_a_tie_for_the_last_atom(ours: torch.Tensor, stored: torch.Tensor) 
 )
 def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[object, ...]) -> None:
     top = 3 if "--latent-top" in flags else None
-    online = online_codes(pipeline, selection=CodeSelection(top))
+    online = online_codes(pipeline, latent_top=top)
     compared = empty = ties = 0
     for batch in batches(training_config(pipeline.data_bin, *flags), "valid"):
         if batch["net_input"]["src_tokens"].size(1) > 64:  # training drops it, coding cuts it

@@ -13,9 +13,9 @@ import torch
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import EMBEDDINGS, FairseqEncoder
-from mlsm_plugin.sparse_coding.code_selection import CodeSelection
 from mlsm_plugin.sparse_coding.coder import SparseCodes
 from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import strongest
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.tiny_models import TinyData
 
@@ -92,10 +92,9 @@ def test_codes_with_negative_weights_are_empty(reader: BlockReader, encoder: Fai
 
 
 def test_the_strongest_atoms_are_kept(reader: BlockReader, encoder: FairseqEncoder) -> None:
-    selection = CodeSelection(1)
-    all_atoms, found = (chunks(reader, encoder, ToyCoder(), **own) for own in ({}, {"selection": selection}))
+    all_atoms, found = (chunks(reader, encoder, ToyCoder(), **own) for own in ({}, {"latent_top": 1}))
     for whole, chunk in zip(all_atoms, found, strict=True):
-        assert (chunk.coded.codes != selection.select(whole.coded.codes)).nnz == 0
+        assert (chunk.coded.codes != strongest(whole.coded.codes, 1)).nnz == 0
     assert max(np.diff(chunk.coded.codes.indptr).max() for chunk in found) == 1
     assert max(np.diff(chunk.coded.codes.indptr).max() for chunk in all_atoms) == 2
 

@@ -51,13 +51,11 @@ def test_share_and_model_have_no_default_of_their_own() -> None:
 
 
 def test_numbers_have_to_be_positive() -> None:
-    args = argparse.Namespace(
-        threads=None, batch_tokens=1, lambda_=float("nan"), max_nonzeros=0, lr=-0.5, k=float("inf")
-    )
+    args = argparse.Namespace(threads=None, batch_tokens=1, lambda_=float("nan"), max_tokens=0, lr=-0.5, k=float("inf"))
     check_positive(args, "threads", "batch_tokens")
     for name, message in (
         ("lambda_", "--lambda must be positive, got nan"),
-        ("max_nonzeros", "--max-nonzeros must be positive, got 0"),
+        ("max_tokens", "--max-tokens must be positive, got 0"),
         ("lr", "--lr must be positive, got -0.5"),
         ("k", "--k must be finite, got inf"),
     ):

@@ -13,7 +13,6 @@ import pytest
 from fairseq import options
 
 from mlsm_plugin.files.atomic_files import write_json
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from tests.cli.coding_runs import (
     BLOCKS,
     contents,
@@ -32,7 +31,7 @@ FEW_OF_TINY = ("--atoms", 40, "--tokens", 400, "--iterations", 5, "--batch-size"
 def learn(pipeline: Pipeline, output: Path, *options: object) -> Path:
     mlsm(
         *("dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", output),
-        *(*(FEW if "--import" not in options else ()), *BLOCKS, *options),
+        *(*FEW, *BLOCKS, *options),
     )
     return output
 
@@ -113,29 +112,6 @@ def test_threshold_that_leaves_no_word_is_one_line(
     assert "no token is left" in line
     assert "--pruning-threshold" in line
     assert not (tmp_path / "none").exists()
-
-
-def test_published_dictionary_is_imported_with_its_atoms_as_rows(pipeline: Pipeline, tmp_path: Path) -> None:
-    published = np.random.default_rng(0).normal(size=(32, 40)).astype(np.float32)
-    np.save(tmp_path / "published.npy", published)
-    imported = Dictionary.load(learn(pipeline, tmp_path / "imported", "--import", tmp_path / "published.npy"))
-    expected = published.T / np.linalg.norm(published.T, axis=1, keepdims=True)
-    np.testing.assert_allclose(imported.atoms, expected, rtol=1e-6, atol=1e-7)
-    assert imported.meta["imported_from"] == "published.npy"
-    assert (imported.meta["layer"], imported.meta["lambda"]) == (2, 0.05)
-
-
-def test_published_dictionary_of_another_width_is_refused(
-    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(tmp_path / "published.npy", np.eye(24, 40, dtype=np.float32))
-    line = failing_mlsm(
-        *(capsys, "dictionary", pipeline.data_bin, "--auxiliary", pipeline.auxiliary, "--layer", 2),
-        *("--output", tmp_path / "imported", "--import", tmp_path / "published.npy", *BLOCKS),
-    )
-    assert "24 x 40" in line
-    assert "32" in line
-    assert not (tmp_path / "imported").exists()
 
 
 def test_dictionary_is_replaced_only_when_told_so(
@@ -263,7 +239,7 @@ def after(output: str, title: str) -> list[str]:
 
 def learn_tiny(tiny: TinyData, data: Path, output: Path, *options: object) -> None:
     words = ("dictionary", data, "--auxiliary", tiny.model, "--layer", 1, "--output", output)
-    mlsm(*words, *(FEW_OF_TINY if "--import" not in options else ()), *options)
+    mlsm(*words, *FEW_OF_TINY, *options)
 
 
 def test_each_command_ends_with_the_next_one_and_all_see_the_same_blocks(
@@ -276,7 +252,7 @@ def test_each_command_ends_with_the_next_one_and_all_see_the_same_blocks(
     assert meta_of(tmp_path / "made")["blocks"] == blocks
     command = after(capsys.readouterr().out, "Code the dataset with")
     assert command[:2] == ["mlsm", "encode"]
-    mlsm(*command[1:], "--max-nonzeros", 3, "--allow-inexact")
+    mlsm(*command[1:])
     assert {split: meta_of(data / f"{split}.codes")["blocks"] for split in ("train", "valid")} == {
         "train": blocks,
         "valid": blocks,
@@ -296,11 +272,3 @@ def test_coding_takes_the_blocks_of_the_dictionary_unless_told_otherwise(tiny: T
     assert meta_of(data / "train.codes")["blocks"] == {"tokens_per_sample": 12, "sample_break_mode": "eos"}
     mlsm(*words, "--splits", "valid", "--tokens-per-sample", 20)
     assert meta_of(data / "valid.codes")["blocks"] == {"tokens_per_sample": 20, "sample_break_mode": "eos"}
-
-
-def test_imported_dictionary_says_its_blocks(tiny: TinyData, tmp_path: Path) -> None:
-    np.save(tmp_path / "published.npy", np.random.default_rng(0).normal(size=(32, 40)).astype(np.float32))
-    learn_tiny(tiny, tiny.data_bin, tmp_path / "made", "--import", tmp_path / "published.npy")
-    meta = meta_of(tmp_path / "made")
-    assert meta["blocks"] == {"tokens_per_sample": TRAINED_TOKENS, "sample_break_mode": "complete"}
-    assert meta["n_atoms"] == 40

@@ -159,8 +159,8 @@ def test_codes_are_the_sparse_codes_of_the_hidden_states_of_the_layer(
 ) -> None:
     np.save(tmp_path / "published.npy", np.random.default_rng(1).normal(size=(32, 40)).astype(np.float32))
     mlsm(
-        *("dictionary", data_bin, "--auxiliary", pipeline.auxiliary, "--layer", layer, "--output", tmp_path / "made"),
-        *("--import", tmp_path / "published.npy", *BLOCKS),
+        *("convert-dictionary", tmp_path / "published.npy", tmp_path / "made", "--transpose", "--normalize"),
+        *("--auxiliary", pipeline.auxiliary, "--layer", layer, "--lambda", 0.05),
     )
     mlsm(
         *("encode", data_bin, "--auxiliary", pipeline.auxiliary, "--dictionary", tmp_path / "made"),
@@ -322,7 +322,7 @@ def test_blocks_longer_than_the_models_positions_are_refused(
     ("option", "value"),
     [
         *((option, value) for option in ("--lambda", "--tolerance", "--shard-tokens") for value in (0, -1)),
-        *((option, 0) for option in ("--max-nonzeros", "--threads", "--batch-tokens")),
+        *((option, 0) for option in ("--threads", "--batch-tokens")),
         *(("--tokens-per-sample", value) for value in (-5, 0, 1)),
     ],
 )

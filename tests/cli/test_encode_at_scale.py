@@ -133,17 +133,6 @@ def test_inexact_codes_are_written_when_told_and_finished_shards_stay(
     assert "max 2.5e-01" in capsys.readouterr().out
 
 
-def test_limit_of_nonzeros_needs_allow_inexact(pipeline: Pipeline, data_bin: Path, capsys: Capture) -> None:
-    words = encode_words(pipeline, data_bin, "--max-nonzeros", 2, "--coverage", 0.1)
-    line = failing_mlsm(capsys, *words)
-    assert "--max-nonzeros 2" in line
-    assert "--allow-inexact" in line
-    assert not (data_bin / "valid.codes").exists()
-    mlsm(*words, "--allow-inexact")
-    assert (rows_of(data_bin / "valid.codes") > 0).sum(axis=1).max() == 2
-    assert meta_of(data_bin / "valid.codes")["gap_max"] > 1e-4
-
-
 # ---- several processes -------------------------------------------------------------------------------------
 
 
@@ -315,7 +304,7 @@ def test_more_atoms_than_two_bytes_can_number(pipeline: Pipeline, data_bin: Path
     atoms = np.random.default_rng(0).normal(size=(count, 32))
     atoms[2**16 :] = learned  # so that they are used
     dictionary = own_dictionary(tmp_path / "wide", atoms, lambda_=0.5)
-    options = ("--solver", "active_set", "--coverage", 0.004, "--seed", 3)
+    options = ("--coverage", 0.004, "--seed", 3)
     mlsm(*encode_words(pipeline, data_bin, "--dictionary", dictionary, *options))
     stored = np.load(data_bin / "valid.codes" / "shard-00000.atoms.npy")
     assert stored.dtype == np.uint32

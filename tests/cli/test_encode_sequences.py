@@ -115,7 +115,6 @@ def test_what_does_not_belong_together_is_one_line(made: CodedModel, tmp_path: P
     assert "--layer 4 is out of range" in refused(*free, "--layer", 4)
     assert "does not say its layer; pass --layer" in refused(*free)
     assert "learned from layer 2, not from --layer 1" in refused("--layer", 1)
-    assert "--latent-select attribution needs" in refused("--latent-top", 2, "--latent-select", "attribution")
     assert "of type gpt2; supported types" in refused(*free, "--layer", 2, model=changed("gpt2", model_type="gpt2"))
     larger = changed("larger", vocab_size=2000)
     assert "the tokenizer's ids need 600 embeddings, the model has 2000" in refused(*free, "--layer", 2, model=larger)

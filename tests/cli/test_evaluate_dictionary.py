@@ -88,7 +88,7 @@ def test_lambda_and_layer_can_be_chosen(tiny: TinyData, tmp_path: Path) -> None:
 
 def test_codes_that_miss_the_tolerance_are_said(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
     folder = save_lasso(tiny, tmp_path / "dictionary")
-    words = (folder, tiny.data_bin, "--auxiliary", tiny.model, *SMALL, "--max-nonzeros", 1)
+    words = (folder, tiny.data_bin, "--auxiliary", tiny.model, *SMALL, "--tolerance", 1e-30)
     mlsm("evaluate", "dictionary", *words, "--output", tmp_path / "out.json")
     missed = json.loads((tmp_path / "out.json").read_text())["inexact_codes"]
     assert missed > 100

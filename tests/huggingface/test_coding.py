@@ -15,7 +15,6 @@ from mlsm_plugin.files.work_share import WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.huggingface.coding import encode_sequences, estimate_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_selection import ATTRIBUTION, CodeSelection
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
@@ -140,7 +139,7 @@ def test_missing_shards_are_coded_again_to_the_same_bytes(made: CodedModel, tmp_
 
 def test_coverage_and_strongest_atoms(made: CodedModel, tmp_path: Path) -> None:
     encode(made, made.tokens, tmp_path / "all")
-    some = replace(settings(), coverage=0.3, coverage_seed=5, selection=CodeSelection(2))
+    some = replace(settings(), coverage=0.3, coverage_seed=5, latent_top=2)
     encode(made, made.tokens, tmp_path / "some", settings=some)
     sequences, store, full = TokenSequences(made.tokens), CodeStore(tmp_path / "some"), CodeStore(tmp_path / "all")
     codes, all_codes = (found.rows(0, found.num_tokens) for found in (store, full))
@@ -169,7 +168,6 @@ def test_what_does_not_belong_together_is_refused_before_anything_is_written(mad
         assert not (tmp_path / "store").exists()
 
     refused("was learned from layer 2, not from --layer 1", settings=replace(settings(), layer=1))
-    refused("--latent-select attribution needs", settings=replace(settings(), selection=CodeSelection(2, ATTRIBUTION)))
     refused("sequence 0 has 71 tokens, but the model takes at most 70", [[2] * 71])
     refused("sequence 1 has the id 600, but the model has the ids 0 to 599", [[2, 9, 3], [2, 600, 3]])
     unbound = made.coder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
@@ -60,14 +59,6 @@ def test_a_coder_that_is_there_is_kept_and_another_is_refused(made: CodedModel, 
     assert files_of(tmp_path / "coder") == before == files_of(tmp_path / "other")
     learn(made, tmp_path / "coder", "lasso", iterations=11, overwrite=True)
     assert files_of(tmp_path / "coder") != before
-
-
-def test_a_published_dictionary_is_imported(made: CodedModel, tmp_path: Path) -> None:
-    atoms = np.random.default_rng(3).normal(size=(32, 16)).astype(np.float32)
-    np.save(tmp_path / "atoms.npy", atoms / np.linalg.norm(atoms, axis=0))
-    chosen = LearningSettings(layer=LAYER, published=tmp_path / "atoms.npy", threads=1)
-    coder = learn_from_sequences(made.tokens, made.model, output=tmp_path / "coder", settings=chosen, device="cpu")
-    assert (coder.num_atoms, coder.meta["layer"]) == (16, LAYER)
 
 
 def test_a_layer_that_does_not_exist_leaves_nothing(made: CodedModel, tmp_path: Path) -> None:

@@ -17,22 +17,17 @@ from hypothesis import strategies as st
 from mlsm_plugin.sparse_coding import active_set, active_set_torch
 from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
 from mlsm_plugin.sparse_coding.encode import sparse_encode, target_distribution
-from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 
 
-def solve_with_active_set(hidden, atoms, settings):
-    return active_set.solve_with_active_set(torch.tensor(hidden), atoms, settings)
+def solve_with_active_set(hidden, atoms, lambda_, threads=1):
+    return active_set.solve_with_active_set(torch.tensor(hidden), atoms, lambda_, threads)
 
 
-def solve_batched(hidden, atoms, settings):
-    return active_set_torch.solve_batched(torch.tensor(hidden), atoms, settings)
+def solve_batched(hidden, atoms, lambda_, threads=1):
+    return active_set_torch.solve_batched(torch.tensor(hidden), atoms, lambda_)
 
 
 FORMS = [solve_with_active_set, solve_batched]
-
-
-def settings_for(lambda_: float, threads: int | None = 1) -> SolverSettings:
-    return SolverSettings(lambda_, 1e-4, None, threads, torch.device("cpu"))
 
 
 def unit_rows(rows):
@@ -90,7 +85,7 @@ def test_meets_the_optimality_conditions_and_the_oracle(seed, n_tokens, n_atoms,
 
     best = objective(coordinate_descent(hidden, atoms, lambda_, sweeps=2000, least=1e-10))
     for solve in FORMS:
-        codes, gap = solve(hidden, atoms, settings_for(lambda_))
+        codes, gap = solve(hidden, atoms, lambda_)
         codes = codes.toarray()
         check_optimality(hidden, atoms, codes, lambda_)
         assert codes.shape == (n_tokens, n_atoms)
@@ -105,7 +100,7 @@ def test_meets_the_optimality_conditions_and_the_oracle(seed, n_tokens, n_atoms,
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
 def test_equals_the_oracle_weight_for_weight(solve, correlation):
     hidden, atoms = problem(5, 20, 30, 40, correlation)  # fewer atoms than dimensions: the minimizer is unique
-    codes, _ = solve(hidden, atoms, settings_for(0.02))
+    codes, _ = solve(hidden, atoms, 0.02)
     np.testing.assert_allclose(codes.toarray(), coordinate_descent(hidden, atoms, 0.02), atol=1e-9)
 
 
@@ -116,8 +111,8 @@ def test_equals_the_oracle_weight_for_weight(solve, correlation):
 def test_any_scale(solve, scale, atom_scale):
     hidden, atoms = problem(1, 10, 60, 16, 0.5)
     lambda_ = 0.05
-    expected = solve(hidden, atoms, settings_for(lambda_))[0].toarray()
-    scaled, _ = solve(scale * hidden, atom_scale * atoms, settings_for(lambda_ * scale * atom_scale))
+    expected = solve(hidden, atoms, lambda_)[0].toarray()
+    scaled, _ = solve(scale * hidden, atom_scale * atoms, lambda_ * scale * atom_scale)
     np.testing.assert_allclose(scaled.toarray() * atom_scale / scale, expected, atol=1e-6)
 
 
@@ -128,50 +123,50 @@ def test_duplicate_zero_and_dependent_atoms(solve):
     atoms[7] = 0
     atoms[20:24] = atoms[3]
     atoms[25] = unit_rows((atoms[1] + atoms[2])[None])[0]
-    codes, gap = solve(hidden, atoms, settings_for(0.01))
+    codes, gap = solve(hidden, atoms, 0.01)
     assert codes[:, 7].nnz == 0
     certified = gap <= 1e-6
     assert certified.mean() > 0.9
     check_optimality(hidden[certified], atoms, codes.toarray()[certified], 0.01)
     hidden = np.concatenate([hidden, rng.standard_normal((5, 6)) * 0])
-    repaired = sparse_encode(hidden, atoms, lambda_=0.01, tolerance=1e-6)
+    repaired = sparse_encode(hidden, atoms, lambda_=0.01)
     assert (repaired.gap <= 1e-6).all()
     assert repaired.codes[-5:].nnz == 0
 
 
 def test_small_working_sets_reach_the_same_codes(monkeypatch):
     hidden, atoms = problem(3, 60, 700, 24, 0.7)
-    expected, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
+    expected, _ = solve_with_active_set(hidden, atoms, 0.02)
     monkeypatch.setattr(active_set, "GRAM_ENTRIES", 0)  # and the Gram rows computed where they are needed
     active_set._prepared.cache_clear()
-    without_gram, gap = solve_with_active_set(hidden, atoms, settings_for(0.02, threads=3))
+    without_gram, gap = solve_with_active_set(hidden, atoms, 0.02, threads=3)
     active_set._prepared.cache_clear()
     assert abs(expected - without_gram).max() < 1e-7
     monkeypatch.undo()
-    assert abs(expected - solve_batched(hidden, atoms, settings_for(0.02))[0]).max() < 1e-6
+    assert abs(expected - solve_batched(hidden, atoms, 0.02)[0]).max() < 1e-6
     assert (gap < 1e-5).all()
-    batched, _ = solve_batched(hidden, atoms, settings_for(0.02))
+    batched, _ = solve_batched(hidden, atoms, 0.02)
     assert abs(expected - batched).max() < 1e-6
     check_optimality(hidden, atoms, expected.toarray(), 0.02)
 
 
 def test_batches_of_any_size_give_the_same_codes(monkeypatch):
     hidden, atoms = problem(4, 50, 300, 16, 0.5)
-    whole = [solve(hidden, atoms, settings_for(0.03))[0] for solve in FORMS]
+    whole = [solve(hidden, atoms, 0.03)[0] for solve in FORMS]
     monkeypatch.setattr(active_set, "DENSE_ENTRIES", 7 * 300)
     monkeypatch.setitem(active_set_torch.ENTRIES, "cpu", 7 * 300)  # also less than the Gram blocks of 7 rows
     monkeypatch.setattr(active_set, "ROWS_PER_TASK", 3)
     for solve, expected in zip(FORMS, whole, strict=True):
-        codes, gap = solve(hidden, atoms, settings_for(0.03, threads=2))
+        codes, gap = solve(hidden, atoms, 0.03, threads=2)
         assert len(gap) == 50
         assert abs(codes - expected).max() < 1e-9
 
 
 def test_a_changed_dictionary_is_prepared_anew():
     hidden, atoms = problem(6, 10, 40, 8, 0.5)
-    first, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
+    first, _ = solve_with_active_set(hidden, atoms, 0.02)
     atoms[:] = atoms[::-1].copy()  # the same array, other values
-    second, _ = solve_with_active_set(hidden, atoms, settings_for(0.02))
+    second, _ = solve_with_active_set(hidden, atoms, 0.02)
     np.testing.assert_allclose(second.toarray(), first.toarray()[:, ::-1], atol=1e-9)
 
 

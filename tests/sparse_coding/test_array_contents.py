@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mlsm_plugin.sparse_coding.array_contents import ArrayContents
+from mlsm_plugin.sparse_coding.active_set_torch import ArrayContents
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e300, 1e-300])
 ARRAYS = arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=2), elements=VALUES)

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlsm_plugin.sparse_coding.active_set_torch import solve_batched
 from mlsm_plugin.sparse_coding.online_learning import ATOMS_PER_BLOCK, Surrogate
-from mlsm_plugin.sparse_coding.solver_settings import SolverSettings
 
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2")
 
@@ -49,10 +48,9 @@ def mixtures(rows: int, atoms: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_batch_of_codes_takes_few_operations_and_waits() -> None:
     hidden, atoms = mixtures(200, 400, 64)
-    settings = SolverSettings(0.02, 1e-4, None, 1, torch.device("cpu"))
-    solve_batched(torch.tensor(hidden[:2]), atoms, settings)  # prepares the dictionary
+    solve_batched(torch.tensor(hidden[:2]), atoms, 0.02)  # prepares the dictionary
     with Launches() as counted:
-        _, gap = solve_batched(torch.tensor(hidden), atoms, settings)
+        _, gap = solve_batched(torch.tensor(hidden), atoms, 0.02)
     assert gap.max() < 1e-8
     assert counted.operations < 3000  # once 3,630
     assert counted.waits < 130  # once 194

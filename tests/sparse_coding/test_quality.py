@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.sparse_coding.quality import ReconstructionQuality, reconstruction_quality
+from mlsm_plugin.sparse_coding.quality import ReconstructionQuality, coder_health
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SparseAutoencoder
 from tests.sparse_coding.sae_weights import random_weights
@@ -163,8 +163,15 @@ def test_any_coder_is_judged(make: Any, as_rows: Any) -> None:
     coder = make(hidden)
     codes = coder.encode(hidden).codes
     expected = slow_figures(hidden.astype(np.float64), codes, coder.reconstruct(hidden, codes).astype(np.float64))
-    chunks = (as_rows(hidden[start : start + 30]) for start in range(0, 80, 30))
-    assert reconstruction_quality(coder, chunks, threads=1) == pytest.approx(expected, rel=1e-6)
+    quality = ReconstructionQuality(ATOMS, DIM)
+    for start in range(0, 80, 30):
+        chunk = as_rows(hidden[start : start + 30])
+        codes = coder.encode(chunk, threads=1).codes
+        quality.add(chunk, codes, coder.reconstruct(chunk, codes))
+    assert quality.result() == pytest.approx(expected, rel=1e-6)
+    health = coder_health(hidden, coder)
+    assert health == pytest.approx(quality.health(), rel=1e-6)
+    assert (health["mean_nonzeros"], health["n_tokens"]) == (pytest.approx(expected["l0"]), 80)
 
 
 def test_bad_rows_are_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.sparse_coding.ridge_ranking import ridge_ranking
+from mlsm_plugin.sparse_coding.active_set_torch import ridge_ranking
 
 
 @settings(max_examples=50, deadline=None)
