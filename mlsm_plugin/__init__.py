@@ -11,10 +11,8 @@ import sys as _sys
 from mlsm_plugin.cli import command_line as _command_line
 from mlsm_plugin.fairseq_seams import installation as _installation
 from mlsm_plugin.files.child_process import end_with_parent as _end_with_parent
-from mlsm_plugin.files.moved_modules import forward_moved_modules as _forward_moved_modules
 from mlsm_plugin.version import __version__
 
-_forward_moved_modules()
 _end_with_parent()
 
 # on import, fairseq logs that an optional package of its text-to-speech task is missing
@@ -32,13 +30,12 @@ def register() -> None:
         loading_hooks,
         quiet_start,
         resumed_runs,
-        saved_configurations,
         training_options,
         version_shims,
     )
 
     version_shims.apply()
-    for module in (cpu_runs, quiet_start, saved_configurations, resumed_runs, training_options, loading_hooks):
+    for module in (cpu_runs, quiet_start, resumed_runs, training_options, loading_hooks):
         module.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks  # noqa: F401
     from mlsm_plugin.tokenization import hf_bpe  # noqa: F401

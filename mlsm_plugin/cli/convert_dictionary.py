@@ -86,15 +86,13 @@ def _import(args: argparse.Namespace, source: Path, output: Path) -> int:
 
 def _origin(args: argparse.Namespace, dim: int) -> dict[str, Any]:
     """What ``meta.json`` says of the hidden states that the dictionary is for."""
-    from mlsm_plugin.files.planned_folder import recorded_in
     from mlsm_plugin.hidden_states.encoder import check_layer
     from mlsm_plugin.hidden_states.sources import source_of
 
     found = {} if args.layer is None else {"layer": args.layer}
     if args.auxiliary:
         model = source_of(args.auxiliary)
-        recorded = None if args.overwrite else recorded_in(args.output, "auxiliary_fingerprint")
-        found["auxiliary_fingerprint"] = model.recorded_fingerprint(args.auxiliary, recorded)
+        found["auxiliary_fingerprint"] = model.fingerprint_of(args.auxiliary)
         if args.layer is not None:
             check_layer(args.layer, model.layers_of(args.auxiliary), args.auxiliary)
         width = model.width_of(args.auxiliary)

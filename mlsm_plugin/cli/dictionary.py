@@ -139,10 +139,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     settings = LearningSettings(**{field.name: getattr(args, field.name) for field in fields(LearningSettings)})
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)
-    recorded = None if args.overwrite else recorded_in(output, "auxiliary_fingerprint")
     plan = learning_plan(
         settings,
-        auxiliary=source_of(args.auxiliary).recorded_fingerprint(args.auxiliary, recorded),
+        auxiliary=source_of(args.auxiliary).fingerprint_of(args.auxiliary),
         split=lambda: split_fingerprint(Path(args.data_bin) / "train"),
         blocks=blocks,
     )

@@ -25,7 +25,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
     read_state,
     weights_in,
 )
-from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
+from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
 from mlsm_plugin.files.atomic_files import atomic_open, copy_file, link_file, sha256_of_files
@@ -174,7 +174,6 @@ class Finetuning:
             "checkpoint": model_fingerprint(self.checkpoint),
             "tokenizer": sha256_of_files(*tokenizer),
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
-            # None: as in the plans of earlier versions, which lack them
             "settings": {
                 **vars(self.settings),
                 "header": self.settings.header or None,

@@ -65,9 +65,9 @@ def apply() -> None:
     lr_scheduler.build_lr_scheduler = _naming_option(lr_scheduler.build_lr_scheduler, "--lr-scheduler")
 
 
-def registered_name(cfg: Any) -> str | None:
-    """The registered name of the task, model or criterion of which these are the options; None: they do not say it."""
-    return getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+def registered_name(cfg: Any) -> str:
+    """The registered name of the task, model or criterion of which these are the options; empty: they do not say it."""
+    return str(getattr(cfg, "_name", None) or getattr(cfg, "arch", None) or "")
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:

@@ -26,8 +26,7 @@ import numpy as np
 
 from mlsm_plugin.files.json_text import parse_json
 
-# version 0.1 had eight characters, or the number of the process
-LEFTOVER = re.compile(r"\..+\.(?:[0-9a-f]{32}|[0-9a-z_]{8}|[0-9]+)\.tmp")
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
 
 

@@ -20,7 +20,6 @@ STEPS = values(
 )
 # options, each with a value, that say how a step computes and not what: other ones leave it up to date
 NEUTRAL = ("--workers", "--threads", "--device", "--batch-tokens")
-RECORDED_LATER = ("uses", "input_sizes")  # parts of a signature that older records lack
 NEUTRAL_TEXT = re.compile(rf" (?:{'|'.join(NEUTRAL)}) \S+")
 
 
@@ -34,7 +33,7 @@ class Step:
             again.
         inputs: files whose contents decide the result.
         outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
-        uses: further files whose contents decide the result; version 0.1 did not record them.
+        uses: further files whose contents decide the result.
         checked: the outputs whose contents must stay; None: all.
     """
 
@@ -107,12 +106,11 @@ class StepRecord:
         recorded = known.get("signature")
         wanted = _deciding(signature)
         if recorded is not None:
-            wanted |= {key: None for key in RECORDED_LATER if key not in recorded}
             recorded = _deciding(recorded)
         done = bool(known.get("done")) and all(output.exists() for output in step.outputs)
         found = standing(recorded, wanted, sealed=done)
-        made = known.get("outputs")  # version 0.1 did not record them
-        if found is Standing.COMPLETE and made is not None:
+        if found is Standing.COMPLETE:
+            made = known.get("outputs", {})
             changed = first_change(made, fingerprints_of(_checked(step), made))
             if changed is not None:
                 print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)

@@ -216,7 +216,7 @@ def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
 
 
 def _processes(output: Path, count: int) -> dict[str, int]:
-    """The number of processes for the plan, since it decides batches and updates; a folder without it is resumed, too.
+    """The number of processes for the plan, since it decides batches and updates.
 
     Raises:
         ValueError: the folder was begun by another number of processes, and is not finished.
@@ -229,8 +229,7 @@ def _processes(output: Path, count: int) -> dict[str, int]:
             f"the number of processes is {there} in {output} and {count} now; start {there} (several: with torchrun "
             "--nproc-per-node), or choose another --output"
         )
-    begun_before_it_was_recorded = there is None and recorded_in(output, "objective") is not None
-    return {} if begun_before_it_was_recorded else {"processes": count}
+    return {"processes": count}
 
 
 def _fingerprint(model: str) -> str:

@@ -16,7 +16,6 @@ from mlsm_plugin.hidden_states.library_encoder import LibraryEncoder
 from mlsm_plugin.huggingface.sequence_blocks import blocks_for_model
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.code_selection import CodeSelection
-from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 PathLike = str | os.PathLike[str]
@@ -67,7 +66,7 @@ def encode_sequences(
     """
     _check_selection(settings.selection)
     name = source_name(model)
-    fingerprint = fitting_fingerprint(name, coder, settings.layer, recorded=recorded_auxiliary(output))
+    fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = as_sequences(input_ids)
     blocks, found = blocks_for_model(sequences, model, tokenizer)
 

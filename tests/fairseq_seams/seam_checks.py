@@ -76,8 +76,8 @@ from mlsm_plugin.fairseq_seams import (
     roberta_head,
     roberta_hub,
     roberta_parts,
-    saved_configurations,
     token_slices,
+    training_options,
     version_shims,
     weight_names,
 )
@@ -961,7 +961,7 @@ def _changed_states() -> None:
         assert not torch.allclose(changed, states[2].transpose(0, 1))
 
 
-# saved_configurations
+# loading_hooks: the function that all loading goes through
 
 
 class ReachedError(Exception):
@@ -969,12 +969,11 @@ class ReachedError(Exception):
 
 
 @seam(
-    "saved_configurations",
+    "loading_hooks",
     "load_model_ensemble_and_task, which reads with checkpoint_utils.load_checkpoint_to_cpu",
     partial(instead, checkpoint_utils, "load_model_ensemble_and_task", lambda filenames: None),
 )
 def _loads_through() -> None:
-    assert checkpoint_utils.load_checkpoint_to_cpu.moves_options
     reader = mock.patch.object(checkpoint_utils, "load_checkpoint_to_cpu", side_effect=ReachedError)
     with reader as read, suppress(ReachedError):
         checkpoint_utils.load_model_ensemble_and_task([__file__])
@@ -985,16 +984,16 @@ def unregistered(registry: dict[str, Any], name: str, patch: pytest.MonkeyPatch)
     patch.delitem(registry, name)
 
 
-@seam("saved_configurations", "TASK_DATACLASS_REGISTRY", partial(unregistered, TASK_DATACLASS_REGISTRY, "taco"))
+@seam("checkpoint_contents", "TASK_DATACLASS_REGISTRY", partial(unregistered, TASK_DATACLASS_REGISTRY, "taco"))
 @seam(
-    "saved_configurations",
+    "checkpoint_contents",
     "CRITERION_DATACLASS_REGISTRY",
     partial(unregistered, CRITERION_DATACLASS_REGISTRY, "token_contrastive"),
 )
 def _registries() -> None:
-    cfg = OmegaConf.create({"task": {"_name": "taco", "negatives": 7}, "criterion": {"_name": "token_contrastive"}})
-    saved_configurations.move_loss_options(cfg)
-    assert cfg.criterion.negatives == 7
+    cfg = {"task": {"_name": "taco", "negatives": 7}, "criterion": {"_name": "token_contrastive"}}
+    with pytest.raises(ValueError, match="options of the criterion, such as negatives"):
+        checkpoint_contents._check_moved_options({"cfg": cfg})
 
 
 def nameless(original: Any) -> Any:
@@ -1006,7 +1005,7 @@ def nameless(original: Any) -> Any:
 
 
 @seam(
-    "saved_configurations",
+    "training_options",
     "the _name in the parts of a configuration",
     partial(
         instead,
@@ -1017,7 +1016,7 @@ def nameless(original: Any) -> Any:
 )
 def _registered_name() -> None:
     cfg = training_config("", task="masked_lm", criterion="masked_lm")
-    assert saved_configurations.registered_name(cfg.task) == "masked_lm"
+    assert training_options.registered_name(cfg.task) == "masked_lm"
 
 
 # token_slices

@@ -72,7 +72,7 @@ def test_folder_from_nothing_to_complete(tmp_path):
     folder.begin()
     assert folder.standing() is Standing.BEGUN
     assert json.loads((folder.directory / "plan.json").read_text()) == {**PLAN, "splits": ["train", "valid"]}
-    (folder.directory / ".shard.4711.tmp").write_text("half")
+    (folder.directory / f".shard.{'0' * 32}.tmp").write_text("half")
     folder.seal({**folder.plan, "total": 7})
     assert PlannedFolder(folder.directory, PLAN).standing() is Standing.COMPLETE
     assert folder.sealed_content()["total"] == 7
