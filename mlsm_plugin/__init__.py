@@ -20,10 +20,14 @@ _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
 
 
 def register() -> None:
-    """Register everything with fairseq; without a fairseq that works, do nothing (idempotent)."""
-    if _installation.first_problem() is not None:
+    """Register everything with fairseq; without a fairseq that works, do nothing (idempotent).
+
+    Raises:
+        ImportError: fairseq was imported, and another one is installed over it.
+    """
+    if (problem := _installation.fairseq_problem()) is not None:
         if _sys.modules.get("fairseq") is not None:
-            _installation.require_supported_installation()
+            raise ImportError(f"mlsm_plugin cannot run here: {problem}")
         return  # the `mlsm` command reports the problem in one line
     from mlsm_plugin.fairseq_seams import (
         cpu_runs,

@@ -89,11 +89,8 @@ def main(argv: list[str] | None = None) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     needs_fairseq = command in COMMANDS and command not in ("doctor", *installation.WITHOUT_FAIRSEQ)
-    problem = None
-    if command in COMMANDS and command != "doctor":  # which lists all problems
-        problem = installation.first_problem(without_fairseq=not needs_fairseq)
-    if problem:
-        print(f"mlsm: error: {problem} (`mlsm doctor` lists everything)", file=sys.stderr)
+    if needs_fairseq and (problem := installation.fairseq_problem()):
+        print(f"mlsm: error: {problem}", file=sys.stderr)
         return 1
     try:
         if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
@@ -110,6 +107,11 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("MLSM_TRACEBACK"):
             raise
         print(f"mlsm: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except ImportError as error:
+        if os.environ.get("MLSM_TRACEBACK"):
+            raise
+        print(f"mlsm: error: {_one_line(error)}; `mlsm doctor` lists what is missing", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)

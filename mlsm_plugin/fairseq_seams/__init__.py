@@ -7,9 +7,8 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 - ``checkpoint_averaging``: where a checkpoint has its weights, vocabulary and optimizer; the mean of several.
 - ``checkpoint_contents``: the registries of names and options, and what a checkpoint holds; what is refused.
 - ``checkpoint_states``: what is in a checkpoint, and the functions that load it; the one door to all checkpoints.
-- ``compiled_parts``: the names of the compiled modules; ``mlsm doctor`` says whether they are there.
 - ``cpu_runs``: where it asks for a GPU in a run on the CPU, and which precision it lacks there.
-- ``installation``: the names of the two distributions and what each needs; reports what is wrong before an import.
+- ``installation``: the names of the two distributions and of the compiled modules; what is wrong before an import.
 - ``loading_hooks``: torch's private hook before weights are loaded, how the trainer loads a checkpoint, and what
   all loading goes through; what does not fit is refused in one line, and all ranks can resume.
 - ``masked_lm_batches``: the datasets inside those of ``masked_lm``; batches get codes, and other masks.

@@ -65,7 +65,6 @@ from mlsm_plugin.fairseq_seams import (
     checkpoint_averaging,
     checkpoint_contents,
     checkpoint_states,
-    compiled_parts,
     installation,
     loading_hooks,
     masked_lm_batches,
@@ -423,7 +422,7 @@ def _untrained() -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-# compiled_parts
+# installation: compiled modules
 
 
 def without_compiled(name: str, patch: pytest.MonkeyPatch) -> None:
@@ -432,8 +431,8 @@ def without_compiled(name: str, patch: pytest.MonkeyPatch) -> None:
 
 
 for _name in ("data_utils_fast", "token_block_utils_fast"):
-    seam("compiled_parts", f"the compiled module fairseq.data.{_name}", partial(without_compiled, _name))(
-        compiled_parts.import_compiled_parts
+    seam("installation", f"the compiled module fairseq.data.{_name}", partial(without_compiled, _name))(
+        installation.import_compiled_parts
     )
 
 
@@ -475,7 +474,7 @@ def no_version(name: str) -> str:
 
 @seam("installation", "the names of its distributions", partial(instead, metadata, "version", no_version))
 def _distributions() -> None:
-    assert installation.installed_version(*installation.FAIRSEQS)
+    assert any(map(installation.installed_version, installation.FAIRSEQS))
 
 
 # loading_hooks
@@ -992,8 +991,7 @@ def unregistered(registry: dict[str, Any], name: str, patch: pytest.MonkeyPatch)
 )
 def _registries() -> None:
     cfg = {"task": {"_name": "taco", "negatives": 7}, "criterion": {"_name": "token_contrastive"}}
-    with pytest.raises(ValueError, match="options of the criterion, such as negatives"):
-        checkpoint_contents._check_moved_options({"cfg": cfg})
+    assert "such as negatives" in refusal(checkpoint_contents._check_moved_options, {"cfg": cfg})
 
 
 def nameless(original: Any) -> Any:

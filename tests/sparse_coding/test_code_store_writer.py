@@ -46,7 +46,7 @@ def damage_trailing(directory: Path) -> None:
 
 
 def damage_leftover(directory: Path) -> None:
-    (directory / ".shard-00001.atoms.npy.123.tmp").write_bytes(b"half")
+    (directory / f".shard-00001.atoms.npy.{'0' * 32}.tmp").write_bytes(b"half")
 
 
 @pytest.mark.parametrize(
