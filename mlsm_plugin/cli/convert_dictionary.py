@@ -105,7 +105,7 @@ def _origin(args: argparse.Namespace, dim: int) -> dict[str, Any]:
 
 def _holds(output: Path, made: SaeCoder | Dictionary, origin: dict[str, Any]) -> bool:
     """Whether ``output`` holds this very coder; ValueError where it holds another one."""
-    from mlsm_plugin.files.planned_folder import differences
+    from mlsm_plugin.files.planned_folder import PlannedFolder
     from mlsm_plugin.sparse_coding.coder import kind_of
     from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
     from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
@@ -122,9 +122,7 @@ def _holds(output: Path, made: SaeCoder | Dictionary, origin: dict[str, Any]) ->
     if there.fingerprint != made.fingerprint:
         raise ValueError(f"{output} holds another dictionary; {ADVICE}")
     wanted = {**origin, **{name: made.meta[name] for name in ("lambda",) if name in made.meta}}
-    if named := differences({name: there.meta.get(name) for name in wanted}, wanted):
-        raise ValueError(f"{output} holds this dictionary, but {'; '.join(named)}; {ADVICE}")
-    return True
+    return PlannedFolder(output, wanted, plan_file=None, advice=ADVICE.capitalize()).is_complete()
 
 
 def _replace(made: SaeCoder | Dictionary, output: Path) -> None:

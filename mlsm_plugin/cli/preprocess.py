@@ -176,7 +176,7 @@ def _steps_until_auxiliary(
     for split in SPLITS:
         command += [f"--{split}", *getattr(args, split)] if getattr(args, split) else []
     used = tokenizer_inputs(tokenizer) if args.tokenizer or args.auxiliary else []
-    steps.append(Step("binarize", command, _texts(args), [data_bin], uses=used))
+    steps.append(Step("binarize", command, [*_texts(args), *used], [data_bin]))
     if not args.auxiliary:
         save_dir = output / "auxiliary"
         command = ["auxiliary", str(data_bin), "--save-dir", str(save_dir)]

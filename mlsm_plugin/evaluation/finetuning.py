@@ -32,7 +32,7 @@ from mlsm_plugin.files.atomic_files import atomic_open, copy_file, link_file, sh
 from mlsm_plugin.files.child_process import start_child
 from mlsm_plugin.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub.loading import from_pretrained
@@ -142,7 +142,7 @@ class Finetuning:
         folder = self._folder()
         data = self.output / "data"
         made = [path for path in self.output.glob("seed-*/*") if path.name != LOG]
-        if folder.standing() is Standing.OTHER and not made:
+        if folder.differences() and not made:
             # nothing was trained yet; a mistyped flag must not refuse the corrected command
             shutil.rmtree(data, ignore_errors=True)
             folder.forget()
@@ -185,15 +185,13 @@ class Finetuning:
             self.output,
             plan,
             seal_file="results.json",
-            plan_of_seal=lambda results: None,
             advice=f"{START_ANEW}, or choose another --output",
         )
 
     def _run_seed(self, seed: int) -> dict[str, Any]:
         folder = self.output / f"seed-{seed}"
         run = PlannedFolder(folder, {"seed": seed}, plan_file=None, seal_file="result.json")
-        run.check()
-        if run.standing() is Standing.COMPLETE:
+        if run.is_complete():
             return check_json(run.sealed_content(), fields(self._measures()), run.seal_path)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / LOG

@@ -24,8 +24,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from mlsm_plugin.files.json_text import parse_json
-
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
 
@@ -243,6 +241,18 @@ def _link_or_replace(source: Path, target: Path) -> None:
         raise
     except OSError:
         os.replace(source, target)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that JSON text says.
+
+    Raises:
+        ValueError: the text is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -63,7 +63,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         if not isinstance(meta.get("n_atoms"), int) or meta["n_atoms"] < 1:
             raise ValueError(f"meta must give the size of the dictionary as n_atoms >= 1, got {meta.get('n_atoms')!r}")
         plan = {"format_version": FORMAT_VERSION, "meta": _in_order(meta), "boundaries": self.boundaries}
-        folder = PlannedFolder(directory, plan, plan_of_seal=_plan_of_meta)
+        folder = PlannedFolder(directory, plan)
         super().__init__(folder, len(self.boundaries) - 1)
         self.meta: dict[str, Any] = folder.plan["meta"]
         self.num_atoms: int = self.meta["n_atoms"]
@@ -195,14 +195,3 @@ def _in_order(meta: dict[str, Any]) -> dict[str, Any]:
     """``meta`` with its keys in the order of the files."""
     known = {key: meta[key] for key in META_KEYS if key in meta}
     return {**known, **{key: value for key, value in meta.items() if key not in known}}
-
-
-def _plan_of_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a sealed store whose ``plan.json`` is missing."""
-    shards = meta.get("shards")
-    shards = shards if isinstance(shards, list) else []
-    return {
-        "format_version": meta.get("format_version"),
-        "meta": {key: value for key, value in meta.items() if key not in TOTAL_KEYS},
-        "boundaries": [0, *(shard.get("stop") if isinstance(shard, dict) else None for shard in shards)],
-    }

@@ -370,11 +370,3 @@ def test_keys_have_the_order_of_the_format_whatever_the_callers(tmp_path, seed):
     assert (*SETTINGS, *TOTALS) == META_KEYS
     other_order = CodeStoreWriter(tmp_path / "s", dict(sorted(meta.items())), BOUNDARIES, with_gaps=True)
     assert other_order.is_complete
-
-
-def test_store_without_its_plan_is_compared_by_its_seal(tmp_path):
-    store = write_store(tmp_path / "s", random_codes(0, 10), BOUNDARIES)
-    (store / "plan.json").unlink()
-    assert CodeStoreWriter(store, META, BOUNDARIES).is_complete
-    with pytest.raises(ValueError, match=r"lambda is 0\.05 there and 0\.1 now"):
-        CodeStoreWriter(store, {**META, "lambda": 0.1}, BOUNDARIES)
