@@ -11,10 +11,8 @@ import sys as _sys
 from mlsm_plugin.cli import command_line as _command_line
 from mlsm_plugin.fairseq_seams import installation as _installation
 from mlsm_plugin.files.child_process import end_with_parent as _end_with_parent
-from mlsm_plugin.files.moved_modules import forward_moved_modules as _forward_moved_modules
 from mlsm_plugin.version import __version__
 
-_forward_moved_modules()
 _end_with_parent()
 
 # on import, fairseq logs that an optional package of its text-to-speech task is missing
@@ -22,23 +20,26 @@ _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
 
 
 def register() -> None:
-    """Register everything with fairseq; without a fairseq that works, do nothing (idempotent)."""
-    if _installation.first_problem() is not None:
+    """Register everything with fairseq; without a fairseq that works, do nothing (idempotent).
+
+    Raises:
+        ImportError: fairseq was imported, and another one is installed over it.
+    """
+    if (problem := _installation.fairseq_problem()) is not None:
         if _sys.modules.get("fairseq") is not None:
-            _installation.require_supported_installation()
+            raise ImportError(f"mlsm_plugin cannot run here: {problem}")
         return  # the `mlsm` command reports the problem in one line
     from mlsm_plugin.fairseq_seams import (
         cpu_runs,
         loading_hooks,
         quiet_start,
         resumed_runs,
-        saved_configurations,
         training_options,
         version_shims,
     )
 
     version_shims.apply()
-    for module in (cpu_runs, quiet_start, saved_configurations, resumed_runs, training_options, loading_hooks):
+    for module in (cpu_runs, quiet_start, resumed_runs, training_options, loading_hooks):
         module.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks  # noqa: F401
     from mlsm_plugin.tokenization import hf_bpe  # noqa: F401

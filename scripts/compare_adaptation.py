@@ -310,7 +310,6 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
         args.output,
         {"settings": settings, "inputs": inputs},
         seal_file="adaptation.json",
-        plan_of_seal=lambda figures: None,
         advice="Give another --output, or the settings that it was begun with",
     )
 

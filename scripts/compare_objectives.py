@@ -437,12 +437,7 @@ def planned_folder(args: argparse.Namespace) -> PlannedFolder:
     plan = {"settings": settings, "texts": sha256_of_files(*args.train, *args.valid, *args.held_out)}
     if args.auxiliary:  # its tokenizer is that of all rows
         plan["auxiliary"] = sha256_of_files(*source_of(args.auxiliary).files_of(args.auxiliary))
-
-    def plan_of_figures(figures: dict[str, Any]) -> dict[str, Any]:  # of a folder without a plan
-        known = {"mask_prob": MASKED_SHARE, **figures["settings"]}
-        return {"settings": {name: known.get(name, settings[name]) for name in settings}, "texts": figures["texts"]}
-
-    return PlannedFolder(args.output, plan, seal_file="comparison.json", plan_of_seal=plan_of_figures, advice=ADVICE)
+    return PlannedFolder(args.output, plan, seal_file="comparison.json", advice=ADVICE)
 
 
 def main() -> int:

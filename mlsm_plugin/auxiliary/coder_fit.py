@@ -61,23 +61,14 @@ def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None
         )
 
 
-def fitting_fingerprint(
-    auxiliary: str | os.PathLike[str], coder: SparseCoder, layer: int, *, recorded: str | None = None
-) -> str:
-    """SHA-256 of the auxiliary model.
-
-    Args:
-        auxiliary: name of the model.
-        coder: what codes its hidden states.
-        layer: the layer of the hidden states.
-        recorded: the fingerprint that a store was begun with, for a coder that does not say its model.
+def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, layer: int) -> str:
+    """SHA-256 of the auxiliary model, of which ``coder`` codes a layer.
 
     Raises:
         FileNotFoundError, ValueError: the model does not exist.
         ValueError: the coder belongs to another model or layer, or its codes would be arbitrary.
     """
-    known = coder.meta.get("auxiliary_fingerprint", recorded)
-    fingerprint = source_of(auxiliary).recorded_fingerprint(auxiliary, known)
+    fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
     check_coder_fits(coder, auxiliary_fingerprint=fingerprint, layer=layer)
     coder.check()
     return fingerprint

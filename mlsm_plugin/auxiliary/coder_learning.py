@@ -13,7 +13,7 @@ import numpy as np
 
 from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.samples import sample_hidden_states
@@ -303,15 +303,8 @@ def _judged(sample: np.ndarray) -> np.ndarray:
 def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
     """Whether ``output`` holds this very dictionary, up to rounding; ValueError where it holds another one."""
     advice = "Pass --overwrite to replace it, or choose another --output"
-
-    def plan_of(sealed: dict[str, Any]) -> dict[str, Any]:
-        # an older dictionary lacks the number
-        known = {"requested_tokens": plan.get("requested_tokens"), **sealed}
-        return {name: plan[name] if name in NEUTRAL else known.get(name) for name in plan}
-
-    folder = PlannedFolder(output, plan, plan_file=None, plan_of_seal=plan_of, advice=advice)
-    if folder.standing() is not Standing.COMPLETE:
-        folder.check()
+    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
+    if not PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
         return False
     load_coder(output)
     return True

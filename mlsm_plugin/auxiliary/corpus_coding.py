@@ -18,7 +18,6 @@ from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 __all__ = ["TOKENS_TO_JUDGE_EMPTINESS", "CodingFigures", "encode_split", "open_coding_model", "shard_boundaries"]
@@ -45,7 +44,7 @@ def encode_split(
         FileNotFoundError: the split or the checkpoint is missing.
     """
     directory = Path(output or data_bin) / f"{split}.codes"
-    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded_auxiliary(directory))
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
     reader = BlockReader(data_bin, split, settings.blocks)
     own = split_fingerprint(Path(data_bin) / split)
     return encode_blocks(

@@ -230,15 +230,13 @@ def _import_dictionary(args: argparse.Namespace, source: Path, output: Path) -> 
 
 def _origin(args: argparse.Namespace, dim: int) -> dict[str, Any]:
     """What ``meta.json`` says of the hidden states that the dictionary is for."""
-    from mlsm_plugin.files.planned_folder import recorded_in
     from mlsm_plugin.hidden_states.encoder import check_layer
     from mlsm_plugin.hidden_states.sources import source_of
 
     found = {} if args.layer is None else {"layer": args.layer}
     if args.auxiliary:
         model = source_of(args.auxiliary)
-        recorded = None if args.overwrite else recorded_in(args.output, "auxiliary_fingerprint")
-        found["auxiliary_fingerprint"] = model.recorded_fingerprint(args.auxiliary, recorded)
+        found["auxiliary_fingerprint"] = model.fingerprint_of(args.auxiliary)
         if args.layer is not None:
             check_layer(args.layer, model.layers_of(args.auxiliary), args.auxiliary)
         width = model.width_of(args.auxiliary)
@@ -251,7 +249,7 @@ def _origin(args: argparse.Namespace, dim: int) -> dict[str, Any]:
 
 def _holds(output: Path, made: SaeCoder | Dictionary, origin: dict[str, Any]) -> bool:
     """Whether ``output`` holds this very coder; ValueError where it holds another one."""
-    from mlsm_plugin.files.planned_folder import differences
+    from mlsm_plugin.files.planned_folder import PlannedFolder
     from mlsm_plugin.sparse_coding.coder import kind_of
     from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
     from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder
@@ -268,9 +266,7 @@ def _holds(output: Path, made: SaeCoder | Dictionary, origin: dict[str, Any]) ->
     if there.fingerprint != made.fingerprint:
         raise ValueError(f"{output} holds another dictionary; {ADVICE}")
     wanted = {**origin, **{name: made.meta[name] for name in ("lambda",) if name in made.meta}}
-    if named := differences({name: there.meta.get(name) for name in wanted}, wanted):
-        raise ValueError(f"{output} holds this dictionary, but {'; '.join(named)}; {ADVICE}")
-    return True
+    return PlannedFolder(output, wanted, plan_file=None, advice=ADVICE.capitalize()).is_complete()
 
 
 def _replace(made: SaeCoder | Dictionary, output: Path) -> None:

@@ -123,17 +123,15 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn the dictionary or SAE, measure its health, and write it."""
     from mlsm_plugin.auxiliary.coder_fit import check_positions
     from mlsm_plugin.data.token_blocks import split_fingerprint
-    from mlsm_plugin.files.planned_folder import recorded_in
     from mlsm_plugin.hidden_states.block_reader import BlockReader
     from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 
     settings = LearningSettings(**{field.name: getattr(args, field.name) for field in fields(LearningSettings)})
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     reader = BlockReader(args.data_bin, "train", blocks)
-    recorded = None if args.overwrite else recorded_in(output, "auxiliary_fingerprint")
     plan = learning_plan(
         settings,
-        auxiliary=source_of(args.auxiliary).recorded_fingerprint(args.auxiliary, recorded),
+        auxiliary=source_of(args.auxiliary).fingerprint_of(args.auxiliary),
         split=split_fingerprint(Path(args.data_bin) / "train"),
         blocks=blocks,
     )

@@ -175,17 +175,13 @@ def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Ite
 def _facts(store: CodeStore, summaries: list[AtomSummary], data_bin: Path, split: str) -> dict[str, str]:
     meta = store.meta
     health = meta.get("dictionary_health") or {}
-    coded, per_token = meta.get("coded_tokens"), meta["mean_nonzeros"]
+    per_coded_token = meta["mean_nonzeros"] * meta["token_count"] / max(meta["coded_tokens"], 1)
     facts = {
         "data": f"{data_bin.name}, {split}",
         "tokens": f"{meta['token_count']:,}",
         "atoms": f"{store.num_atoms:,}",
         "dead atoms here": str(sum(summary.frequency == 0 for summary in summaries)),
-        **(
-            {"mean non-zeros per coded token": f"{per_token * meta['token_count'] / coded:.1f}"}
-            if coded
-            else {"mean non-zeros per token": f"{per_token:.1f}"}
-        ),
+        "mean non-zeros per coded token": f"{per_coded_token:.1f}",
         "layer": str(meta.get("layer", "unknown")),
         **{name: f"{meta[name]:g}" for name in ("lambda",) if name in meta},
         **{name: str(meta[name]) for name in ("coder",) if name in meta},

@@ -86,8 +86,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mlsm: error: `mlsm {command}` is now `mlsm {RENAMED[command]}`; see its --help", file=sys.stderr)
         return 2
     try:
-        if command in COMMANDS and command != "doctor":  # which lists all problems
-            _check_installation(without_fairseq=True)
         if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
             mlsm_plugin.register()  # nothing where fairseq is missing
             plugins.import_plugin(user_dir)
@@ -96,7 +94,8 @@ def main(argv: list[str] | None = None) -> int:
         if extra and not args.takes_extra:
             parser.error(f"unrecognized arguments: {' '.join(extra)}")
         if args.needs_fairseq(args):
-            _check_installation()
+            if problem := installation.fairseq_problem():
+                raise ValueError(problem)
             mlsm_plugin.register()
         return int(args.run(args, extra) or 0)
     except (ValueError, OSError) as error:
@@ -104,14 +103,14 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"mlsm: error: {_one_line(error)}", file=sys.stderr)
         return 1
+    except ImportError as error:
+        if os.environ.get("MLSM_TRACEBACK"):
+            raise
+        print(f"mlsm: error: {_one_line(error)}; `mlsm doctor` lists what is missing", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
-
-
-def _check_installation(*, without_fairseq: bool = False) -> None:
-    if problem := installation.first_problem(without_fairseq=without_fairseq):
-        raise ValueError(f"{problem} (`mlsm doctor` lists everything)")
 
 
 def _one_line(error: Exception) -> str:

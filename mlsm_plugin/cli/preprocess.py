@@ -176,7 +176,7 @@ def _steps_until_auxiliary(
     for split in SPLITS:
         command += [f"--{split}", *getattr(args, split)] if getattr(args, split) else []
     used = tokenizer_inputs(tokenizer) if args.tokenizer or args.auxiliary else []
-    steps.append(Step("binarize", command, _texts(args), [data_bin], uses=used))
+    steps.append(Step("binarize", command, [*_texts(args), *used], [data_bin]))
     if not args.auxiliary:
         save_dir = output / "auxiliary"
         command = ["auxiliary", str(data_bin), "--save-dir", str(save_dir)]
@@ -214,7 +214,7 @@ def _coding_steps(
     model_flags += ["--fp16"] if args.fp16 else []
     model_flags += user_dir_flags(args)
     learn = ["dictionary", str(data_bin), "--layer", str(layer), "--output", str(dictionary), *model_flags]
-    if args.coder == LASSO:  # in the order of version 0.1, so that the steps that it recorded stay up to date
+    if args.coder == LASSO:
         learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
         learn += ["--iterations", str(args.iterations), "--seed", str(args.seed)]
     else:
@@ -222,8 +222,7 @@ def _coding_steps(
         learn += ["--matryoshka", *map(str, args.matryoshka)] if args.matryoshka else []
         learn += ["--seed", str(args.seed)]
     splits = [split for split in SPLITS if getattr(args, split)]
-    # config.json is left out, so that the steps that version 0.1 recorded stay up to date
-    model_files = [file for file in source_of(checkpoint).files_of(checkpoint) if file.name != "config.json"]
+    model_files = source_of(checkpoint).files_of(checkpoint)
     encode = ["encode", str(data_bin), "--dictionary", str(dictionary), *model_flags, "--splits", *splits]
     encode += ["--coverage", str(args.coverage)] if args.coverage < 1 else []
     return [

@@ -1,4 +1,4 @@
-"""Texts whose spans are corrupted anew in every epoch, and pairs of source and target that are already corrupted."""
+"""Texts whose spans are corrupted anew in every epoch."""
 
 from __future__ import annotations
 
@@ -135,12 +135,31 @@ class ChosenBlocks(BaseWrapperDataset):
         return self._sizes
 
 
-class _PairsDataset(WholeEpochsDataset):
-    """Pairs of source and target, in batches of similar length."""
+class SpanDenoisingDataset(WholeEpochsDataset):
+    """Blocks of text whose spans are corrupted anew in every epoch, in batches of similar length.
 
-    def __init__(self, sizes: np.ndarray, *, pad: int, eos: int, shuffle: bool) -> None:
-        self.sizes = sizes  # (n, 2): maximum lengths of sources and targets
-        self.pad, self.eos, self.shuffle = pad, eos, shuffle
+    Args:
+        blocks: dataset of the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more.
+        corruption: how blocks become sources and targets.
+        shuffle: draw the order of blocks of equal length anew in every epoch.
+    """
+
+    def __init__(self, blocks: Any, corruption: Corruption, *, shuffle: bool) -> None:
+        lengths, inverse = np.unique(np.asarray(blocks.sizes), return_inverse=True)
+        of_length = [corruption.noise.lengths(int(length), len(corruption.sentinels)) for length in lengths]
+        # (n, 2): maximum lengths of sources and targets
+        self.sizes = np.array(of_length, dtype=np.int64).reshape(-1, 2)[inverse]
+        self.blocks, self.corruption, self.shuffle, self.epoch = blocks, corruption, shuffle, 1
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng([self.corruption.seed, self.epoch, int(index)])
+        source, target = self.corruption.apply(self.blocks[index].numpy().astype(np.int64), rng)
+        return {"id": index, "source": source, "target": target}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the spans."""
+        super().set_epoch(epoch)
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -155,7 +174,8 @@ class _PairsDataset(WholeEpochsDataset):
         """
         if not samples:
             return {}
-        batch = collate_spans([(sample["source"], sample["target"]) for sample in samples], pad=self.pad, eos=self.eos)
+        pairs = [(sample["source"], sample["target"]) for sample in samples]
+        batch = collate_spans(pairs, pad=self.corruption.pad, eos=self.corruption.eos)
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
@@ -203,53 +223,3 @@ class _PairsDataset(WholeEpochsDataset):
     @property
     def supports_prefetch(self) -> bool:
         return False
-
-
-class SpanDenoisingDataset(_PairsDataset):
-    """Blocks of text whose spans are corrupted anew in every epoch.
-
-    Args:
-        blocks: dataset of the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more.
-        corruption: how blocks become sources and targets.
-        shuffle: draw the order of blocks of equal length anew in every epoch.
-    """
-
-    def __init__(self, blocks: Any, corruption: Corruption, *, shuffle: bool) -> None:
-        lengths, inverse = np.unique(np.asarray(blocks.sizes), return_inverse=True)
-        of_length = [corruption.noise.lengths(int(length), len(corruption.sentinels)) for length in lengths]
-        sizes = np.array(of_length, dtype=np.int64).reshape(-1, 2)[inverse]
-        super().__init__(sizes, pad=corruption.pad, eos=corruption.eos, shuffle=shuffle)
-        self.blocks, self.corruption, self.epoch = blocks, corruption, 1
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        rng = np.random.default_rng([self.corruption.seed, self.epoch, int(index)])
-        source, target = self.corruption.apply(self.blocks[index].numpy().astype(np.int64), rng)
-        return {"id": index, "source": source, "target": target}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the spans."""
-        super().set_epoch(epoch)
-        self.epoch = epoch
-
-
-class CorruptedPairsDataset(_PairsDataset):
-    """Sources and targets that were corrupted before they were binarized.
-
-    Args:
-        sources, targets: datasets of the ids of each text, with EOS; both have the same length.
-        pad, eos: ids of padding and EOS.
-        shuffle: draw the order of pairs of equal length anew in every epoch.
-
-    Raises:
-        ValueError: the numbers of sources and targets differ.
-    """
-
-    def __init__(self, sources: Any, targets: Any, *, pad: int, eos: int, shuffle: bool) -> None:
-        if len(sources) != len(targets):
-            raise ValueError(f"there are {len(sources)} sources but {len(targets)} targets; binarize the pairs again")
-        sizes = np.stack([np.asarray(sources.sizes), np.asarray(targets.sizes)], axis=1)
-        super().__init__(sizes, pad=pad, eos=eos, shuffle=shuffle)
-        self.sources, self.targets = sources, targets
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"id": index, "source": self.sources[index].numpy(), "target": self.targets[index].numpy()}

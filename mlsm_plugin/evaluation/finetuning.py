@@ -25,14 +25,14 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
     read_state,
     weights_in,
 )
-from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
+from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
 from mlsm_plugin.files.atomic_files import atomic_open, copy_file, link_file, sha256_of_files
 from mlsm_plugin.files.child_process import start_child
 from mlsm_plugin.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
@@ -137,7 +137,7 @@ class Finetuning:
         folder = self._folder()
         data = self.output / "data"
         made = [path for path in self.output.glob("seed-*/*") if path.name != LOG]
-        if folder.standing() is Standing.OTHER and not made:
+        if folder.differences() and not made:
             # nothing was trained yet; a mistyped flag must not refuse the corrected command
             shutil.rmtree(data, ignore_errors=True)
             folder.forget()
@@ -169,7 +169,6 @@ class Finetuning:
             "checkpoint": model_fingerprint(self.checkpoint),
             "tokenizer": sha256_of_files(*tokenizer),
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
-            # None: as in the plans of earlier versions, which lack them
             "settings": {
                 **vars(self.settings),
                 "header": self.settings.header or None,
@@ -181,15 +180,13 @@ class Finetuning:
             self.output,
             plan,
             seal_file="results.json",
-            plan_of_seal=lambda results: None,
             advice=f"{START_ANEW}, or choose another --output",
         )
 
     def _run_seed(self, seed: int) -> dict[str, Any]:
         folder = self.output / f"seed-{seed}"
         run = PlannedFolder(folder, {"seed": seed}, plan_file=None, seal_file="result.json")
-        run.check()
-        if run.standing() is Standing.COMPLETE:
+        if run.is_complete():
             return check_json(run.sealed_content(), fields(self._measures()), run.seal_path)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / LOG

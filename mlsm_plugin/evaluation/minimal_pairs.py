@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.files.atomic_files import parse_json
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.tokenization.text_files import numbered_lines

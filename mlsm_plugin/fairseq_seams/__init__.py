@@ -7,11 +7,10 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 - ``checkpoint_averaging``: where a checkpoint has its weights, vocabulary and optimizer; the mean of several.
 - ``checkpoint_contents``: the registries of names and options, and what a checkpoint holds; what is refused.
 - ``checkpoint_states``: what is in a checkpoint, and the functions that load it; the one door to all checkpoints.
-- ``compiled_parts``: the names of the compiled modules; ``mlsm doctor`` says whether they are there.
 - ``cpu_runs``: where it asks for a GPU in a run on the CPU, and which precision it lacks there.
-- ``installation``: the names of the two distributions and what each needs; reports what is wrong before an import.
-- ``loading_hooks``: torch's private hook before weights are loaded, and how the trainer loads a checkpoint; what does
-  not fit is refused in one line, and all ranks can resume.
+- ``installation``: the names of the two distributions and of the compiled modules; what is wrong before an import.
+- ``loading_hooks``: torch's private hook before weights are loaded, how the trainer loads a checkpoint, and what
+  all loading goes through; what does not fit is refused in one line, and all ranks can resume.
 - ``masked_lm_batches``: the datasets inside those of ``masked_lm``; batches get codes, and other masks.
 - ``masked_lm_samples``: the private method that gives ``masked_lm`` its samples; long sentences are cut.
 - ``mmap_builder``: the fields of the builder of binarized datasets; its memory must not grow with the text.
@@ -22,7 +21,6 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_che
 - ``roberta_head``: the parts of the LM head; a second projection shares its transform.
 - ``roberta_hub``: what the interface of a loaded model holds; ours extends it.
 - ``roberta_parts``: the modules of a RoBERTa and the keys of its output; hidden states of any layer.
-- ``saved_configurations``: the registries of options, and the function that all loading goes through; old checkpoints.
 - ``token_slices``: where blocks and combined splits begin; tokens keep their place in the corpus.
 - ``training_options``: how ``fairseq-train`` reads its options and begins; what it cannot do is one line.
 - ``update_lookahead``: the iterators of the trainer; all batches of an update are known before the first.

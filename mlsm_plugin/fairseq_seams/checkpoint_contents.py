@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.logging import meters
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
@@ -152,8 +152,20 @@ def _check_contents(contents: Any) -> None:
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
             raise ValueError(f"the weight {_shown(name)} is {_kind(weight)}")
+    _check_moved_options(contents)
     _check_history(contents.get("optimizer_history"))
     _check_meters(contents.get("extra_state"))
+
+
+def _check_moved_options(contents: dict[str, Any]) -> None:
+    """In version 0.1 tasks had options that criterions have now; fairseq would drop them, and take default values."""
+    parts, names = _parts(contents), names_in(contents)
+    known = TASK_DATACLASS_REGISTRY.get(str(names["task"]))
+    wanted = CRITERION_DATACLASS_REGISTRY.get(str(names["criterion"]))
+    if contents.get("args") is None and known and wanted and wanted.__module__.startswith(f"{PACKAGE}."):
+        moved = set(wanted.__dataclass_fields__) - set(known.__dataclass_fields__)
+        if found := sorted(moved & set(parts["task"])):
+            raise ValueError(f"its task has options of the criterion, such as {found[0]}: it is of version 0.1")
 
 
 def _check_history(history: Any) -> None:

@@ -1,20 +1,26 @@
-"""Weights before they are loaded, with a hook that torch calls private; what to do where a checkpoint does not fit."""
+"""Weights before they are loaded, with a hook that torch calls private; what to do where a checkpoint does not fit.
+
+All of fairseq's commands load checkpoints with ``checkpoint_utils.load_checkpoint_to_cpu``: it takes plain data only
+here, and reports a bad file in one line.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fairseq import checkpoint_utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.file_io import PathManager
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents
+from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents, unreadable
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_seams.version_shims import open_config
 from mlsm_plugin.fairseq_seams.weight_names import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
@@ -52,6 +58,22 @@ def apply() -> None:
     """Let the trainer say in one line why a run cannot begin with a checkpoint, which each rank reads (idempotent)."""
     if not getattr(Trainer.load_checkpoint, "says_what_does_not_fit", False):
         Trainer.load_checkpoint = _saying_what_does_not_fit(Trainer.load_checkpoint)
+        checkpoint_utils.load_checkpoint_to_cpu = _reading_plain_data(checkpoint_utils.load_checkpoint_to_cpu)
+
+
+def _reading_plain_data(original: Any) -> Any:
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(path: str, *more: Any, **named: Any) -> Any:
+        if os.path.isfile(path):
+            read_contents(path)
+        try:
+            return original(path, *more, **named)
+        except OSError:
+            raise
+        except Exception as error:  # updating older formats raises errors of no common type
+            raise unreadable(path, str(error) or type(error).__name__) from None
+
+    return load_checkpoint_to_cpu
 
 
 def _saying_what_does_not_fit(original: Any) -> Any:

@@ -49,7 +49,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "tokens_per_sample": (2, math.inf),  # the first one is BOS
     "model_parallel_size": (1, 1),
 }
-SIDES = ("", ".source")  # of a split: text, or pairs of texts
 RESETS = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
 
 
@@ -65,9 +64,9 @@ def apply() -> None:
     lr_scheduler.build_lr_scheduler = _naming_option(lr_scheduler.build_lr_scheduler, "--lr-scheduler")
 
 
-def registered_name(cfg: Any) -> str | None:
-    """The registered name of the task, model or criterion of which these are the options; None: they do not say it."""
-    return getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+def registered_name(cfg: Any) -> str:
+    """The registered name of the task, model or criterion of which these are the options; empty: they do not say it."""
+    return str(getattr(cfg, "_name", None) or getattr(cfg, "arch", None) or "")
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -92,7 +91,7 @@ def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
     _check_together(args)
     _check_beginning(args)
     for folder in utils.split_paths(args.data)[1:]:
-        if not any(os.path.exists(os.path.join(folder, f"{args.train_subset}{side}.idx")) for side in SIDES):
+        if not os.path.exists(os.path.join(folder, f"{args.train_subset}.idx")):
             raise ValueError(
                 f"{folder} has no split {args.train_subset}, and epochs take the folders in turn; binarize it there, "
                 "or leave that folder out"
@@ -181,7 +180,7 @@ def _naming_folder(original: Any) -> Any:
 
 
 def _naming_splits(original: Any) -> Any:
-    """Name the validation sets that would not be used; the two sides of pairs (``valid1.source``) are one."""
+    """Name the validation sets that would not be used."""
 
     @functools.wraps(original)
     def raise_if_ignored(cfg: Any) -> None:
@@ -191,8 +190,7 @@ def _naming_splits(original: Any) -> Any:
             raise ValueError(f"the binarized dataset {error.filename} does not exist") from error
         except ValueError as error:
             asked = cfg.dataset.valid_subset.split(",")
-            found = {name.partition(".")[0] for name in data_utils._find_extra_valid_paths(cfg.task.data)}
-            if more := sorted(found - set(asked)):
+            if more := sorted(data_utils._find_extra_valid_paths(cfg.task.data) - set(asked)):
                 raise ValueError(
                     f"{cfg.task.data} also has {', '.join(more)}; pass --valid-subset {','.join([*asked, *more])} to "
                     "validate on each, --combine-valid-subsets on all as one, or --ignore-unused-valid-subsets"

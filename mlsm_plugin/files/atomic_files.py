@@ -24,10 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mlsm_plugin.files.json_text import parse_json
-
-# version 0.1 had eight characters, or the number of the process
-LEFTOVER = re.compile(r"\..+\.(?:[0-9a-f]{32}|[0-9a-z_]{8}|[0-9]+)\.tmp")
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
 
 
@@ -244,6 +241,18 @@ def _link_or_replace(source: Path, target: Path) -> None:
         raise
     except OSError:
         os.replace(source, target)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that JSON text says.
+
+    Raises:
+        ValueError: the text is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

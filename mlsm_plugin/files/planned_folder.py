@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from enum import Enum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.files.atomic_files import publish_json, read_json, remove_leftovers
+from mlsm_plugin.files.atomic_files import parse_json, publish_json, read_json, remove_leftovers
 from mlsm_plugin.files.json_checks import check_json, fields
-from mlsm_plugin.files.json_text import parse_json
 
 PLAN_FILE = "plan.json"
 META_FILE = "meta.json"
@@ -28,24 +26,6 @@ START_ANEW = "Delete the folder to start anew, or pass the settings that it was 
 # Longer lists are shown by their length and their ends.
 SHOWN_VALUES = 6
 SHOWN_DIFFERENCES = 4
-
-
-class Standing(Enum):
-    """How far the work has come."""
-
-    ABSENT = "nothing is there"
-    BEGUN = "begun with this plan, and not complete"
-    COMPLETE = "complete with this plan"
-    OTHER = "begun with another plan"
-
-
-def standing(found: Any, wanted: Any, *, sealed: bool) -> Standing:
-    """How far the work has come whose plan was ``found``; None: no plan was found."""
-    if found is None:
-        return Standing.ABSENT
-    if differences(found, wanted):
-        return Standing.OTHER
-    return Standing.COMPLETE if sealed else Standing.BEGUN
 
 
 def differences(found: Any, wanted: Any) -> list[str]:
@@ -94,10 +74,8 @@ class PlannedFolder:
     Args:
         directory: the folder.
         plan: everything that decides the result, as values that JSON can hold.
-        plan_file: file that holds the plan; None: only the seal holds it.
+        plan_file: file that holds the plan; None: only the seal holds it, among other things.
         seal_file: file that is written last.
-        plan_of_seal: gets the plan from the content of a seal where there is no plan file; returns None for a seal
-            without a plan. Default: the seal's values for the keys of ``plan``.
         advice: what to do about another plan; part of the error message.
     """
 
@@ -108,14 +86,12 @@ class PlannedFolder:
         *,
         plan_file: str | None = PLAN_FILE,
         seal_file: str = META_FILE,
-        plan_of_seal: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
         advice: str = START_ANEW,
     ) -> None:
         self.directory = Path(directory)
         self.plan: dict[str, Any] = json.loads(json.dumps(plan))
         self._plan_path = None if plan_file is None else self.directory / plan_file
         self.seal_path = self.directory / seal_file
-        self._plan_of_seal = plan_of_seal or self._same_keys
         self._advice = advice
 
     @property
@@ -123,13 +99,29 @@ class PlannedFolder:
         """Whether the seal exists; files may have been damaged since it was written."""
         return self.seal_path.is_file()
 
-    def standing(self) -> Standing:
-        """How far the work has come.
+    @property
+    def found(self) -> dict[str, Any] | None:
+        """The plan that the folder was begun with; None: it was not begun.
 
         Raises:
-            ValueError: plan or seal is damaged (names the file).
+            ValueError: plan or seal is damaged, or the plan is gone (names the file).
         """
-        return standing(self._found(), self.plan, sealed=self.is_sealed)
+        if self._plan_path is not None:
+            plan = _read_if_there(self._plan_path)
+            if plan is None and self.is_sealed:
+                raise ValueError(f"{self._plan_path} is missing; {RESTORE}")
+            return plan
+        sealed = _read_if_there(self.seal_path)
+        return None if sealed is None else {key: sealed.get(key) for key in self.plan}
+
+    def differences(self) -> list[str]:
+        """How the plan that the folder was begun with differs from this one; empty where it was not begun."""
+        return [] if (found := self.found) is None else differences(found, self.plan)
+
+    def is_complete(self) -> bool:
+        """Whether the work is done with this plan; raises as :meth:`check`."""
+        self.check()
+        return self.is_sealed
 
     def check(self) -> None:
         """Refuse a folder that was begun with another plan.
@@ -137,8 +129,7 @@ class PlannedFolder:
         Raises:
             ValueError: the plan differs (names the differences with both values, and what to do).
         """
-        found = self._found()
-        if found is not None and (named := differences(found, self.plan)):
+        if named := self.differences():
             shown = named[:SHOWN_DIFFERENCES]
             if len(named) > len(shown):
                 shown.append(f"and {len(named) - len(shown)} more differences")
@@ -188,16 +179,6 @@ class PlannedFolder:
         """
         content: dict[str, Any] = check_json(read_json(self.seal_path), fields(), self.seal_path)
         return content
-
-    def _found(self) -> dict[str, Any] | None:
-        """The plan that the folder was begun with, or None."""
-        if self._plan_path is not None and (plan := _read_if_there(self._plan_path)) is not None:
-            return plan
-        sealed = _read_if_there(self.seal_path)
-        return None if sealed is None else self._plan_of_seal(sealed)
-
-    def _same_keys(self, sealed: dict[str, Any]) -> dict[str, Any]:
-        return {key: sealed.get(key) for key in self.plan}
 
 
 def recorded_in(directory: str | os.PathLike[str], *keys: str) -> Any:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
-from mlsm_plugin.files.fingerprints import fingerprints_of, first_change
 from mlsm_plugin.files.json_checks import check_json, fields, number, text, values
-from mlsm_plugin.files.planned_folder import Standing, standing
+from mlsm_plugin.files.planned_folder import differences
 
 STEPS = values(
     fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
 )
+Fingerprints = dict[str, dict[str, Any]]
 # options, each with a value, that say how a step computes and not what: other ones leave it up to date
 NEUTRAL = ("--workers", "--threads", "--device", "--batch-tokens")
-RECORDED_LATER = ("uses", "input_sizes")  # parts of a signature that older records lack
 NEUTRAL_TEXT = re.compile(rf" (?:{'|'.join(NEUTRAL)}) \S+")
 
 
@@ -32,9 +31,8 @@ class Step:
         name: name of the step, unique in the chain.
         command: the command that the step runs; if it changes, except for :data:`NEUTRAL` options, the step runs
             again.
-        inputs: files whose contents decide the result.
+        inputs: files whose contents, each for itself, decide the result.
         outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
-        uses: further files whose contents decide the result; version 0.1 did not record them.
         checked: the outputs whose contents must stay; None: all.
     """
 
@@ -42,7 +40,6 @@ class Step:
     command: Sequence[str]
     inputs: Sequence[Path]
     outputs: Sequence[Path]
-    uses: Sequence[Path] = ()
     checked: Sequence[Path] | None = None
 
 
@@ -64,60 +61,35 @@ class StepRecord:
         """Run ``action(step.command)`` unless the step is current; returns its exit status."""
         steps: dict[str, Any] = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
         known = steps.get(step.name, {})
-        signature = self._signature(step)
-        found = self._standing(step, known, signature)
-        self._before = f"{step.name}:{' '.join(step.command)}:{signature['inputs']}:{self._before}"
-        if found is Standing.COMPLETE:
+        inputs = [sha256_of_files(path) for path in step.inputs]
+        plan = {"command": list(step.command), "inputs": inputs, "after": self._before}
+        same = "signature" in known and not differences(_deciding(known["signature"]), _deciding(plan))
+        complete = same and bool(known.get("done")) and all(output.exists() for output in step.outputs)
+        checked = step.outputs if step.checked is None else step.checked
+        if complete and (changed := changed_file(made := known.get("outputs", {}), fingerprints_of(checked, made))):
+            print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
+            same = complete = False
+        self._before = f"{step.name}:{' '.join(step.command)}:{inputs}:{self._before}"
+        if complete:
             self.rows.append((step.name, "current", known["seconds"], _size(step.outputs), step.outputs[0]))
             return 0
-        if found is not Standing.BEGUN:
+        if not same:
             for output in step.outputs:
                 _set_aside(output)
         # invalidate later steps: they used the old result of this one
         steps = {name: steps[name] for name, *_ in self.rows}
-        steps[step.name] = {"signature": signature, "done": False}
+        steps[step.name] = {"signature": plan, "done": False}
         write_json(self.path, steps)
         start = time.perf_counter()
         status = action(step.command)
         if status != 0:
             return status
         seconds = time.perf_counter() - start
-        steps[step.name] = {
-            "signature": signature,
-            "done": True,
-            "seconds": round(seconds, 1),
-            "outputs": fingerprints_of(_checked(step)),
-        }
+        made = fingerprints_of(checked)
+        steps[step.name] = {"signature": plan, "done": True, "seconds": round(seconds, 1), "outputs": made}
         write_json(self.path, steps)
         self.rows.append((step.name, "done", seconds, _size(step.outputs), step.outputs[0]))
         return 0
-
-    def _signature(self, step: Step) -> dict[str, Any]:
-        signature = {
-            "command": list(step.command),
-            "inputs": sha256_of_files(*step.inputs),
-            # lines that move from one file to the next leave the contents as they are
-            "input_sizes": [path.stat().st_size for path in step.inputs],
-            "after": self._before,
-        }
-        return {**signature, "uses": sha256_of_files(*step.uses)} if step.uses else signature
-
-    def _standing(self, step: Step, known: dict[str, Any], signature: dict[str, Any]) -> Standing:
-        """How far the step has come; with changed outputs, as with another plan."""
-        recorded = known.get("signature")
-        wanted = _deciding(signature)
-        if recorded is not None:
-            wanted |= {key: None for key in RECORDED_LATER if key not in recorded}
-            recorded = _deciding(recorded)
-        done = bool(known.get("done")) and all(output.exists() for output in step.outputs)
-        found = standing(recorded, wanted, sealed=done)
-        made = known.get("outputs")  # version 0.1 did not record them
-        if found is Standing.COMPLETE and made is not None:
-            changed = first_change(made, fingerprints_of(_checked(step), made))
-            if changed is not None:
-                print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
-                return Standing.OTHER
-        return found
 
     def table(self) -> str:
         """A table of the steps with state, time, size and path."""
@@ -140,8 +112,32 @@ def _size(outputs: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _checked(step: Step) -> Sequence[Path]:
-    return step.outputs if step.checked is None else step.checked
+def fingerprints_of(paths: Iterable[Path], known: Mapping[str, Any] | None = None) -> Fingerprints:
+    """Size, time of change (ns) and SHA-256 of each file, by its path.
+
+    Args:
+        paths: files, and folders, whose files count with all folders in them; hidden files do not. What does not exist
+            is left out.
+        known: earlier fingerprints; a file with the same size and time is not read again.
+    """
+    found: Fingerprints = {}
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if not file.is_file() or file.name.startswith("."):
+                continue
+            status = os.stat(file)
+            own: dict[str, Any] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+            before = (known or {}).get(str(file)) or {}
+            same = all(before.get(name) == value for name, value in own.items())
+            own["sha256"] = (before.get("sha256") if same else None) or sha256_of_files(file)
+            found[str(file)] = own
+    return found
+
+
+def changed_file(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """The first recorded file whose content is another one, or that is missing; other files do not count."""
+    changed = (path for path, own in recorded.items() if found.get(path, {}).get("sha256") != own["sha256"])
+    return next(changed, None)
 
 
 def _set_aside(path: Path) -> None:

@@ -135,14 +135,6 @@ class HiddenStateEncoder(ABC):
         """SHA-256 of what decides the hidden states; here, of the model's files."""
         return sha256_of_files(*cls.files_of(name))
 
-    @classmethod
-    def recorded_fingerprint(cls, name: str | os.PathLike[str], recorded: str | None) -> str:
-        """The fingerprint of the model, to be compared with ``recorded``.
-
-        A source that once had another fingerprint for the same model returns ``recorded`` if it is that one.
-        """
-        return cls.fingerprint_of(name)
-
 
 def check_layer(layer: int, num_layers: int, name: str | os.PathLike[str]) -> None:
     """Raise ValueError unless a model of ``num_layers`` has hidden state ``layer``."""

@@ -20,7 +20,6 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
     weights_in,
 )
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS, layer_numbers
-from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.checkpoint_files import only_checkpoint
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
@@ -127,14 +126,6 @@ class FairseqEncoder(HiddenStateEncoder):
     def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
         """SHA-256 of the weights and of the options of the architecture."""
         return model_fingerprint(cls.files_of(name)[0])
-
-    @classmethod
-    def recorded_fingerprint(cls, name: str | os.PathLike[str], recorded: str | None) -> str:
-        """``recorded`` if it is that of the checkpoint's bytes, as in version 0.1; else :meth:`fingerprint_of`."""
-        found = cls.fingerprint_of(name)
-        if recorded not in (None, found) and recorded == sha256_of_files(*cls.files_of(name)):
-            return recorded
-        return found
 
 
 def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.fairseq_seams.roberta_parts import changed_hidden_states
-from mlsm_plugin.fairseq_seams.saved_configurations import registered_name
+from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder

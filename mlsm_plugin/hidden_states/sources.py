@@ -70,7 +70,7 @@ def _of_fairseq(name: str | os.PathLike[str]) -> Source:
     try:
         from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
     except ImportError as error:
-        problem = installation.first_problem() or str(error)
+        problem = installation.fairseq_problem() or str(error)
         raise ValueError(
             f"{os.fspath(name)} would be a fairseq checkpoint, but {problem}; a Hugging Face model is hf:PATH"
         ) from None

@@ -18,7 +18,7 @@ from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, recorded_in
+from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.library_encoder import check_vocabulary, positions_of, supported_config
 from mlsm_plugin.huggingface.coding import encode_sequences
@@ -133,7 +133,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
             return figures
         arguments = settings.training.arguments(output / "checkpoints")  # lets the ranks find each other
         with arguments.main_process_first(desc="preparing the text"):
-            new = folder.standing() is Standing.ABSENT
+            new = folder.found is None
             folder.begin()
             try:
                 prepared = _prepared(settings, tokenizer, length, share, anew=new)
@@ -215,7 +215,7 @@ def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
 
 
 def _processes(output: Path, count: int) -> dict[str, int]:
-    """The number of processes for the plan, since it decides batches and updates; a folder without it is resumed, too.
+    """The number of processes for the plan, since it decides batches and updates.
 
     Raises:
         ValueError: the folder was begun by another number of processes, and is not finished.
@@ -228,8 +228,7 @@ def _processes(output: Path, count: int) -> dict[str, int]:
             f"the number of processes is {there} in {output} and {count} now; start {there} (several: with torchrun "
             "--nproc-per-node), or choose another --output"
         )
-    begun_before_it_was_recorded = there is None and recorded_in(output, "objective") is not None
-    return {} if begun_before_it_was_recorded else {"processes": count}
+    return {"processes": count}
 
 
 def _fingerprint(model: str) -> str:

@@ -15,7 +15,6 @@ from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.library_encoder import LibraryEncoder
 from mlsm_plugin.huggingface.sequence_blocks import blocks_for_model
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 PathLike = str | os.PathLike[str]
@@ -65,7 +64,7 @@ def encode_sequences(
             :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`).
     """
     name = source_name(model)
-    fingerprint = fitting_fingerprint(name, coder, settings.layer, recorded=recorded_auxiliary(output))
+    fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = as_sequences(input_ids)
     blocks, found = blocks_for_model(sequences, model, tokenizer)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
-from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.hidden_states.library_encoder import LibraryEncoder
 from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.huggingface.coding import PathLike, as_sequences, source_name
@@ -50,10 +49,9 @@ def learn_from_sequences(
     name, folder = source_name(model), Path(output)
     sequences = as_sequences(input_ids)
     blocks, found = blocks_for_model(sequences, model, tokenizer)
-    recorded = None if overwrite else recorded_in(folder, "auxiliary_fingerprint")
     plan = learning_plan(
         settings,
-        auxiliary=source_of(name).recorded_fingerprint(name, recorded),
+        auxiliary=source_of(name).fingerprint_of(name),
         split=sequences.fingerprint,
         blocks=None,
     )

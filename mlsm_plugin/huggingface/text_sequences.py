@@ -12,7 +12,7 @@ from typing import Any
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.hf_files import hf_folder
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.hidden_states.library_encoder import positions_of, supported_config
 from mlsm_plugin.huggingface.packing import check_max_length, packed
 from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
@@ -129,7 +129,5 @@ def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the sequences")
     folder = PlannedFolder(output, plan, plan_file=None, advice=ADVICE)
-    folder.check()
     # a kill can leave one of the files alone
-    there = [(output / name).exists() for name in (IDS_FILE, STARTS_FILE)]
-    return folder.standing() is Standing.COMPLETE and all(there)
+    return folder.is_complete() and all((output / name).exists() for name in (IDS_FILE, STARTS_FILE))

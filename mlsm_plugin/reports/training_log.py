@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.files.atomic_files import parse_json
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(

@@ -12,7 +12,6 @@ import numpy as np
 
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.atomic_files import sha256_of_files
-from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.sharded_store import MissingShardsError
@@ -96,8 +95,7 @@ class DatastoreBuilder:
         self.encoder = FairseqEncoder(
             checkpoint, data_bin, layer=FairseqEncoder.layers_of(checkpoint), device=device, fp16=fp16
         )
-        recorded = recorded_in(directory, "fingerprints", "checkpoint")
-        self._fingerprint = self.encoder.recorded_fingerprint(checkpoint, recorded)
+        self._fingerprint = self.encoder.fingerprint_of(checkpoint)
         if settings.blocks.tokens_per_sample > self.encoder.max_tokens:
             raise ValueError(
                 f"--tokens-per-sample {settings.blocks.tokens_per_sample} is more than the "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlsm_plugin.files.atomic_files import sha256_of_files, write_file
-from mlsm_plugin.files.planned_folder import META_FILE, PlannedFolder, Standing
+from mlsm_plugin.files.planned_folder import META_FILE, PlannedFolder
 from mlsm_plugin.files.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -76,13 +76,13 @@ class KeyIndex:
     def open(cls, directory: Path) -> KeyIndex | None:
         """The index in the folder of a datastore; None if there is none, or, with a warning, if it cannot be used."""
         folder = _index_folder(directory)
-        if (standing := folder.standing()) is Standing.ABSENT:
+        if folder.found is None:
             return None
         faiss = faiss_or_none()
         if faiss is None:
             logger.warning("%s has an index, but faiss is not installed: all keys are compared", directory)
             return None
-        if standing is Standing.OTHER:
+        if folder.differences():
             logger.warning("the index in %s is for other keys: all keys are compared", directory)
             return None
         flag = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY

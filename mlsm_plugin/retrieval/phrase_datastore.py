@@ -124,7 +124,7 @@ class PhraseDatastore:
     def check_belongs_to(self, checkpoint: str | os.PathLike[str]) -> None:
         """Raise ValueError unless the keys were made with this checkpoint."""
         expected = self.meta.get("fingerprints", {}).get("checkpoint", "unknown")
-        found = FairseqEncoder.recorded_fingerprint(checkpoint, expected)
+        found = FairseqEncoder.fingerprint_of(checkpoint)
         if expected != found:
             raise ValueError(
                 f"{self.directory} was built with another checkpoint (SHA-256 {expected[:12]}) than {checkpoint} "

@@ -62,6 +62,7 @@ META_CHECK = fields(
         "n_atoms": whole(1, 1 << 31),
         "token_count": whole(),
         "mean_nonzeros": number,
+        "coded_tokens": whole(),
         "shards": list_of(fields({"start": whole(), "stop": whole(), "bytes": values(whole())})),
     },
     {
@@ -69,7 +70,6 @@ META_CHECK = fields(
         "blocks": BLOCKS_CHECK,
         "fingerprints": fields(known={"split": text, "dictionary": text, "auxiliary": text}),
         "coverage": number,
-        "coded_tokens": whole(),
         "coverage_seed": optional(whole()),
         "dictionary_health": optional(fields(known={"unused_atoms": whole(), "reconstruction_error": number})),
         "lambda": optional(number),

@@ -3,7 +3,6 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,6 @@ from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.span_corruption import SpanNoise
 from mlsm_plugin.data.span_denoising_dataset import (
     ChosenBlocks,
-    CorruptedPairsDataset,
     Corruption,
     SpanDenoisingDataset,
     WithoutEos,
@@ -80,8 +78,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
-    A dataset made by ``mlsm binarize --train`` is corrupted anew in every epoch. One made by ``mlsm binarize --source``
-    has corrupted pairs, which are used unchanged.
+    They are corrupted anew in every epoch.
 
     Raises:
         ValueError: an option is out of range.
@@ -153,29 +150,19 @@ class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTas
         return {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load texts to corrupt, or corrupted pairs."""
-        path = split_path(self.cfg.data, split, epoch)
-        pad, eos = self.dictionary.pad(), self.dictionary.eos()
-        if os.path.exists(f"{path}.source.idx"):
-            if combine and os.path.exists(f"{path}1.source.idx"):
-                raise ValueError(
-                    f"splits of corrupted pairs are not combined ({path}1.source.idx): binarize all pairs of training "
-                    "into one split, and name the others, such as --valid-subset valid,valid1"
-                )
-            sides = [load_split(f"{path}.{side}", self.dictionary) for side in ("source", "target")]
-            self.datasets[split] = CorruptedPairsDataset(*sides, pad=pad, eos=eos, shuffle=self.cfg.shuffle)
-            return
+        """Load texts to corrupt."""
         corruption = Corruption(
             noise=self.noise,
             sentinels=self.sentinels,
-            eos=eos,
-            pad=pad,
+            eos=self.dictionary.eos(),
+            pad=self.dictionary.pad(),
             source_length=self.cfg.tokens_per_sample,
             seed=self.cfg.seed,
             pieces=self._pieces() if self.cfg.mask_whole_words else None,
             target_length=self.target_positions,
             unk=self.dictionary.unk(),
         )
+        path = split_path(self.cfg.data, split, epoch)
         blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
         dataset = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)
         batches = (dataset.collater([dataset[index]]) for index in samples_to_look_at(len(dataset)))
@@ -235,10 +222,8 @@ class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTas
     def filter_indices_by_size(
         self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.filter_indices_by_size`; of texts that are corrupted here, none is left out."""
-        if isinstance(dataset, SpanDenoisingDataset):
-            return all_that_fit(dataset, indices, max_positions)
-        return super().filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+        """All ``indices``, see :func:`all_that_fit`."""
+        return all_that_fit(dataset, indices, max_positions)
 
 
 def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ import numpy as np
 
 from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
-from mlsm_plugin.tokenization.data_folder import SPLITS, SUMMARY_NAME, remove_earlier_run
+from mlsm_plugin.files.tokenizer_files import FOLDER_NAME, MODEL_NAME
 from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
 
+SPLITS = ("train", "valid", "test")
+SUMMARY_NAME = "binarize.json"
 TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
 
 
@@ -139,6 +142,13 @@ def binarize(
         remove_earlier_run(output)
     write_json(output / SUMMARY_NAME, figures.as_json())
     return figures
+
+
+def remove_earlier_run(output: Path) -> None:
+    """Remove what an earlier run has made; a task would read splits that are left there with the new dictionary."""
+    shutil.rmtree(output / FOLDER_NAME, ignore_errors=True)
+    for name in (SUMMARY_NAME, MODEL_NAME, *(f"{split}{end}" for end in (".idx", ".bin") for split in SPLITS)):
+        (output / name).unlink(missing_ok=True)
 
 
 def _write_split(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Any
 
-from mlsm_plugin.files.json_text import parse_json
+from mlsm_plugin.files.atomic_files import parse_json
 from mlsm_plugin.files.progress import Progress
 
 PathLike = str | os.PathLike[str]

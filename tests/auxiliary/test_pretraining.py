@@ -82,7 +82,7 @@ def test_own_checkpoint_comes_before_the_one_to_restore(tmp_path: Path) -> None:
     ("saved", "flags", "expected"),
     [
         (None, [], "fused_adamw"),
-        ("FairseqAdam", [], "adam"),  # a run of version 0.1
+        ("FairseqAdam", [], "adam"),
         ("FairseqAdam", ["--reset-optimizer"], "fused_adamw"),
         ("FusedAdamW", [], "fused_adamw"),
         (None, ["--memory-efficient-fp16"], "adam"),

@@ -13,7 +13,6 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary as FairseqDictionary
 from fairseq.data import TokenBlockDataset, data_utils
 
-from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from tests.cli.coding_runs import (
@@ -211,23 +210,6 @@ def fails_and_then_the_right_command_works(
     mlsm(*encode_words(pipeline, data))
     assert contents(data / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
     return line
-
-
-def test_dictionary_and_codes_of_version_0_1_stay_valid(
-    pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Version 0.1 took the bytes of a checkpoint for its fingerprint."""
-    old = Path(shutil.copytree(pipeline.dictionary, tmp_path / "old"))
-    meta = read_json(old / "meta.json")
-    meta["auxiliary_fingerprint"] = sha256_of_files(pipeline.auxiliary)
-    write_json(old / "meta.json", meta)
-    words = ("encode", data_bin, "--auxiliary", pipeline.auxiliary, "--dictionary", old, "--splits", "valid")
-    mlsm(*words, "--tokens-per-sample", 64)
-    codes = read_json(data_bin / "valid.codes" / "meta.json")
-    assert codes["fingerprints"]["auxiliary"] == meta["auxiliary_fingerprint"]
-    capsys.readouterr()
-    mlsm(*words, "--tokens-per-sample", 64)
-    assert "valid: nothing to do" in capsys.readouterr().out
 
 
 def test_missing_dataset_is_named(pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

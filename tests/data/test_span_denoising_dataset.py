@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from mlsm_plugin.data.span_corruption import SpanNoise, restore_spans, write_sentinels
 from mlsm_plugin.data.span_denoising_dataset import (
     ChosenBlocks,
-    CorruptedPairsDataset,
     Corruption,
     SpanDenoisingDataset,
     WithoutEos,
@@ -244,19 +243,3 @@ def test_fewer_pairs_than_a_batch_are_one() -> None:
     dataset = denoising(shuffle=False)
     (batch,) = dataset.batch_by_size(dataset.ordered_indices(), max_sentences=16, required_batch_size_multiple=8)
     assert sorted(np.asarray(batch).tolist()) == list(range(7))
-
-
-def test_pairs_that_were_corrupted_before_stay_as_they_are() -> None:
-    sources, targets = Texts([5, 900, EOS], [900, 6, EOS], [7, EOS]), Texts([900, 8, 9, EOS], [900, EOS], [EOS])
-    dataset = CorruptedPairsDataset(sources, targets, pad=PAD, eos=EOS, shuffle=False)
-    for epoch in (1, 2):
-        dataset.set_epoch(epoch)
-        assert dataset[0]["source"].tolist() == [5, 900, EOS]
-        assert dataset[0]["target"].tolist() == [900, 8, 9, EOS]
-    assert [dataset.size(i) for i in range(3)] == [(3, 4), (3, 2), (2, 1)]
-    assert dataset.ordered_indices().tolist() == [2, 1, 0]  # by source, then by target
-    batch = dataset.collater([dataset[2], dataset[0]])
-    assert batch["net_input"]["src_tokens"].tolist() == [[7, EOS, PAD], [5, 900, EOS]]
-    assert batch["target"].tolist() == [[EOS, PAD, PAD, PAD], [900, 8, 9, EOS]]
-    with pytest.raises(ValueError, match="there are 3 sources but 1 targets"):
-        CorruptedPairsDataset(sources, Texts([EOS]), pad=PAD, eos=EOS, shuffle=False)

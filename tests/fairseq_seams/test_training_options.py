@@ -133,13 +133,6 @@ def test_validation_sets_that_would_not_be_used_are_named(tiny: TinyData, tmp_pa
     check(data, "valid,valid1")
     check(data, combine_valid_subsets=True)
     check(data, ignore_unused_valid_subsets=True)
-    pairs = tmp_path / "pairs"
-    pairs.mkdir()
-    for side in ("source", "target"):
-        shutil.copy(data / "valid.idx", pairs / f"valid1.{side}.idx")
-    with pytest.raises(ValueError, match="also has valid1; pass --valid-subset valid,valid1"):
-        check(pairs)
-    check(pairs, "valid,valid1")
     with pytest.raises(ValueError, match="absent does not exist"):
         check(tmp_path / "absent")
 

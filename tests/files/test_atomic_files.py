@@ -250,7 +250,7 @@ def test_leftovers_are_recognized_by_their_names(tmp_path):
     random = "0123456789abcdef" * 2
     for name in (f".x.{random}.tmp", ".y.tmp", "z.tmp", ".hidden", f"x.{random}.tmp", ".x.y.z.tmp"):
         (tmp_path / name).write_text("x")
-    for name in (f".folder.{random}.tmp", ".data-bin.abcd_123.tmp", ".folder.tmp"):  # the second: version 0.1
+    for name in (f".folder.{random}.tmp", ".folder.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "inside").touch()
     remove_leftovers(tmp_path)

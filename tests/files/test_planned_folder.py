@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.files.atomic_files import write_json
-from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, differences, standing
+from mlsm_plugin.files.planned_folder import PlannedFolder, differences
 
 PLAN = {"size": 3, "blocks": {"length": 8, "mode": "complete"}, "splits": ("train", "valid")}
 VALUES = st.recursive(
@@ -57,29 +57,23 @@ def test_each_difference_is_named_with_both_values(found, wanted, named):
     assert differences(found, wanted) == named
 
 
-def test_standing_of_a_plan():
-    assert standing(None, PLAN, sealed=True) is Standing.ABSENT
-    assert standing({"a": 1}, {"a": 1}, sealed=False) is Standing.BEGUN
-    assert standing({"a": 1}, {"a": 1}, sealed=True) is Standing.COMPLETE
-    assert standing({"a": 1}, {"a": 2}, sealed=True) is Standing.OTHER
-
-
 def test_folder_from_nothing_to_complete(tmp_path):
     folder = PlannedFolder(tmp_path / "deep" / "folder", PLAN)
-    assert folder.standing() is Standing.ABSENT
-    folder.check()
+    assert folder.found is None
+    assert not folder.is_complete()
     assert list(tmp_path.iterdir()) == []
     folder.begin()
-    assert folder.standing() is Standing.BEGUN
+    assert folder.found == folder.plan
+    assert not folder.is_complete()
     assert json.loads((folder.directory / "plan.json").read_text()) == {**PLAN, "splits": ["train", "valid"]}
-    (folder.directory / ".shard.4711.tmp").write_text("half")
+    (folder.directory / f".shard.{'0' * 32}.tmp").write_text("half")
     folder.seal({**folder.plan, "total": 7})
-    assert PlannedFolder(folder.directory, PLAN).standing() is Standing.COMPLETE
+    assert PlannedFolder(folder.directory, PLAN).is_complete()
     assert folder.sealed_content()["total"] == 7
     assert sorted(path.name for path in folder.directory.iterdir()) == ["meta.json", "plan.json"]
     folder.unseal()
     folder.unseal()
-    assert folder.standing() is Standing.BEGUN
+    assert not folder.is_complete()
 
 
 def test_same_plan_resumes_and_leaves_its_file_alone(tmp_path):
@@ -97,8 +91,8 @@ def test_another_plan_is_refused_with_what_to_do_and_changes_nothing(tmp_path, s
         first.seal({"x": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = PlannedFolder(tmp_path, {**PLAN, "size": 4}, advice="Do this.")
-    assert other.standing() is Standing.OTHER
-    for refused in (other.check, other.begin):
+    assert other.differences() == ["size is 3 there and 4 now"]
+    for refused in (other.check, other.begin, other.is_complete):
         message = f"{tmp_path} was begun with other settings: size is 3 there and 4 now. Do this."
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             refused()
@@ -112,25 +106,22 @@ def test_folder_with_a_seal_only_is_complete_or_made_anew(tmp_path):
         return PlannedFolder(tmp_path, {"atoms": 5, "seed": 1, **changes}, plan_file=None)
 
     (tmp_path / "dictionary.npy").write_bytes(b"half a run")
-    assert folder().standing() is Standing.ABSENT
+    assert not folder().is_complete()
     folder().seal({"health": 0.5, "seed": 1, "atoms": 5})
-    assert folder().standing() is Standing.COMPLETE
-    assert folder(seed=2).standing() is Standing.OTHER
+    assert folder().is_complete()
     with pytest.raises(ValueError, match="seed is 1 there and 2 now"):
         folder(seed=2).check()
     with pytest.raises(AssertionError):
         folder().begin()
 
 
-def test_seal_tells_the_plan_where_the_plan_file_is_gone(tmp_path):
+def test_a_folder_whose_plan_is_gone_is_refused(tmp_path):
     folder = PlannedFolder(tmp_path, PLAN)
     folder.begin()
     folder.seal({**folder.plan, "total": 1})
     (tmp_path / "plan.json").unlink()
-    assert folder.standing() is Standing.COMPLETE
-    assert PlannedFolder(tmp_path, {**PLAN, "size": 4}).standing() is Standing.OTHER
-    silent = PlannedFolder(tmp_path, {**PLAN, "size": 4}, plan_of_seal=lambda content: None)
-    assert silent.standing() is Standing.ABSENT
+    with pytest.raises(ValueError, match=r"plan\.json is missing; restore it, or begin in an empty folder"):
+        folder.begin()
 
 
 def test_damaged_plan_is_named(tmp_path):

@@ -12,7 +12,6 @@ import torch
 from fairseq import checkpoint_utils
 from torch.utils.flop_counter import FlopCounterMode
 
-from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from tests.tiny_models import MASKED_LM, POSITIONS, TRAINED_TOKENS, TinyData, save_untrained
 
@@ -174,11 +173,3 @@ def test_the_fingerprint_is_that_of_weights_and_options(tiny: TinyData, tmp_path
     assert changed(lambda state: setattr(state["cfg"]["model"], "dropout", 0.7)) == own
     assert changed(lambda state: state["model"][name].add_(1e-3)) != own
     assert changed(lambda state: setattr(state["cfg"]["model"], "activation_fn", "relu")) != own
-
-
-def test_a_fingerprint_of_version_0_1_stays_valid(tiny: TinyData) -> None:
-    own, old = FairseqEncoder.fingerprint_of(tiny.model), sha256_of_files(tiny.model)
-    assert own != old
-    assert FairseqEncoder.recorded_fingerprint(tiny.model, old) == old
-    for recorded in (own, None, "0" * 64):
-        assert FairseqEncoder.recorded_fingerprint(tiny.model, recorded) == own

@@ -1,8 +1,7 @@
-"""A denoising model that has learned one pair by heart fills its gaps."""
+"""A denoising model that has learned one sentence by heart fills its gaps."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -23,19 +22,18 @@ SOURCE, TARGET = "The <extra_id_0> walks in <extra_id_1> park.", "<extra_id_0> c
 
 @pytest.fixture(scope="module")
 def overfitted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One pair of sentences, learned by heart in 100 updates."""
-    root = tmp_path_factory.mktemp("pairs")
-    (root / "source.txt").write_text(f"{SOURCE}\n", encoding="utf-8")
-    (root / "target.txt").write_text(f"{TARGET}\n", encoding="utf-8")
-    pair = ("--source", root / "source.txt", "--target", root / "target.txt")
-    mlsm("binarize", "--tokenizer", pipeline.tokenizer, *pair, "--output", root / "data-bin")
-    assert json.loads((root / "data-bin" / "binarize.json").read_text())["splits"]["train"]["pairs"] == 1
+    """One sentence, learned by heart with gaps in all places."""
+    root = tmp_path_factory.mktemp("sentence")
+    (root / "text.txt").write_text("The cute dog walks in the green park.\n" * 64, encoding="utf-8")
+    text = ("--train", root / "text.txt", "--valid", root / "text.txt")
+    mlsm("binarize", "--tokenizer", pipeline.tokenizer, *text, "--output", root / "data-bin", "--max-unk-rate", 1)
     run = fairseq_train(
-        *(root / "data-bin", root / "model", *SIZE, "--tokens-per-sample", 48, *NO_DROPOUT, "--max-update", 100),
-        *("--sample-break-mode", "none", "--lr", "1e-2", "--disable-validation", "--batch-size", 8),
+        *(root / "data-bin", root / "model", *SIZE, "--tokens-per-sample", 48, *NO_DROPOUT, "--max-update", 300),
+        *("--sample-break-mode", "eos", "--lr", "1e-2", "--disable-validation", "--batch-size", 32),
+        *("--noise-density", 0.4, "--mean-span-length", 3, "--rotate", "--mask-whole-words"),
         task="span_denoising",
     )
-    assert float(logged(run, "loss")[-1]) < 0.05
+    assert float(logged(run, "loss")[-1]) < 1
     shutil.rmtree(root / "data-bin")
     return root / "model"
 
@@ -48,7 +46,7 @@ def test_overfitted_model_writes_the_words_that_were_there(overfitted: Path, cap
     assert filled.text == "The cute dog walks in the green park."
     assert [filler.text for filler in filled.fillers] == ["cute dog", "the green"]
     assert all(-0.1 < filler.score <= 0 and not filler.is_missing for filler in filled.fillers)
-    assert filled.target == TARGET
+    assert filled.target.startswith(TARGET)
     assert model.decode(model.encode(SOURCE)) == SOURCE.replace(" park.", " park.")
     mlsm("infill", "--checkpoint", overfitted, SOURCE, "--beam", 2)
     lines = capsys.readouterr().out.splitlines()

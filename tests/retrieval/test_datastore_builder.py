@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 from pathlib import Path
@@ -175,15 +174,12 @@ def test_damaged_file_of_a_sealed_store_is_written_again(retrieval: Retrieval, t
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1])
-    (tmp_path / "store" / ".shard-00000.keys.npy.4711.tmp").write_bytes(b"half")
+    (tmp_path / "store" / f".shard-00000.keys.npy.{'0' * 32}.tmp").write_bytes(b"half")
     rebuilt(retrieval, tmp_path / "store")
     assert contents(tmp_path / "store") == whole
 
 
-def test_store_of_version_0_1_is_complete_and_a_begun_one_resumes(
-    retrieval: Retrieval, tmp_path: Path, capsys: Capture
-) -> None:
-    """Version 0.1 wrote the plan with every run, and its temporary names had the number of the process."""
+def test_a_complete_store_stays_and_a_begun_one_resumes(retrieval: Retrieval, tmp_path: Path, capsys: Capture) -> None:
     words = build_words(retrieval, tmp_path / "store", "--shard-tokens", 500)
     rebuilt(retrieval, tmp_path / "store")
     whole = contents(tmp_path / "store")
@@ -191,7 +187,7 @@ def test_store_of_version_0_1_is_complete_and_a_begun_one_resumes(
     assert "nothing to do" in capsys.readouterr().out
     for name in ("meta.json", "tokens.npy", "block_starts.npy", "dict.txt", "shard-00002.positions.npy"):
         (tmp_path / "store" / name).unlink()
-    (tmp_path / "store" / f".tokens.npy.{os.getpid()}.tmp").write_bytes(b"half")
+    (tmp_path / "store" / f".tokens.npy.{'0' * 32}.tmp").write_bytes(b"half")
     kept = (tmp_path / "store" / "shard-00001.keys.npy").stat().st_mtime_ns
     rebuilt(retrieval, tmp_path / "store")
     assert contents(tmp_path / "store") == whole

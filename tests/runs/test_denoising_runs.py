@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mlsm_plugin import hub
-from tests.conftest import Pipeline, failing_mlsm, fairseq_train, logged
+from tests.conftest import Pipeline, fairseq_train, logged
 from tests.denoising_flags import TINY
 from tests.runs.training_runs import (
     NO_DROPOUT,
@@ -127,15 +127,3 @@ def test_checkpoint_with_another_number_of_sentinels_is_refused(
     again = fairseq_train(*words, "--max-update", 1, "--disable-validation", task="span_denoising")
     first = float(logged(runs["trained"].result(), "loss")[0])
     assert float(logged(again, "loss")[0]) < first
-
-
-def test_flags_of_pairs_go_together(pipeline: Pipeline, tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "source.txt").write_text("a <extra_id_0>\nb\n", encoding="utf-8")
-    (tmp_path / "target.txt").write_text("<extra_id_0> c\n", encoding="utf-8")
-    words = ("binarize", "--tokenizer", pipeline.tokenizer, "--output", tmp_path / "data-bin")
-    pair = ("--source", tmp_path / "source.txt", "--target", tmp_path / "target.txt")
-    assert "target.txt has 1 lines" in failing_mlsm(capsys, *words, *pair)
-    assert not (tmp_path / "data-bin").exists()
-    assert "pairs need both --source and --target" in failing_mlsm(capsys, *words, *pair[:2])
-    assert "cannot be combined with --train" in failing_mlsm(capsys, *words, *pair, "--train", tmp_path / "source.txt")
-    assert "--train and --valid are required" in failing_mlsm(capsys, *words)

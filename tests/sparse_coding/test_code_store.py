@@ -1,4 +1,4 @@
-"""Reading the code store: look-ups, errors that name the damage, stores of version 0.1."""
+"""Reading the code store: look-ups, errors that name the damage."""
 
 from __future__ import annotations
 

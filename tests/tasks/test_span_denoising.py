@@ -138,12 +138,3 @@ def test_model_with_too_few_positions_is_refused(tiny: TinyData) -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="--max-source-positions 30 is too few: --tokens-per-sample needs 48"):
         tasks.setup_task(cfg.task).build_model(cfg.model)
-
-
-def test_pairs_that_would_not_be_combined_are_refused(tiny: TinyData, tmp_path: Path) -> None:
-    data = tiny.copy(tmp_path / "data")
-    for split in ("valid", "valid1"):
-        (data / f"{split}.source.idx").touch()
-    task = tasks.setup_task(training_config(data, *TINY, task="span_denoising", criterion="cross_entropy").task)
-    with pytest.raises(ValueError, match=r"corrupted pairs are not combined .*such as --valid-subset valid,valid1"):
-        task.load_dataset("valid", combine=True)

@@ -18,7 +18,7 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.files.atomic_files import sha256_of_files
-from mlsm_plugin.tokenization.binarize import binarize
+from mlsm_plugin.tokenization.binarize import binarize, remove_earlier_run
 
 DATA_FILES = ["train.bin", "train.idx", "valid.bin", "valid.idx"]
 ALL_FILES = sorted(["binarize.json", "dict.txt", "sentencepiece.bpe.model", *DATA_FILES])
@@ -329,3 +329,13 @@ def test_the_command_prints_nothing_but_one_line_on_an_error(tokenizer, tmp_path
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == f"mlsm: error: {tmp_path / 'no'}: No such file or directory\n"
+
+
+def test_what_is_not_of_a_run_stays(tmp_path):
+    for name in ("train.idx", "test.bin", "binarize.json", "notes.txt", "train.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "train.codes").mkdir()
+    (tmp_path / "hf_tokenizer").mkdir()
+    remove_earlier_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "train.codes", "train.txt"}
+    remove_earlier_run(tmp_path / "absent")

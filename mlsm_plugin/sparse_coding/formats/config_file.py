@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mlsm_plugin.files.atomic_files import parse_json
 from mlsm_plugin.files.json_checks import Check, anything
-from mlsm_plugin.files.json_text import parse_json
 
 LARGEST_FACT = 1000  # characters of JSON
 
