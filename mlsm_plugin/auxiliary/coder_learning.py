@@ -14,7 +14,8 @@ import numpy as np
 from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
+from mlsm_plugin.files.settings import check, option, seed
+from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun, TokenBlocks, layer
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.samples import sample_hidden_states
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
@@ -33,108 +34,86 @@ HEALTH_TOKENS = 20_000
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
-LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch"}
-SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3}
+LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
+SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
 # what the meta.json of a dictionary calls each backend
 METHODS = {"spams": "spams.trainDL", "torch": "online"}
-BATCH_SIZES = {LASSO: 400, "topk": 256, "batchtopk": 256}
-OPTION_NAMES = {"lambda_": "--lambda", "learning_rate": "--learning-rate"}
-POSITIVE = (
-    *("atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "pruning_threshold", "batch_tokens", "k"),
-    "learning_rate",
-)
 
 
-@dataclass
-class LearningSettings:
-    """What is learned, and from how much; None stands for the default of the kind of coder.
-
-    Attributes:
-        layer: hidden state to learn from: 0 is the embeddings, 1 the first layer, ...
-        coder: ``lasso`` for a dictionary, ``topk`` or ``batchtopk`` for a sparse autoencoder.
-        atoms: number of latent properties.
-        tokens: number of hidden states to learn from.
-        batch_size: hidden states in a mini-batch (400, of an autoencoder 256).
-        lambda_, iterations, backend: of a dictionary: weight of the L1 penalty (0.05), number of mini-batches (1000),
-            and ``torch`` (default) or ``spams``.
-        k, matryoshka, learning_rate: of an autoencoder: active latents of a token (32), sizes of prefixes that also
-            have to reconstruct alone (none), and largest learning rate (0.003).
-        frequency_pruning, pruning_threshold: see :func:`~mlsm_plugin.sparse_coding.frequency_pruning.keep_mask`.
-        seed: of the sample and the first atoms.
-        fp16: run the model in half precision.
-        threads: CPU threads, None for all cores.
-        batch_tokens: tokens in one forward pass.
+@dataclass(frozen=True)
+class LearningSettings(ModelRun):
+    """What is learned, and from how much; an option of a kind of coder that is None gets the default of that kind.
 
     Raises:
         ValueError: a value is out of range, or an option belongs to the other kind of coder.
     """
 
-    layer: int
-    coder: str = LASSO
-    atoms: int = 3000
-    tokens: int = 1_000_000
-    batch_size: int | None = None
-    lambda_: float | None = None
-    iterations: int | None = None
-    backend: str | None = None
-    k: int | None = None
-    matryoshka: list[int] | None = None
-    learning_rate: float | None = None
-    frequency_pruning: str = "none"
-    pruning_threshold: float = 1e-5
-    seed: int = 1
-    fp16: bool = False
-    threads: int | None = None
-    batch_tokens: int = 8192
+    layer: int = layer()
+    coder: str = option(
+        LASSO, choices=CODERS,
+        help="lasso: a dictionary for exact sparse codes; topk, batchtopk: a sparse autoencoder (docs/dictionaries.md)",
+    )  # fmt: skip
+    atoms: int = option(3000, least=1, help="number of latent properties")
+    tokens: int = option(
+        1_000_000, least=1,
+        help="hidden states to learn from; those of an SAE are not kept, and may be read several times",
+    )  # fmt: skip
+    batch_size: int | None = option(
+        None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)"
+    )
+    lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
+    iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
+    backend: str | None = option(
+        None, choices=tuple(METHODS),
+        help="lasso: torch: online learning with the active-set solver; spams: spams.trainDL, on the CPU (default: "
+        "torch)",
+    )  # fmt: skip
+    k: int | None = option(
+        None, least=1, help="SAE: active latents of a token, on average with batchtopk (default: 32)"
+    )
+    matryoshka: list[int] | None = option(
+        None, least=1, metavar="M",
+        help="SAE: sizes of prefixes, ascending; the first M latents of each also have to reconstruct alone",
+    )  # fmt: skip
+    learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
+    frequency_pruning: str = option(
+        "none", choices=("none", "subsample", "drop"),
+        help="subsample: keep an occurrence with word2vec's probability; drop: keep only words below the threshold",
+    )  # fmt: skip
+    pruning_threshold: float = option(
+        1e-5, above=0, help="threshold of --frequency-pruning, a relative frequency"
+    )
+    seed: int = seed("of the sample and the first atoms")
 
     def __post_init__(self) -> None:
-        if self.coder not in CODERS:
-            raise ValueError(f"--coder must be one of {', '.join(CODERS)}, got {self.coder!r}")
-        for name in POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"--{name.strip('_').replace('_', '-')} must be positive, got {value}")
-        choose_defaults(self)
+        check(self)
+        own, other = (LASSO_DEFAULTS, SAE_DEFAULTS) if self.coder == LASSO else (SAE_DEFAULTS, LASSO_DEFAULTS)
+        for name in other.keys() - own.keys():
+            if getattr(self, name) is not None:
+                owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (self.coder == LASSO))
+                raise ValueError(f"{name} does not go with coder {self.coder}; leave it out, or choose {owner}")
+        for name, default in own.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         if self.coder != LASSO:
             sae_settings(self)  # raises if a value is out of range
-        if self.seed < 0:
-            raise ValueError(f"--seed must not be negative, got {self.seed}")
 
 
-def choose_defaults(args: Any) -> None:
-    """Set the options that were not given to the defaults of the kind of coder.
-
-    Args:
-        args: has an attribute for each option, such as :class:`LearningSettings`.
-
-    Raises:
-        ValueError: an option belongs to the other kind.
-    """
-    own, other = (LASSO_DEFAULTS, SAE_DEFAULTS) if args.coder == LASSO else (SAE_DEFAULTS, LASSO_DEFAULTS)
-    for name in other:
-        if getattr(args, name, None) is not None:
-            owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (args.coder == LASSO))
-            option = OPTION_NAMES.get(name, f"--{name}")
-            raise ValueError(f"{option} does not go with --coder {args.coder}; leave it out, or pass --coder {owner}")
-    for name, default in {**own, "batch_size": BATCH_SIZES[args.coder]}.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, default)
-
-
-def sae_settings(args: Any) -> SaeSettings:
+def sae_settings(settings: LearningSettings) -> SaeSettings:
     """What the options of an SAE ask for.
 
     Raises:
         ValueError: a value is out of range.
     """
+    kind = {name: cast(Any, getattr(settings, name)) for name in SAE_DEFAULTS}  # none of them is None any more
     return SaeSettings(
-        num_atoms=args.atoms,
-        k=args.k,
-        updates=max(1, args.tokens // args.batch_size),
-        method=args.coder,
-        prefixes=tuple(args.matryoshka),
-        rate=args.learning_rate,
-        seed=args.seed,
+        num_atoms=settings.atoms,
+        k=kind["k"],
+        updates=max(1, settings.tokens // kind["batch_size"]),
+        method=settings.coder,
+        prefixes=tuple(kind["matryoshka"]),
+        rate=kind["learning_rate"],
+        seed=settings.seed,
     )
 
 

@@ -18,37 +18,33 @@ from mlsm_plugin.sparse_coding.stored_codes import check_top, strongest, without
 
 
 @dataclass(frozen=True)
-class CodingSettings:
+class CodingSettings(ModelRun):
     """The settings that, together with the coder, decide the codes of a split; and how the work is divided.
 
     Attributes:
-        layer: which hidden state of the auxiliary model is coded.
         blocks: what the auxiliary model sees at once.
-        threads: CPU threads of the coder, None for all cores.
-        allow_inexact: also write codes that do not reach the required accuracy.
-        coverage, coverage_seed: the share of positions that is coded, see :func:`covered_positions`.
-        fp16: run the auxiliary model in half precision.
-        batch_tokens: tokens in one forward pass and in one call of the coder; limits the memory.
-        shard_tokens: tokens in a shard, the unit in which work is resumed and shared.
-        latent_top: how many atoms of each code are kept, those with the largest weights; None: all.
 
     Raises:
-        ValueError: ``latent_top`` is less than 1.
+        ValueError: a value is out of range.
     """
 
-    layer: int
+    layer: int = layer()
     blocks: BlockSettings = field(default_factory=BlockSettings)
-    threads: int | None = None
-    allow_inexact: bool = False
-    coverage: float = 1.0
-    coverage_seed: int = 1
-    fp16: bool = False
-    batch_tokens: int = 8192
-    shard_tokens: int = 1 << 18
-    latent_top: int | None = None
+    coverage: float = option(
+        1.0, above=0, most=1,
+        help="share of the positions to code, drawn with --seed; training masks only coded positions",
+    )  # fmt: skip
+    coverage_seed: int = seed("of --coverage", flag="--seed")
+    latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
+    allow_inexact: bool = option(
+        False, help="also write codes that do not reach the required accuracy (--tolerance), with a warning"
+    )
+    shard_tokens: int = option(
+        1 << 18, least=1, help="tokens in a shard, the unit in which work is resumed and shared; limits the memory"
+    )
 
     def __post_init__(self) -> None:
-        check_top(self.latent_top)
+        check(self)
 
 
 @dataclass(frozen=True)

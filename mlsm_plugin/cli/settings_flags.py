@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlsm_plugin.files.settings import flag_of, options_of, plain_type
+from mlsm_plugin.sparse_coding.coder import coder_kinds
 
 Parser = Any  # a parser, or a group of one
+PREFIX = "coder_option_"
 
 
 @dataclasses.dataclass(frozen=True)
 class Depends:
     """A default that is known later; the option is left out of what was given if the command line does not say it."""
 
-    on: str
+    on: Any
 
 
 def add_settings(
@@ -75,24 +77,44 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def _add_flag(parser: Parser, name: str, field: dataclasses.Field[Any], declared: Any, default: Any) -> None:
+def add_coder_flags(parser: Parser) -> None:
+    """Add a group of flags for each kind of coder; a flag that several kinds share is listed once."""
+    seen: set[str] = set()
+    for kind, coder in coder_kinds().items():
+        group = parser.add_argument_group(f"options of the {kind} coder")
+        declared = typing.get_type_hints(coder.options_type)
+        for name, field in options_of(coder.options_type).items():
+            if name not in seen:
+                seen.add(name)
+                # set only if the flag is given, so that a kind of coder without this option does not receive its default
+                _add_flag(group, PREFIX + name, field, declared[name], Depends(field.default))
+
+
+def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that the command line gives, for :func:`~mlsm_plugin.sparse_coding.coder.load_coder`."""
+    return {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
+
+
+def _add_flag(parser: Parser, dest: str, field: dataclasses.Field[Any], declared: Any, default: Any) -> None:
     one, several = plain_type(declared)
     text = str(field.metadata["help"])
-    if isinstance(default, Depends):
-        text, default = f"{text} (default: {default.on})", argparse.SUPPRESS
-    keywords: dict[str, Any] = {"dest": name, "help": text}
+    shown = default.on if isinstance(default, Depends) else None
+    if shown is not None and not isinstance(shown, bool):
+        text = f"{text} (default: {shown})"
+    keywords: dict[str, Any] = {"dest": dest, "help": text}
     if default is dataclasses.MISSING:
         keywords["required"] = True
     else:
-        keywords["default"] = default
+        keywords["default"] = argparse.SUPPRESS if isinstance(default, Depends) else default
     if one is bool:
-        parser.add_argument(flag_of(field), action="store_true", **keywords)
+        action = argparse.BooleanOptionalAction if shown is not None else "store_true"
+        parser.add_argument(flag_of(field), action=action, **keywords)
         return
     if several:
         keywords["nargs"] = "+"
-    if field.metadata["choices"]:
+    if field.metadata.get("choices"):
         keywords["choices"] = field.metadata["choices"]
     else:
-        usual = "N" if one is int else "X" if one is float else name.strip("_").upper()
-        keywords["metavar"] = field.metadata["metavar"] or usual
+        usual = "N" if one is int else "X" if one is float else field.name.strip("_").upper()
+        keywords["metavar"] = field.metadata.get("metavar") or usual
     parser.add_argument(flag_of(field), type=one, **keywords)

@@ -19,24 +19,23 @@ from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
+class EvaluationSettings(ModelRun):
     """What is evaluated, and how.
 
     Attributes:
-        layer: which hidden state.
         blocks: what the model sees at once.
-        max_tokens: tokens to evaluate, in whole blocks that ``seed`` draws.
-        seed: decides the blocks, and which tokens are masked.
-        threads: CPU threads of the coder, None for all cores.
-        batch_tokens: tokens in one forward pass.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    layer: int
+    layer: int = layer()
     blocks: BlockSettings = field(default_factory=BlockSettings)
-    max_tokens: int = 100_000
-    seed: int = 1
-    threads: int | None = None
-    batch_tokens: int = 8192
+    max_tokens: int = option(100_000, least=1, help="tokens to evaluate, in whole blocks")
+    seed: int = seed("of the blocks and of the masked tokens")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarray:

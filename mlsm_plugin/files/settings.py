@@ -39,6 +39,11 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def seed(help: str, **more: Any) -> Any:  # noqa: A002
+    """A field that holds a random seed."""
+    return option(1, least=0, most=2**63 - 1, help=f"random seed {help}", **more)
+
+
 def options_of(cls: type) -> dict[str, Field[Any]]:
     """The fields that are options, by their names."""
     return {field.name: field for field in dataclasses.fields(cls) if "help" in field.metadata}
@@ -46,7 +51,7 @@ def options_of(cls: type) -> dict[str, Field[Any]]:
 
 def flag_of(field: Field[Any]) -> str:
     """The flag of an option on the command line."""
-    return field.metadata["flag"] or "--" + field.name.strip("_").replace("_", "-")
+    return field.metadata.get("flag") or "--" + field.name.strip("_").replace("_", "-")
 
 
 def check(settings: Any) -> None:
@@ -55,7 +60,7 @@ def check(settings: Any) -> None:
         value = getattr(settings, name)
         if value is None:
             continue
-        choices = field.metadata["choices"]
+        choices = field.metadata.get("choices")
         if choices and value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         for number in value if isinstance(value, (list, tuple)) else [value]:
@@ -73,7 +78,7 @@ def plain_type(declared: Any) -> tuple[type, bool]:
 
 
 def _is_within(field: Field[Any], value: float) -> bool:
-    above, least, most = (field.metadata[name] for name in ("above", "least", "most"))
+    above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
     if above is None and least is None and most is None:
         return True
     return (
@@ -85,7 +90,7 @@ def _is_within(field: Field[Any], value: float) -> bool:
 
 
 def _bounds(field: Field[Any], value: float) -> str:
-    above, least, most = (field.metadata[name] for name in ("above", "least", "most"))
+    above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
     if not math.isfinite(value):
         return "a finite number"
     if most is not None:

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.coverage import NO_POSITION
 
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """How a split is cut into blocks for the auxiliary model.
+    """How a split is cut into blocks for the auxiliary model; a block that is longer is cut.
 
-    Attributes:
-        tokens_per_sample: longest block with its BOS; a longer one is cut.
-        sample_break_mode: ``none``, ``complete``, ``complete_doc`` or ``eos``, as fairseq has them.
+    Raises:
+        ValueError: a value is out of range.
     """
 
-    tokens_per_sample: int = 512
-    sample_break_mode: str = "complete"
+    tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")
+    sample_break_mode: str = option(
+        "complete", choices=("none", "complete", "complete_doc", "eos"),
+        help="where blocks may end, as in fairseq-train",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.tokens_per_sample < 2:
-            raise ValueError(f"--tokens-per-sample must be at least 2 (BOS and a token), got {self.tokens_per_sample}")
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun:
+    """How a model runs over a text."""
+
+    device: str | None = option(None, help="torch device of the model (default: the GPU if there is one)")
+    fp16: bool = option(False, help="run the model in half precision: float16, on a CPU bfloat16")
+    threads: int | None = option(None, least=1, metavar="N", help="number of CPU threads (default: all cores)")
+    batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory")
+
+
+def layer(**more: Any) -> Any:
+    """A field that holds the number of a layer."""
+    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...", **more)
 
 
 @dataclass(frozen=True)

@@ -24,27 +24,20 @@ class LassoOptions:
         ValueError: an option is out of range.
     """
 
-    lambda_: float | None = field(
-        default=None,
-        metadata={"flag": "--lambda", "help": "weight of the L1 penalty (default: that of the dictionary)"},
+    lambda_: float | None = option(
+        None, above=0, help="weight of the L1 penalty (default: that of the dictionary)"
     )
-    solver: str = field(
-        default="auto",
-        metadata={
-            "choices": SOLVERS,
-            "help": "auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
-        },
-    )
-    tolerance: float = field(
-        default=1e-4,
-        metadata={"help": "largest certified relative duality gap of a code; codes above it are not written"},
-    )
+    solver: str = option(
+        "auto", choices=SOLVERS,
+        help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
+    )  # fmt: skip
+    tolerance: float = option(
+        1e-4, above=0,
+        help="largest certified relative duality gap of a code; codes above it are not written",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for flag, value in (("--lambda", self.lambda_), ("--tolerance", self.tolerance)):
-            if value is not None and not 0 < value < np.inf:
-                raise ValueError(f"{flag} must be a positive number, got {value}")
-        check_settings(1.0 if self.lambda_ is None else self.lambda_, self.solver)
+        check(self)
 
 
 class LassoCoder(SparseCoder):
