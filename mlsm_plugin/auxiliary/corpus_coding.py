@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.block_coding import (
-    TOKENS_TO_JUDGE_EMPTINESS,
-    CodingFigures,
-    encode_blocks,
-    shard_boundaries,
-    store_meta,
-)
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
+from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
-
-__all__ = ["TOKENS_TO_JUDGE_EMPTINESS", "CodingFigures", "encode_split", "open_coding_model", "shard_boundaries"]
 
 
 def encode_split(
@@ -51,27 +43,25 @@ def encode_split(
     return encode_blocks(
         *(split, reader, directory),
         meta=store_meta(coder, settings, split=own, auxiliary=fingerprint, blocks=settings.blocks),
-        open_model=lambda: open_coding_model(auxiliary, data_bin, coder, settings, device),
+        open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings, device),
         coder=coder,
         settings=settings,
         share=share,
     )
 
 
-def open_coding_model(
-    auxiliary: str | os.PathLike[str],
+def estimate_split(
     data_bin: str | os.PathLike[str],
+    split: str,
+    *,
+    auxiliary: str | os.PathLike[str],
     coder: SparseCoder,
     settings: CodingSettings,
-    device: str | None,
-) -> HiddenStateEncoder:
-    """The auxiliary model.
-
-    Raises:
-        ValueError: the coder or the blocks do not fit the model.
-        FileNotFoundError: the checkpoint is missing.
-    """
-    return fitting_encoder(
-        auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
-        device=device, fp16=settings.fp16,
-    )  # fmt: skip
+    device: str | None = None,
+    share: WorkShare = ALL_OF_IT,
+) -> CodingEstimate:
+    """What :func:`encode_split` would cost, from evenly spread blocks; the errors are those of it."""
+    fitting_fingerprint(auxiliary, coder, settings.layer)
+    reader = BlockReader(data_bin, split, settings.blocks)
+    encoder = fitting_encoder(auxiliary, data_bin, coder, settings, device)
+    return estimate_blocks(split, reader, encoder, coder, settings, share=share)

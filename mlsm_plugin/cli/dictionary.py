@@ -80,29 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sae = parser.add_argument_group("options of --coder topk and batchtopk")
     add_sae_options(sae)
     sae.add_argument("--learning-rate", type=float, metavar="F", help="largest learning rate of Adam (default: 0.003)")
-    _add_pruning_options(parser)
     parser.add_argument(
         "--seed", type=int, default=1, metavar="N", help="random seed of the sample and the first atoms"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
     add_block_options(parser)
     add_model_options(parser)
-
-
-def _add_pruning_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--frequency-pruning",
-        default="none",
-        choices=["none", "subsample", "drop"],
-        help="subsample: keep an occurrence with word2vec's probability; drop: keep only words below the threshold",
-    )
-    parser.add_argument(
-        "--pruning-threshold",
-        type=float,
-        default=1e-5,
-        metavar="F",
-        help="threshold of --frequency-pruning, a relative frequency",
-    )
 
 
 def add_sae_options(group: Any) -> None:

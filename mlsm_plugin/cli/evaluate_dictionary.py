@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
     from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
+    from mlsm_plugin.auxiliary.split_coder import CodingSettings
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.evaluation.dictionary_quality import evaluate_reconstruction
     from mlsm_plugin.files.atomic_files import check_output_file, write_json
@@ -62,15 +63,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     settings = _settings(args, coder)
     reader = BlockReader(args.data_bin, args.split, settings.blocks)
     fingerprint = fitting_fingerprint(args.auxiliary, coder, settings.layer)
-    encoder = fitting_encoder(
-        args.auxiliary,
-        args.data_bin,
-        coder,
-        layer=settings.layer,
-        tokens_per_sample=settings.blocks.tokens_per_sample,
-        device=args.device,
-        fp16=args.fp16,
-    )
+    coding = CodingSettings(settings.layer, settings.blocks, fp16=args.fp16)
+    encoder = fitting_encoder(args.auxiliary, args.data_bin, coder, coding, args.device)
     quality, inexact = evaluate_reconstruction(reader, encoder, coder, settings)
     del encoder
     loss, why_no_loss = _loss(args, reader, coder, settings)

@@ -56,10 +56,6 @@ class TokenBlocks(Protocol):
     def pad(self) -> int:
         """The id of padding."""
 
-    @property
-    def num_symbols(self) -> int:
-        """All ids are smaller than this."""
-
     def __len__(self) -> int:
         """The number of blocks."""
 
