@@ -31,7 +31,7 @@ from mlsm_plugin.sparse_coding.quality import coder_health
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 from mlsm_plugin.version import __version__
 
 # number of tokens on which the health of the dictionary is measured

@@ -10,9 +10,9 @@ from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
-from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 
@@ -37,7 +37,8 @@ def encode_split(
         FileNotFoundError: the split or the checkpoint is missing.
     """
     directory = Path(output or data_bin) / f"{split}.codes"
-    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded_auxiliary(directory))
+    recorded = recorded_in(directory, "meta", "fingerprints", "auxiliary")
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer, recorded=recorded)
     reader = BlockReader(data_bin, split, settings.blocks)
     own = split_fingerprint(Path(data_bin) / split)
     return encode_blocks(

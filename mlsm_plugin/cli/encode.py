@@ -95,7 +95,7 @@ def add_coding_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, or estimate its cost, and report how exact the codes are."""
-    from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+    from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
     options = coding_arguments(args, lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")))
     options["auxiliary"] = args.auxiliary

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code the sequences, or estimate the cost, and report how exact the codes are."""
     from mlsm_plugin.hidden_states.blocks import BlockSettings
     from mlsm_plugin.huggingface.coding import encode_sequences, estimate_sequences
-    from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+    from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
     options = coding_arguments(args, lambda coder: BlockSettings())  # sequences are blocks already
     options["tokenizer"] = args.tokenizer

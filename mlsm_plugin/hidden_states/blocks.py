@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.hidden_states.encoder import TokenVectors
-from mlsm_plugin.sparse_coding.coverage import NO_POSITION
+from mlsm_plugin.sparse_coding.stored_codes import NO_POSITION
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
 from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX
+from mlsm_plugin.files.planned_folder import recorded_in
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.library_encoder import LibraryEncoder
 from mlsm_plugin.huggingface.sequence_blocks import blocks_for_model
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_store_writer import recorded_auxiliary
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 PathLike = str | os.PathLike[str]
@@ -65,7 +65,8 @@ def encode_sequences(
             :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`).
     """
     name = source_name(model)
-    fingerprint = fitting_fingerprint(name, coder, settings.layer, recorded=recorded_auxiliary(output))
+    recorded = recorded_in(output, "meta", "fingerprints", "auxiliary")
+    fingerprint = fitting_fingerprint(name, coder, settings.layer, recorded=recorded)
     sequences = as_sequences(input_ids)
     blocks, found = blocks_for_model(sequences, model, tokenizer)
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.files.npy_files import npy_header
-from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in, shorten
+from mlsm_plugin.files.planned_folder import PlannedFolder, shorten
 from mlsm_plugin.files.sharded_store import ShardedStoreWriter, shard_path
 from mlsm_plugin.sparse_coding.stored_codes import INDPTR_DTYPE, WEIGHT_DTYPE, ShardRows, atom_dtype
 
@@ -63,7 +63,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         if not isinstance(meta.get("n_atoms"), int) or meta["n_atoms"] < 1:
             raise ValueError(f"meta must give the size of the dictionary as n_atoms >= 1, got {meta.get('n_atoms')!r}")
         plan = {"format_version": FORMAT_VERSION, "meta": _in_order(meta), "boundaries": self.boundaries}
-        folder = PlannedFolder(directory, plan, plan_of_seal=_plan_of_meta)
+        folder = PlannedFolder(directory, plan)
         super().__init__(folder, len(self.boundaries) - 1)
         self.meta: dict[str, Any] = folder.plan["meta"]
         self.num_atoms: int = self.meta["n_atoms"]
@@ -172,15 +172,10 @@ class CodeStoreWriter(ShardedStoreWriter):
         )
 
     def _figures(self, index: int) -> dict[str, Any] | None:
-        """The figures of a shard, or None if they are absent or damaged.
-
-        Version 0.1 wrote no figures in a store without gaps; such a shard is whole, and its figures are empty.
-        """
+        """The figures of a shard, or None if they are absent or damaged."""
         names = ("coded_tokens", "gap_sum", "gap_max") if self.with_gaps else ("coded_tokens",)
         try:
             figures = read_json(shard_path(self.directory, index, "gap", "json"))
-        except FileNotFoundError:
-            return None if self.with_gaps else {}
         except (OSError, ValueError):
             return None
         whole = isinstance(figures, dict) and all(isinstance(figures.get(name), (int, float)) for name in names)
@@ -188,11 +183,9 @@ class CodeStoreWriter(ShardedStoreWriter):
 
 
 def _totals(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The totals of the figures that all shards have."""
-    totals: dict[str, Any] = {}
-    if all("coded_tokens" in shard for shard in figures):
-        totals["coded_tokens"] = sum(shard["coded_tokens"] for shard in figures)
-    if all("gap_sum" in shard for shard in figures):
+    """The totals of the figures of all shards."""
+    totals: dict[str, Any] = {"coded_tokens": sum(shard["coded_tokens"] for shard in figures)}
+    if "gap_sum" in figures[0]:
         totals["gap_mean"] = sum(shard["gap_sum"] for shard in figures) / max(1, totals["coded_tokens"])
         totals["gap_max"] = max(shard["gap_max"] for shard in figures)
     return totals
@@ -202,21 +195,3 @@ def _in_order(meta: dict[str, Any]) -> dict[str, Any]:
     """``meta`` with its keys in the order of the files."""
     known = {key: meta[key] for key in META_KEYS if key in meta}
     return {**known, **{key: value for key, value in meta.items() if key not in known}}
-
-
-def _plan_of_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a sealed store whose ``plan.json`` is missing."""
-    shards = meta.get("shards")
-    shards = shards if isinstance(shards, list) else []
-    return {
-        "format_version": meta.get("format_version"),
-        "meta": {key: value for key, value in meta.items() if key not in TOTAL_KEYS},
-        "boundaries": [0, *(shard.get("stop") if isinstance(shard, dict) else None for shard in shards)],
-    }
-
-
-def recorded_auxiliary(directory: str | os.PathLike[str]) -> str | None:
-    """Fingerprint of the auxiliary model that a store was begun with; None where there is no store."""
-    keys = ("fingerprints", "auxiliary")
-    recorded: str | None = recorded_in(directory, "meta", *keys) or recorded_in(directory, *keys)
-    return recorded

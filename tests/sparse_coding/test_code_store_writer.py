@@ -291,7 +291,7 @@ def test_shard_that_another_process_replaces_during_the_seal_does_no_harm(tmp_pa
     assert (store / "meta.json").read_bytes() == sealed
 
 
-# ---- coders without gaps, the order of the keys, and what version 0.1 wrote --------------------------------
+# ---- coders without gaps, and the order of the keys --------------------------------------------------------
 
 
 def test_coded_tokens_are_counted_without_gaps(tmp_path):
@@ -370,32 +370,3 @@ def test_keys_have_the_order_of_the_format_whatever_the_callers(tmp_path, seed):
     assert (*SETTINGS, *TOTALS) == META_KEYS
     other_order = CodeStoreWriter(tmp_path / "s", dict(sorted(meta.items())), BOUNDARIES, with_gaps=True)
     assert other_order.is_complete
-
-
-def test_store_without_its_plan_is_compared_by_its_seal(tmp_path):
-    store = write_store(tmp_path / "s", random_codes(0, 10), BOUNDARIES)
-    (store / "plan.json").unlink()
-    assert CodeStoreWriter(store, META, BOUNDARIES).is_complete
-    with pytest.raises(ValueError, match=r"lambda is 0\.05 there and 0\.1 now"):
-        CodeStoreWriter(store, {**META, "lambda": 0.1}, BOUNDARIES)
-
-
-def test_store_of_version_0_1_without_gaps_is_complete_and_resumed(tmp_path):
-    """It has no figures of its shards, and no ``coded_tokens`` in its seal."""
-    codes = random_codes(0, 10)
-    store = write_store(tmp_path / "s", codes, BOUNDARIES)
-    for path in store.glob("*.gap.json"):
-        path.unlink()
-    seal = json.loads((store / "meta.json").read_text())
-    del seal["coded_tokens"]
-    (store / "meta.json").write_text(json.dumps(seal, indent=2) + "\n")
-    before = folder_bytes(store)
-    writer = CodeStoreWriter(store, META, BOUNDARIES)
-    assert writer.is_complete
-    assert writer.finish() == seal
-    assert folder_bytes(store) == before
-    np.testing.assert_array_equal(CodeStore(store).rows(0, 10).toarray(), expected_rows(codes))
-    (store / "shard-00001.indptr.npy").unlink()
-    assert [index for index, _, _ in writer.missing_shards()] == [1]
-    writer.write_shard(1, codes[4:9])
-    assert "coded_tokens" not in writer.finish()
