@@ -36,12 +36,12 @@ from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
 from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 
 KINDS = ("exchanged", "exchanged-within-types", "type-mean")
 RANDOM_DICTIONARY = "random-dictionary"

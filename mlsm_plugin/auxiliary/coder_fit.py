@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, TokenVectors
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import SparseCoder
@@ -78,13 +79,9 @@ def fitting_encoder(
     auxiliary: str | os.PathLike[str],
     data_bin: str | os.PathLike[str],
     coder: SparseCoder,
-    *,
-    layer: int,
-    tokens_per_sample: int,
-    device: str | None,
-    fp16: bool,
+    settings: CodingSettings,
 ) -> HiddenStateEncoder:
     """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it."""
-    encoder = open_encoder(auxiliary, data_bin, layer=layer, device=device, fp16=fp16)
-    check_encoder_fits(encoder, coder, tokens_per_sample)
+    encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
+    check_encoder_fits(encoder, coder, settings.blocks.tokens_per_sample)
     return encoder

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, NEUTRAL, learn_sae
+from mlsm_plugin.files.atomic_files import write_file
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun, TokenBlocks, layer
+from mlsm_plugin.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.hidden_states.encoder import TokenVectors
-from mlsm_plugin.hidden_states.samples import sample_hidden_states
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary
@@ -25,12 +30,17 @@ from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.quality import coder_health
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sae_training import SaeSettings
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+from mlsm_plugin.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
+from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 from mlsm_plugin.version import __version__
 
 # number of tokens on which the health of the dictionary is measured
 HEALTH_TOKENS = 20_000
+CHECKPOINT_FILE = "training.pt"
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+# parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
+NEUTRAL = ("threads", "batch_tokens")
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
@@ -58,9 +68,7 @@ class LearningSettings(ModelRun):
         1_000_000, least=1,
         help="hidden states to learn from; those of an SAE are not kept, and may be read several times",
     )  # fmt: skip
-    batch_size: int | None = option(
-        None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)"
-    )
+    batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)")
     lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
     iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
     backend: str | None = option(
@@ -76,13 +84,6 @@ class LearningSettings(ModelRun):
         help="SAE: sizes of prefixes, ascending; the first M latents of each also have to reconstruct alone",
     )  # fmt: skip
     learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
-    frequency_pruning: str = option(
-        "none", choices=("none", "subsample", "drop"),
-        help="subsample: keep an occurrence with word2vec's probability; drop: keep only words below the threshold",
-    )  # fmt: skip
-    pruning_threshold: float = option(
-        1e-5, above=0, help="threshold of --frequency-pruning, a relative frequency"
-    )
     seed: int = seed("of the sample and the first atoms")
 
     def __post_init__(self) -> None:
@@ -135,7 +136,7 @@ def learning_plan(
         **({"blocks": asdict(blocks)} if blocks else {}),
         "fp16": settings.fp16,
     }
-    names = ["batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens"]
+    names = ["batch_size", "seed", "batch_tokens"]
     if settings.coder == LASSO:
         names = ["iterations", *names]
         plan["requested_tokens"] = settings.tokens  # the sample may be smaller
@@ -172,16 +173,23 @@ def learn_into(
         whether something was learned; False: this very coder is there.
 
     Raises:
-        ValueError: another coder or its stopped training is there, another process writes to the folder, frequency
-            pruning removed all tokens, or no hidden state uses any atom.
+        ValueError: another coder or its stopped training is there, another process writes to the folder, or no
+            hidden state uses any atom.
     """
     with only_writer(output):
         if not overwrite and _is_complete(output, plan):
             return False
         if settings.coder == LASSO and not overwrite:
             _check_no_training(output)
-        learn, encoder = _lasso if settings.coder == LASSO else _sae, open_encoder()
-        coder, judged = learn(settings, plan, reader, encoder, output, overwrite)
+        encoder = open_encoder()
+        stream = HiddenStateStream(
+            reader,
+            encoder,
+            batch_size=cast(int, settings.batch_size),  # none of a kind is None any more
+            max_batch_tokens=settings.batch_tokens,
+            seed=settings.seed,
+        )
+        coder, judged = _learned(settings, plan, stream, output, overwrite=overwrite)
         health = coder_health(judged, coder, threads=settings.threads, device=encoder.device)
         if health["unused_atoms"] == coder.num_atoms:
             raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
@@ -205,78 +213,37 @@ def _check_no_training(output: Path) -> None:
         )
 
 
-def _lasso(
-    settings: LearningSettings,
-    plan: dict[str, Any],
-    reader: TokenBlocks,
-    encoder: TokenVectors,
-    output: Path,
-    overwrite: bool,
-) -> tuple[LassoCoder, np.ndarray]:
-    """The learned dictionary, and hidden states to judge it on."""
-    given = settings.lambda_, settings.iterations, settings.batch_size, settings.backend
-    lambda_, iterations, batch_size, backend = cast(tuple[float, int, int, str], given)  # choose_defaults has set them
-    sample = sample_hidden_states(
-        reader,
-        encoder,
-        num_tokens=settings.tokens,
-        max_batch_tokens=settings.batch_tokens,
-        frequency_pruning=settings.frequency_pruning,
-        pruning_threshold=settings.pruning_threshold,
-        seed=settings.seed,
-    )
-    print(f"learning {settings.atoms} atoms from {len(sample)} hidden states", flush=True)
-    start = time.perf_counter()
-    atoms = learn_dictionary(
-        sample,
-        num_atoms=settings.atoms,
-        lambda_=lambda_,
-        iterations=iterations,
-        batch_size=batch_size,
-        threads=settings.threads,
-        seed=settings.seed,
-        backend=backend,
-        device=encoder.device,
-    )
-    print(f"learned in {time.perf_counter() - start:.1f} s")
+def _learned(
+    settings: LearningSettings, plan: dict[str, Any], stream: HiddenStateStream, output: Path, *, overwrite: bool
+) -> tuple[LassoCoder | SaeCoder, np.ndarray]:
+    """The learned coder, and normalized hidden states to judge it on."""
     # the order of the sums depends on the threads
-    threads = settings.threads or os.cpu_count()
-    meta = {**plan, "tokens": len(sample), "threads": threads, "mlsm_plugin": __version__}
-    return LassoCoder(Dictionary(atoms, meta)), _judged(sample)
-
-
-def _sae(
-    settings: LearningSettings,
-    plan: dict[str, Any],
-    reader: TokenBlocks,
-    encoder: TokenVectors,
-    output: Path,
-    overwrite: bool,
-) -> tuple[SaeCoder, np.ndarray]:
-    """A trained SAE, whose training may have been resumed, and hidden states to judge it on."""
-    batch_size = cast(int, settings.batch_size)  # choose_defaults has set it
-    stream = HiddenStateStream(
-        reader,
-        encoder,
-        batch_size=batch_size,
-        max_batch_tokens=settings.batch_tokens,
-        frequency_pruning=settings.frequency_pruning,
-        pruning_threshold=settings.pruning_threshold,
-        seed=settings.seed,
-    )
+    meta = {**plan, "threads": settings.threads or os.cpu_count(), "mlsm_plugin": __version__}
+    if settings.coder == LASSO:
+        sample = normalize_rows(stream.sample(settings.tokens, device="cpu").numpy())
+        print(f"learning {settings.atoms} atoms from {len(sample)} hidden states", flush=True)
+        start = time.perf_counter()
+        atoms = learn_dictionary(
+            sample,
+            num_atoms=settings.atoms,
+            lambda_=cast(float, settings.lambda_),
+            iterations=cast(int, settings.iterations),
+            batch_size=stream.batch_size,
+            threads=settings.threads,
+            seed=settings.seed,
+            backend=str(settings.backend),
+            device=stream.encoder.device,
+        )
+        print(f"learned in {time.perf_counter() - start:.1f} s")
+        judged = sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]  # spread evenly
+        return LassoCoder(Dictionary(atoms, {**meta, "tokens": len(sample)})), judged
     print(f"learning {settings.atoms} latents from {settings.tokens} hidden states", flush=True)
     start = time.perf_counter()
     with torch_threads(settings.threads):
         sae = learn_sae(stream, sae_settings(settings), output=output, plan=plan, overwrite=overwrite)
         print(f"learned in {time.perf_counter() - start:.1f} s")
-        judged = normalize_rows(stream.sample(HEALTH_TOKENS).cpu().numpy())
-    meta = {**plan, "threads": settings.threads or os.cpu_count(), "mlsm_plugin": __version__}
+        judged = normalize_rows(stream.sample(HEALTH_TOKENS, device="cpu").numpy())
     return SaeCoder(sae.to("cpu"), meta), judged
-
-
-def _judged(sample: np.ndarray) -> np.ndarray:
-    """Rows that are spread evenly over the sample, at most about ``HEALTH_TOKENS``."""
-    return sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]
 
 
 def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
@@ -287,3 +254,81 @@ def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
         return False
     load_coder(output)
     return True
+
+
+def learn_sae(
+    stream: HiddenStateStream, settings: SaeSettings, *, output: Path, plan: dict[str, Any], overwrite: bool = False
+) -> SparseAutoencoder:
+    """Train on the device of the stream's encoder; the caller removes the checkpoint when the result is saved.
+
+    The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
+    the same bytes as one that never stopped.
+
+    Args:
+        stream: the hidden states.
+        settings: what is trained.
+        output: folder of the checkpoint.
+        plan: everything that decides the result, as values that JSON can hold; a resumed training may have other
+            :data:`NEUTRAL` ones.
+        overwrite: start anew if the checkpoint was begun with another plan.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or was begun with another plan; the sample has too few different rows.
+    """
+    path = output / CHECKPOINT_FILE
+    device = stream.encoder.device
+    # a GPU chooses by products in full precision, since those are no bottleneck there
+    fast_bf16 = device.type == "cpu" and has_fast_bf16(device)
+    state = _checkpoint(path, plan, device, overwrite=overwrite)
+    if state is None:
+        # more than a buffer where that may have too few different rows
+        sample = stream.sample(max(stream.buffer_rows, 2 * settings.num_atoms))
+        trainer = SaeTrainer.begin(settings, sample, fast_bf16=fast_bf16)
+    else:
+        try:
+            trainer = SaeTrainer.resume(settings, state, fast_bf16=fast_bf16)
+        except ValueError as error:
+            raise _damaged(path, error) from None
+        print(f"resuming after {trainer.updates} of {settings.updates} updates", flush=True)
+    saved = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        if time.monotonic() - saved >= SECONDS_BETWEEN_CHECKPOINTS and trainer.updates < settings.updates:
+            content = {"plan": json.dumps(plan), "state": trainer.state()}
+            write_file(path, lambda file: torch.save(content, file))
+            saved = time.monotonic()
+
+    # closed also after an error or Ctrl-C, so that the thread of the stream ends
+    with closing(stream.batches(trainer.updates, settings.updates)) as batches:
+        return train_sae(trainer, lambda done: batches, after_update=save)
+
+
+def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
+    """The state in a checkpoint of this plan, or None."""
+    if not path.is_file():
+        return None
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+        found, state = json.loads(content["plan"]), content["state"]
+        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise ValueError("its state does not consist of tensors")
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        if overwrite:
+            return None
+        raise _damaged(path, error) from None
+    wanted = json.loads(json.dumps(plan))
+    if isinstance(found, dict):
+        found |= {name: wanted.get(name) for name in NEUTRAL}
+    named = differences(found, wanted)
+    if named and not overwrite:
+        raise ValueError(
+            f"{path} belongs to a training that was begun with other settings: {'; '.join(named[:4])}. "
+            "Pass --overwrite to start anew, or the settings that it was begun with"
+        )
+    return None if named else state
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    reason = str(error).split("\n", 1)[0]
+    return ValueError(f"{path} is not a checkpoint of this training ({reason}); delete it to start anew")

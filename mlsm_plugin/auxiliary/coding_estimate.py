@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import sys
 import time
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 
 from mlsm_plugin.auxiliary.block_coding import shard_boundaries
-from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.blocks import TokenBlocks
@@ -77,31 +75,6 @@ class CodingEstimate:
             f"  disk: {self.disk_bytes / 1e6:.1f} MB\n"
             f"  memory: {self.memory_bytes / 1e9:.2f} GB a process{gpu}"
         )
-
-
-def estimate_split(
-    data_bin: str | os.PathLike[str],
-    split: str,
-    *,
-    auxiliary: str | os.PathLike[str],
-    coder: SparseCoder,
-    settings: CodingSettings,
-    device: str | None = None,
-    share: WorkShare = ALL_OF_IT,
-) -> CodingEstimate:
-    """Code evenly spread blocks of a split, and extrapolate.
-
-    Raises:
-        ValueError: the files do not belong together, or a hidden state is NaN or infinite.
-        FileNotFoundError: the split or the checkpoint is missing.
-    """
-    from mlsm_plugin.auxiliary.corpus_coding import open_coding_model  # they need fairseq
-    from mlsm_plugin.hidden_states.block_reader import BlockReader
-
-    fitting_fingerprint(auxiliary, coder, settings.layer)
-    reader = BlockReader(data_bin, split, settings.blocks)
-    encoder = open_coding_model(auxiliary, data_bin, coder, settings, device)
-    return estimate_blocks(split, reader, encoder, coder, settings, share=share)
 
 
 def estimate_blocks(

@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.block_coding import (
-    TOKENS_TO_JUDGE_EMPTINESS,
-    CodingFigures,
-    encode_blocks,
-    shard_boundaries,
-    store_meta,
-)
-from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
+from mlsm_plugin.auxiliary.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
+from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
+from mlsm_plugin.hidden_states.blocks import BlockSettings
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import SparseCoder
-
-__all__ = ["TOKENS_TO_JUDGE_EMPTINESS", "CodingFigures", "encode_split", "open_coding_model", "shard_boundaries"]
 
 
 def encode_split(
@@ -30,7 +26,6 @@ def encode_split(
     auxiliary: str | os.PathLike[str],
     coder: SparseCoder,
     settings: CodingSettings,
-    device: str | None = None,
     share: WorkShare = ALL_OF_IT,
     output: str | os.PathLike[str] | None = None,
 ) -> CodingFigures:
@@ -50,27 +45,52 @@ def encode_split(
     return encode_blocks(
         *(split, reader, directory),
         meta=store_meta(coder, settings, split=own, auxiliary=fingerprint, blocks=settings.blocks),
-        open_model=lambda: open_coding_model(auxiliary, data_bin, coder, settings, device),
+        open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings),
         coder=coder,
         settings=settings,
         share=share,
     )
 
 
-def open_coding_model(
-    auxiliary: str | os.PathLike[str],
+def estimate_split(
     data_bin: str | os.PathLike[str],
+    split: str,
+    *,
+    auxiliary: str | os.PathLike[str],
     coder: SparseCoder,
     settings: CodingSettings,
-    device: str | None,
-) -> HiddenStateEncoder:
-    """The auxiliary model.
+    share: WorkShare = ALL_OF_IT,
+) -> CodingEstimate:
+    """What :func:`encode_split` would cost, from evenly spread blocks; the errors are those of it."""
+    fitting_fingerprint(auxiliary, coder, settings.layer)
+    reader = BlockReader(data_bin, split, settings.blocks)
+    encoder = fitting_encoder(auxiliary, data_bin, coder, settings)
+    return estimate_blocks(split, reader, encoder, coder, settings, share=share)
 
-    Raises:
-        ValueError: the coder or the blocks do not fit the model.
-        FileNotFoundError: the checkpoint is missing.
+
+def learn_from_split(
+    data_bin: str | os.PathLike[str],
+    auxiliary: str,
+    output: Path,
+    settings: LearningSettings,
+    blocks: BlockSettings,
+    *,
+    overwrite: bool = False,
+) -> bool:
+    """Learn a coder from the hidden states of the split ``train``, as
+    :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`, which says what is returned and raised.
     """
-    return fitting_encoder(
-        auxiliary, data_bin, coder, layer=settings.layer, tokens_per_sample=settings.blocks.tokens_per_sample,
-        device=device, fp16=settings.fp16,
-    )  # fmt: skip
+    reader = BlockReader(data_bin, "train", blocks)
+    plan = learning_plan(
+        settings,
+        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
+        split=split_fingerprint(Path(data_bin) / "train"),
+        blocks=blocks,
+    )
+
+    def opened() -> HiddenStateEncoder:
+        encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
+        check_positions(encoder, blocks.tokens_per_sample)
+        return encoder
+
+    return learn_into(output, settings, plan, reader, opened, overwrite=overwrite)

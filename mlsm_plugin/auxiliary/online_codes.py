@@ -13,8 +13,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from mlsm_plugin.auxiliary.block_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint, fitting_layer
-from mlsm_plugin.auxiliary.corpus_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of

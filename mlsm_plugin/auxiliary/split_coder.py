@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.hidden_states.blocks import Block, BlockSettings, TokenBlocks, hidden_states_of
+from mlsm_plugin.files.settings import check, option, seed
+from mlsm_plugin.hidden_states.blocks import Block, BlockSettings, ModelRun, TokenBlocks, hidden_states_of, layer
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
-from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
-from mlsm_plugin.sparse_coding.stored_codes import check_top, strongest, without_negative_codes
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest, without_negative_codes
 
 
 @dataclass(frozen=True)

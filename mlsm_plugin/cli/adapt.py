@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
-    from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+    from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
     training = TrainingSettings(
         updates=args.updates or 1,

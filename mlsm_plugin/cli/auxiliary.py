@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.coding_options import user_dir_flags
-from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.coding_options import add_run, user_dir_flags
 
 TAKES_EXTRA_FLAGS = True
 
@@ -18,27 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Matrix products are in bfloat16 where the machine is fast in it (--autocast off: in float32). Run the same "
         "command again to resume a stopped run."
     )
-    parser.add_argument(
-        "data_bin",
-        metavar="DATA_BIN",
-        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
-        "epochs use in turn; the first one also has the validation split",
-    )
-    parser.add_argument(
-        "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"
-    )
-    parser.add_argument(
-        "--arch",
-        help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "
-        "mlsm_modern_small, or that of the run in DIR)",
-    )
-    parser.add_argument(
-        "--max-update",
-        type=int,
-        default=100_000,
-        metavar="N",
-        help="number of updates",
-    )
+    add_run(parser)
     parser.add_argument(
         "--keep-at",
         nargs="+",

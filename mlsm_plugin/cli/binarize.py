@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from pathlib import Path
 
+from mlsm_plugin.cli.coding_options import add_texts, add_workers
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings
@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder that `mlsm tokenizer` wrote, or hf:PATH, a Hugging Face folder or hub name",
     )
-    text = "training text: UTF-8, plain or .gz, .bz2, .xz, one sentence a line, blank lines between documents"
-    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help=text)
-    parser.add_argument("--valid", nargs="+", default=[], metavar="FILE", help="validation text in the same form")
-    parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text in the same form")
+    add_texts(parser)
     parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--format",
@@ -41,13 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-length", type=int, metavar="N",
         help="of sequences: ids of the longest one (default: what the model can take, at most 512)",
     )  # fmt: skip
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        metavar="N",
-        help="number of processes; the output does not depend on it",
-    )
+    add_workers(parser)
     add_settings(parser, KnownText)
     parser.add_argument("--overwrite", action="store_true", help="replace other sequences that are already there")
 

@@ -1,56 +1,93 @@
-"""Options that several coding commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
-if TYPE_CHECKING:
-    from mlsm_plugin.hidden_states.block_reader import BlockSettings
+from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import Depends, Parser, add_settings, settings_of
+from mlsm_plugin.hidden_states.blocks import BlockSettings
 
-AUXILIARY_HELP = (
-    "auxiliary model: a fairseq checkpoint, or hf:PATH, the folder or hub name of a BERT- or RoBERTa-like Hugging Face "
-    "model (its text must be binarized with `mlsm binarize --tokenizer hf:PATH`)"
-)
+OF_THE_DICTIONARY = "what the dictionary was learned with"
+OF_THE_MODEL = "what the model can take, at most 512"
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how the model runs."""
-    parser.add_argument("--device", help="torch device of the model (default: the GPU if there is one)")
+def add_auxiliary(parser: Parser) -> None:
+    """Add the option that names the model whose hidden states are read."""
     parser.add_argument(
-        "--fp16", action="store_true", help="run the model in half precision: float16, on a CPU bfloat16"
+        "--auxiliary",
+        required=True,
+        metavar="MODEL",
+        help="auxiliary model: a fairseq checkpoint, or hf:PATH, the folder or hub name of a BERT- or RoBERTa-like "
+        "Hugging Face model (its text must be binarized with `mlsm binarize --tokenizer hf:PATH`)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="number of CPU threads (default: all cores)")
+
+
+def add_checkpoint(parser: Parser) -> None:
+    """Add the option that names a model of fairseq."""
+    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+
+
+def add_device(parser: Parser) -> None:
+    """Add the option that says where a model runs, for commands that have no other options of a run."""
+    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+
+
+def add_data(parser: Parser, help: str) -> None:
+    """Add the binarized dataset that a command reads."""
+    parser.add_argument("data_bin", metavar="DATA_BIN", help=help)
+
+
+def add_texts(parser: Parser, *, valid: bool = False) -> None:
+    """Add the texts of the splits; ``valid``: that of validation is required, too."""
+    text = "training text: UTF-8, plain or .gz, .bz2, .xz, one sentence a line, blank lines between documents"
+    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help=text)
+    parser.add_argument("--valid", nargs="+", required=valid, default=[], metavar="FILE", help="validation text")
+    parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text")
+
+
+def add_workers(parser: Parser) -> None:
+    """Add the number of processes that tokenize."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument(
-        "--batch-tokens",
+        "--workers", type=int, default=cores, metavar="N",
+        help="number of processes that tokenize; the output does not depend on it",
+    )  # fmt: skip
+
+
+def add_run(parser: Parser) -> None:
+    """Add what says which model is pre-trained on which datasets, and where."""
+    parser.add_argument(
+        "data_bin",
+        metavar="DATA_BIN",
+        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
+        "epochs use in turn; the first one also has the validation split",
+    )
+    parser.add_argument(
+        "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"
+    )
+    parser.add_argument(
+        "--arch",
+        help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "
+        "mlsm_modern_small, or that of the run in DIR)",
+    )
+    parser.add_argument(
+        "--max-update",
         type=int,
-        default=8192,
+        default=100_000,
         metavar="N",
-        help="tokens in one forward pass; limits the memory",
+        help="number of updates",
     )
 
 
-def add_block_options(
-    parser: argparse.ArgumentParser,
-    *,
-    default: str = "what the model can take, at most 512",
-    break_mode: str = "complete",
-) -> None:
-    """Add the options that cut the text into blocks; ``default`` and ``break_mode`` describe their defaults."""
-    parser.add_argument(
-        "--tokens-per-sample",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help=f"longest block in tokens, BOS included (default: {default})",
-    )
-    parser.add_argument(
-        "--sample-break-mode",
-        default=argparse.SUPPRESS,
-        choices=["none", "complete", "complete_doc", "eos"],
-        help=f"where blocks may end, as in fairseq-train (default: {break_mode})",
-    )
+def add_block_options(parser: Parser, default: str = OF_THE_MODEL) -> None:
+    """Add the options that cut the text into blocks; ``default`` says the length where none is given."""
+    mode = f"{default}, or else complete" if default == OF_THE_DICTIONARY else "complete"
+    defaults = {"tokens_per_sample": Depends(default), "sample_break_mode": Depends(mode)}
+    add_settings(parser, BlockSettings, defaults=defaults)
 
 
 def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any] | None = None) -> BlockSettings:
@@ -61,18 +98,19 @@ def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any]
         model: name of the model; it decides the length if nothing else does.
         learned: the block settings that a dictionary was learned with; they take precedence over the model.
     """
-    from mlsm_plugin.hidden_states.block_reader import BlockSettings
     from mlsm_plugin.hidden_states.sources import default_tokens_per_sample
 
-    names = ("tokens_per_sample", "sample_break_mode")
-    chosen = {**(learned or {}), **{name: getattr(args, name) for name in names if hasattr(args, name)}}
+    chosen = {**(learned or {}), **{name: value for name, value in vars(args).items() if name in BLOCK_OPTIONS}}
     if "tokens_per_sample" not in chosen:
         chosen["tokens_per_sample"] = default_tokens_per_sample(model)
-    return BlockSettings(**chosen)
+    return settings_of(BlockSettings, argparse.Namespace(), **chosen)
+
+
+BLOCK_OPTIONS = ("tokens_per_sample", "sample_break_mode")
 
 
 def block_flags(blocks: BlockSettings) -> list[str]:
-    """The flags of a command for its blocks."""
+    """The flags of ``fairseq-train`` for its blocks."""
     return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
 
 
@@ -81,16 +119,16 @@ def user_dir_flags(args: argparse.Namespace) -> list[str]:
     return ["--user-dir", args.user_dir] if args.user_dir else []
 
 
-def add_share_options(parser: argparse.ArgumentParser) -> None:
+def add_share_options(parser: Parser) -> None:
     """Add the options that say which part of the work this process does."""
     parser.add_argument(
-        "--shard-index",
+        "--process-index",
         type=int,
         metavar="I",
         help="number of this process, from 0 (default: RANK of torchrun, else SLURM_PROCID, else 0)",
     )
     parser.add_argument(
-        "--num-shards",
+        "--num-processes",
         type=int,
         metavar="N",
         help="number of processes that share the work (default: WORLD_SIZE, else SLURM_NTASKS, else 1)",
@@ -104,9 +142,3 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
         if value is not None and not 0 < value < math.inf:
             option = "--" + name.strip("_").replace("_", "-")
             raise ValueError(f"{option} must be {'finite' if value == math.inf else 'positive'}, got {value}")
-
-
-def check_coverage(coverage: float) -> None:
-    """Raise ValueError if the value of --coverage is not a share of the positions."""
-    if not 0 < coverage <= 1:
-        raise ValueError(f"--coverage must be above 0 and at most 1, got {coverage:g}")

@@ -12,26 +12,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coder_flags import add_coder_flags, given_coder_options
+from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
-    AUXILIARY_HELP,
+    OF_THE_DICTIONARY,
+    add_auxiliary,
     add_block_options,
-    add_model_options,
     add_share_options,
     block_settings,
-    check_coverage,
-    check_positive,
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
 from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
+from mlsm_plugin.files.work_share import WorkShare, work_share
+from mlsm_plugin.hidden_states.blocks import BlockSettings
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.block_coding import CodingFigures
     from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate
     from mlsm_plugin.files.work_share import WorkShare
     from mlsm_plugin.hidden_states.blocks import BlockSettings
-    from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,54 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one file or folder of sequences, the store itself",
     )
     parser.add_argument("--tokenizer", metavar="PATH", help="of sequences: tokenizer, if it is not beside the model")
-    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
-    add_dictionary_options(parser)
+    add_auxiliary(parser)
+    parser.add_argument("--dictionary", required=True, metavar="DICT_DIR", help="folder that `mlsm dictionary` wrote")
     parser.add_argument(
         "--splits", nargs="+", metavar="SPLIT", help="splits to code (default: train valid; of sequences: all)"
     )
-    add_coding_options(parser)
-    learned = "what the dictionary was learned with"
-    add_block_options(parser, default=learned, break_mode=f"{learned}, or else complete")
-    add_model_options(parser)
-
-
-def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what codes which hidden states."""
-    parser.add_argument("--dictionary", required=True, metavar="DICT_DIR", help="folder that `mlsm dictionary` wrote")
-    parser.add_argument(
-        "--layer",
-        type=int,
-        metavar="L",
-        help="hidden state to code (default: the one that the dictionary was learned from)",
-    )
-
-
-def add_coding_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which tokens are coded, and how; also those that share the work."""
-    parser.add_argument(
-        "--coverage",
-        type=float,
-        default=1.0,
-        metavar="C",
-        help="share of the positions to code, drawn with --seed; training masks only coded positions",
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed for --coverage")
     parser.add_argument("--estimate", action="store_true", help="only estimate disk, time and memory; write nothing")
-    parser.add_argument(
-        "--allow-inexact",
-        action="store_true",
-        help="also write codes that do not reach the required accuracy (--tolerance), with a warning",
-    )
-    parser.add_argument("--latent-top", type=int, metavar="N", help="keep the N strongest atoms of each code")
+    add_settings(parser, CodingSettings, defaults={"layer": Depends("the one that the dictionary was learned from")})
     add_coder_flags(parser)
-    parser.add_argument(
-        "--shard-tokens",
-        type=int,
-        default=1 << 18,
-        metavar="N",
-        help="tokens in a shard, the unit in which work is resumed and shared; limits the memory",
-    )
     add_share_options(parser)
+    add_block_options(parser, OF_THE_DICTIONARY)
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -113,25 +75,19 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, or estimate its cost, and report how exact the codes are."""
-    from mlsm_plugin.hidden_states.blocks import BlockSettings
-    from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+    from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
     of_fairseq = needs_fairseq(args)
     if of_fairseq and args.tokenizer:
         raise ValueError(f"--tokenizer is for sequences; {args.data} has its tokenizer")
-    options = coding_arguments(
-        args,  # sequences are blocks already
-        lambda coder: block_settings(args, args.auxiliary, coder.meta.get("blocks")) if of_fairseq else BlockSettings(),
-    )
+    options = coding_arguments(args, of_fairseq=of_fairseq)
     work = list(_splits(args, options) if of_fairseq else _sequences(args, options))
     with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
         if args.estimate:
             estimates = (estimate() for _, estimate, _ in work)
             return report_estimates(estimates, options["share"], args.allow_inexact, args.output or args.data)
         for name, _, encode in work:
-            start = time.perf_counter()
-            figures = encode()
-            report(name, figures, time.perf_counter() - start, options["share"])
+            figures = encode_and_report(name, encode, options["share"])
     if of_fairseq and figures.meta is not None:
         blocks = options["settings"].blocks
         print_next("Train with", training_command(args.data, "model", blocks, args.user_dir, codes=args.output))
@@ -143,7 +99,7 @@ Work = tuple[str, "Callable[[], CodingEstimate]", "Callable[[], CodingFigures]"]
 
 def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Work]:
     """The name of each split of fairseq's dataset, what estimates its cost, and what codes it."""
-    from mlsm_plugin.auxiliary.coding_estimate import estimate_split
+    from mlsm_plugin.auxiliary.corpus_coding import estimate_split
     from mlsm_plugin.auxiliary.corpus_coding import encode_split
 
     options = {**options, "auxiliary": args.auxiliary}
@@ -170,44 +126,33 @@ def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Wo
         yield name, estimate, partial(encode_sequences, tokens, args.auxiliary, output=store, **options)
 
 
-def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder], BlockSettings]) -> dict[str, Any]:
-    """The coder, the settings, the device and the share of the command line, by their names in ``encode_split``.
-
-    Args:
-        args: of the command line; the layer defaults to the one that the dictionary was learned from.
-        blocks_for: the blocks for a coder.
-    """
+def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str, Any]:
+    """The coder, the settings and the share of the command line, by their names in ``encode_split``."""
     import torch
 
     from mlsm_plugin.auxiliary.coder_fit import fitting_layer
-    from mlsm_plugin.auxiliary.split_coder import CodingSettings
-    from mlsm_plugin.files.work_share import work_share
-    from mlsm_plugin.sparse_coding.coder import load_coder
 
-    check_positive(args, "threads", "shard_tokens", "batch_tokens")
-    check_coverage(args.coverage)
-    if not 0 <= args.seed < 2**63:
-        raise ValueError(f"--seed must be at least 0 and below 2^63, got {args.seed}")
-    share = work_share(args.shard_index, args.num_shards, os.environ)
-    coder = load_coder(args.dictionary, **given_coder_options(args))
-    settings = CodingSettings(
-        layer=fitting_layer(coder, args.layer, folder=args.dictionary, option="--layer"),
-        blocks=blocks_for(coder),
-        threads=args.threads,
-        allow_inexact=args.allow_inexact,
-        coverage=args.coverage,
-        coverage_seed=args.seed,
-        fp16=args.fp16,
-        batch_tokens=args.batch_tokens,
-        shard_tokens=args.shard_tokens,
-        latent_top=args.latent_top,
+    share = work_share(args.process_index, args.num_processes, os.environ)
+    coder = coder_of(args)
+    settings = settings_of(
+        *(CodingSettings, args),
+        layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
+        # sequences are blocks already
+        blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")) if of_fairseq else BlockSettings(),
+        device=args.device or share.device(torch.cuda.device_count()),
     )
-    device = args.device or share.device(torch.cuda.device_count())
-    return {"coder": coder, "settings": settings, "device": device, "share": share}
+    return {"coder": coder, "settings": settings, "share": share}
 
 
-def report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
-    """Print what was coded, and how exactly."""
+def encode_and_report(name: str, encode: Callable[[], CodingFigures], share: WorkShare) -> CodingFigures:
+    """Run what codes a split, and print what was coded, and how exactly."""
+    start = time.perf_counter()
+    figures = encode()
+    _report(name, figures, time.perf_counter() - start, share)
+    return figures
+
+
+def _report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
     if figures.coded_tokens:
         print(
             f"{split}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "

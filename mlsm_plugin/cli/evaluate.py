@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.actions import actions_of
-from mlsm_plugin.cli.coder_flags import add_coder_flags, given_coder_options
 from mlsm_plugin.cli.coding_options import (
-    AUXILIARY_HELP,
+    OF_THE_DICTIONARY,
+    add_auxiliary,
     add_block_options,
-    add_model_options,
+    add_checkpoint,
+    add_data,
     block_settings,
-    check_positive,
 )
-from mlsm_plugin.cli.settings_flags import add_settings
+from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
+from mlsm_plugin.hidden_states.blocks import ModelRun
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 if TYPE_CHECKING:
@@ -38,54 +39,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
     """Options of ``mlsm evaluate dictionary``."""
+    from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
+
     parser.epilog = "docs/dictionaries.md explains the figures."
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset")
-    parser.add_argument("--auxiliary", required=True, metavar="CHECKPOINT", help=AUXILIARY_HELP)
+    add_data(parser, "binarized dataset")
+    add_auxiliary(parser)
     parser.add_argument("--split", default="valid", help="split to evaluate on; it should not be the one learned from")
-    parser.add_argument(
-        "--max-tokens", type=int, default=100_000, metavar="N", help="tokens to evaluate, in whole blocks"
-    )
-    parser.add_argument(
-        "--layer", type=int, metavar="L", help="hidden state (default: the one that the dictionary was learned from)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="random seed of the blocks and of the masked tokens"
-    )
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
+    add_settings(
+        parser, EvaluationSettings, defaults={"layer": Depends("the one that the dictionary was learned from")}
+    )
     add_coder_flags(parser)
-    learned = "what the dictionary was learned with"
-    add_block_options(parser, default=learned, break_mode=f"{learned}, or else complete")
-    add_model_options(parser)
+    add_block_options(parser, OF_THE_DICTIONARY)
 
 
 def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
     from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
+    from mlsm_plugin.auxiliary.split_coder import CodingSettings
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.evaluation.dictionary_quality import evaluate_reconstruction
     from mlsm_plugin.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.hidden_states.block_reader import BlockReader
-    from mlsm_plugin.sparse_coding.coder import load_coder
 
-    check_positive(args, "max_tokens", "threads", "batch_tokens")
-    if not 0 <= args.seed < 2**63:
-        raise ValueError(f"--seed must be at least 0 and below 2^63, got {args.seed}")
     if args.output:
         check_output_file(args.output)
-    coder = load_coder(args.dictionary, **given_coder_options(args))
+    coder = coder_of(args)
     settings = _settings(args, coder)
     reader = BlockReader(args.data_bin, args.split, settings.blocks)
     fingerprint = fitting_fingerprint(args.auxiliary, coder, settings.layer)
-    encoder = fitting_encoder(
-        args.auxiliary,
-        args.data_bin,
-        coder,
-        layer=settings.layer,
-        tokens_per_sample=settings.blocks.tokens_per_sample,
-        device=args.device,
-        fp16=args.fp16,
-    )
+    coding = CodingSettings(settings.layer, settings.blocks, fp16=args.fp16, device=args.device)
+    encoder = fitting_encoder(args.auxiliary, args.data_bin, coder, coding)
     quality, inexact = evaluate_reconstruction(reader, encoder, coder, settings)
     del encoder
     loss, why_no_loss = _loss(args, reader, coder, settings)
@@ -116,13 +101,10 @@ def _settings(args: argparse.Namespace, coder: SparseCoder) -> EvaluationSetting
     from mlsm_plugin.auxiliary.coder_fit import fitting_layer
     from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
 
-    return EvaluationSettings(
-        layer=fitting_layer(coder, args.layer, folder=args.dictionary, option="--layer"),
+    return settings_of(
+        *(EvaluationSettings, args),
+        layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
         blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        threads=args.threads,
-        batch_tokens=args.batch_tokens,
     )
 
 
@@ -159,7 +141,7 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
         "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
         "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
     )
-    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+    add_checkpoint(parser)
     parser.add_argument(
         "--input",
         nargs="+",
@@ -168,9 +150,8 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
         help="minimal pairs; each line has sentence_good and sentence_bad, as in BLiMP",
     )
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
-    parser.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens in one forward pass")
     add_settings(parser, KnownText)
-    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+    add_settings(parser, ModelRun, only=("device", "batch_tokens"))
 
 
 def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
@@ -179,10 +160,10 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.hidden_states.devices import default_device
     from mlsm_plugin.hub import from_pretrained
-    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known
 
-    check_positive(args, "batch_tokens")
-    check_max_unk_rate(args.max_unk_rate)
+    settings_of(ModelRun, args)
+    settings_of(KnownText, args)
     if args.output:
         check_output_file(args.output)
     files = {path: read_pairs(path) for path in args.input}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import user_dir_flags
+from mlsm_plugin.cli.coding_options import add_checkpoint, user_dir_flags
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "resume after a stop."
     )
     columns = "training texts; lines are: label TAB text, or label TAB text TAB text"
-    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+    add_checkpoint(parser)
     parser.add_argument("--train", required=True, metavar="TSV", help=columns)
     parser.add_argument(
         "--valid", required=True, metavar="TSV", help="validation texts; they decide which epoch is kept"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import add_checkpoint, add_device, check_positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="texts with gaps, each in quotes, such as 'The <extra_id_0> walks in <extra_id_1> park'",
     )
-    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+    add_checkpoint(parser)
     parser.add_argument(
         "--beam", type=int, default=4, metavar="N", help="number of hypotheses that the beam search keeps"
     )
     parser.add_argument(
         "--max-length", type=int, metavar="N", help="longest target in tokens (default: the model's positions)"
     )
-    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+    add_device(parser)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:

@@ -12,13 +12,16 @@ from typing import Any
 from mlsm_plugin.cli.actions import actions_of
 from mlsm_plugin.cli.coding_options import (
     add_block_options,
-    add_model_options,
+    add_checkpoint,
+    add_data,
+    add_device,
     add_share_options,
     block_settings,
     check_positive,
 )
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.hidden_states.blocks import ModelRun
 from mlsm_plugin.retrieval.key_index import KINDS, check_installed
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
@@ -39,8 +42,8 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
     from mlsm_plugin.retrieval.datastore_builder import DatastoreSettings
 
     parser.epilog = "The same command resumes a stopped build."
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="binarized dataset of the corpus")
-    parser.add_argument("--checkpoint", required=True, metavar="PT", help="model whose hidden states are the keys")
+    add_data(parser, "binarized dataset of the corpus")
+    add_checkpoint(parser)
     parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of the datastore")
     parser.add_argument(
         "--drop-stopwords",
@@ -56,7 +59,7 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
         help="kind of index. none: exact, each search reads all keys; flat: exact; ivfpq: approximate, small and fast. "
         "flat and ivfpq need faiss (pip install 'mlsm_plugin[retrieval]'), and can be added to a complete datastore",
     )
-    add_model_options(parser)
+    add_settings(parser, ModelRun)
     add_share_options(parser)
 
 
@@ -68,10 +71,10 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, DatastoreSettings, read_stopwords
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
-    check_positive(args, "threads", "batch_tokens")
+    settings_of(ModelRun, args)
     if args.index != "none":
         check_installed()
-    share = work_share(args.shard_index, args.num_shards, os.environ)
+    share = work_share(args.process_index, args.num_processes, os.environ)
     if args.threads:
         torch.set_num_threads(args.threads)
     blocks, stopwords = block_settings(args, args.checkpoint), read_stopwords(args.drop_stopwords)
@@ -117,11 +120,11 @@ def _kind_of_index(directory: str) -> str:
 
 def _add_retrieval_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the model and the datastore."""
-    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+    add_checkpoint(parser)
     parser.add_argument(
         "--datastore", metavar="DIR", help="datastore that `mlsm npm datastore` made with this checkpoint"
     )
-    parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
+    add_device(parser)
 
 
 def _add_fill_options(parser: argparse.ArgumentParser) -> None:
@@ -250,10 +253,10 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
         read_verbalizer,
     )
     from mlsm_plugin.tokenization.masked_text import MASK
-    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known, check_max_unk_rate
+    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known
 
     check_positive(args, "max_occurrences")
-    check_max_unk_rate(args.max_unk_rate)
+    settings_of(KnownText, args)
     if args.output:
         check_output_file(args.output)
     if args.template.count("{}") != 1 or args.template.count(MASK) != 1:

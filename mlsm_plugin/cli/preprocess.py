@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings
+from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
     add_block_options,
-    add_model_options,
+    add_texts,
+    add_workers,
     block_flags,
     block_settings,
-    check_coverage,
     check_positive,
     user_dir_flags,
 )
-from mlsm_plugin.cli.dictionary import CODERS, LASSO, add_sae_options, choose_defaults, sae_settings
-from mlsm_plugin.cli.next_commands import chained, training_command
+from mlsm_plugin.cli.encode import encode_and_report
+from mlsm_plugin.cli.next_commands import training_command
 from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.step_record import Step, StepRecord
+from mlsm_plugin.files.work_share import ALL_OF_IT
+from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun
+from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True
 SPLITS = ("train", "valid", "test")
-# blocks of an auxiliary model that is trained here
-DEFAULT_BLOCKS = {"tokens_per_sample": 512}
-
-if TYPE_CHECKING:
-    from mlsm_plugin.hidden_states.block_reader import BlockSettings
+OF_LEARNING = ("coder", "atoms", "lambda_", "iterations", "k", "matryoshka", "tokens", "seed")
+NEUTRAL = {"device", "threads", "batch_tokens"}  # how a step computes, and not what
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Steps whose outputs are up to date are skipped; run the same command again to resume after a stop. "
         "Every other flag is handed to fairseq-train, which trains the auxiliary model."
     )
-    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="training text, plain or compressed")
-    parser.add_argument("--valid", nargs="+", required=True, metavar="FILE", help="validation text")
-    parser.add_argument("--test", nargs="+", default=[], metavar="FILE", help="test text")
+    add_texts(parser, valid=True)
     parser.add_argument(
         "--output",
         type=output_folder,
@@ -48,21 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for tokenizer, data-bin, auxiliary, dictionary",
     )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that binarize")
+    add_workers(parser)
     tokenizer = parser.add_argument_group("tokenizer")
     tokenizer.add_argument("--tokenizer", metavar="DIR", help="use this tokenizer (or hf:PATH) instead of training one")
-    tokenizer.add_argument("--vocab-size", type=int, default=30_000, metavar="N", help="number of pieces")
-    tokenizer.add_argument(
-        "--model-type", default="unigram", choices=["unigram", "bpe"], help="type of the SentencePiece model"
-    )
-    tokenizer.add_argument("--lowercase", action="store_true", help="lower-case all text")
-    tokenizer.add_argument(
-        "--user-symbols",
-        nargs="+",
-        default=[],
-        metavar="SYMBOL",
-        help="pieces that are never cut, such as [url]",
-    )
+    names = ("vocab_size", "model_type", "lowercase", "user_symbols")
+    add_settings(tokenizer, TokenizerSettings, only=names, defaults={"vocab_size": 30_000})
     auxiliary = parser.add_argument_group("auxiliary model")
     auxiliary.add_argument(
         "--auxiliary",
@@ -78,28 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     auxiliary.add_argument(
         "--auxiliary-updates", type=int, default=100_000, metavar="N", help="updates of the auxiliary model"
     )
-    auxiliary.add_argument("--layer", type=int, metavar="L", help="hidden state to code (default: the last)")
     dictionary = parser.add_argument_group("dictionary and codes")
-    dictionary.add_argument("--atoms", type=int, default=3000, metavar="N", help="number of latent properties")
-    dictionary.add_argument("--coder", default=LASSO, choices=CODERS, help="kind of coder, as in `mlsm dictionary`")
-    dictionary.add_argument(
-        "--lambda", dest="lambda_", type=float, metavar="X", help="lasso: weight of the L1 penalty (default: 0.05)"
-    )
-    dictionary.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="hidden states to learn from")
-    dictionary.add_argument("--iterations", type=int, metavar="N", help="lasso: number of mini-batches (default: 1000)")
-    add_sae_options(dictionary)
-    dictionary.add_argument(
-        "--coverage",
-        type=float,
-        default=1.0,
-        metavar="C",
-        help="share of the positions to code; training masks only coded positions (default: 1)",
-    )
-    dictionary.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="random seed of the auxiliary model and the dictionary"
-    )
+    add_settings(dictionary, LearningSettings, only=("layer", *OF_LEARNING), defaults={"layer": Depends("the last")})
+    add_settings(dictionary, CodingSettings, only=("coverage",))
+    add_settings(parser, ModelRun)
     add_block_options(parser)
-    add_model_options(parser)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
@@ -111,121 +87,121 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if (args.tokenizer or args.auxiliary) and (args.user_symbols or args.lowercase):
         raise ValueError("--user-symbols and --lowercase need a tokenizer that is trained here, not one that is given")
     # check now, not hours later in the step that reads them
-    check_positive(args, "auxiliary_updates", "atoms", "lambda_", "tokens", "iterations", "batch_tokens", "threads")
-    check_positive(args, "k")
-    check_coverage(args.coverage)
-    choose_defaults(args)
-    if args.coder != LASSO:
-        sae_settings(args)  # raises if a value is out of range
-    blocks = block_settings(args, args.auxiliary) if args.auxiliary else block_settings(args, "", {**DEFAULT_BLOCKS})
+    check_positive(args, "auxiliary_updates")
+    chain = Chain(args, extra)
     with only_writer(args.output):
-        return _run_steps(args, extra, blocks)
-
-
-def _run_steps(args: argparse.Namespace, extra: list[str], blocks: BlockSettings) -> int:
-    from mlsm_plugin.cli.main import main
-    from mlsm_plugin.hidden_states.sources import source_of
-
-    output = Path(args.output)
-    record = StepRecord(output / "steps.json")
-
-    def run_command(command: Sequence[str]) -> int:
-        print(f"\n$ mlsm {shlex.join(command)}", flush=True)
-        with chained():
-            return main(list(command))
-
-    for step in _steps_until_auxiliary(args, extra, output, blocks):
-        if record.run(step, run_command) != 0:
-            return 1
-    checkpoint = _auxiliary_checkpoint(args, output)
-    layer = args.layer if args.layer is not None else source_of(checkpoint).layers_of(checkpoint)
-    for step in _coding_steps(args, output, checkpoint, layer, blocks):
-        if record.run(step, run_command) != 0:
-            return 1
-    command = training_command(output / "data-bin", output / "model", blocks, args.user_dir)
+        record = StepRecord(Path(args.output) / "steps.json")
+        for step in chain.steps():
+            record.run(step)
+    command = training_command(chain.data_bin, Path(args.output) / "model", chain.blocks, args.user_dir)
     print(f"\n{record.table()}\n\nTrain with:\n\n{command}")
     return 0
 
 
-def _texts(args: argparse.Namespace) -> list[Path]:
-    return [Path(file) for split in SPLITS for file in getattr(args, split)]
+class Chain:
+    """The steps from raw text to codes.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
+        self.args, self.extra, self.output = args, extra, Path(args.output)
+        self.data_bin, self.dictionary = self.output / "data-bin", self.output / "dictionary"
+        known = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
+        self.blocks = block_settings(args, args.auxiliary or "", known)
+        self.tokenizer_settings = settings_of(TokenizerSettings, args)
+        self.learning = settings_of(LearningSettings, args, layer=getattr(args, "layer", 0))
+        self.coding = settings_of(CodingSettings, args, layer=self.learning.layer, blocks=self.blocks)
+        self.texts = [Path(file) for split in SPLITS for file in getattr(args, split)]
+        self.checkpoint = args.auxiliary or str(self.output / "auxiliary" / "checkpoint_best.pt")
+
+    def steps(self) -> Iterator[Step]:
+        """The steps in order; each is made when those before it are done."""
+        from mlsm_plugin.hidden_states.sources import source_of
+        from mlsm_plugin.tokenization.text_tokenizer import tokenizer_inputs
+
+        args, used = self.args, []
+        if args.tokenizer or args.auxiliary:
+            tokenizer = args.tokenizer or source_of(args.auxiliary).tokenizer_of(args.auxiliary)
+            used = tokenizer_inputs(tokenizer)
+        else:
+            tokenizer = str(self.output / "tokenizer")
+            texts = [Path(file) for file in args.train]
+            yield Step("tokenizer", self._train_tokenizer, asdict(self.tokenizer_settings), texts, [Path(tokenizer)])
+        splits = {split: getattr(args, split) for split in SPLITS}
+        yield Step(
+            *("binarize", self._binarize(tokenizer, splits), {"tokenizer": tokenizer, **splits}),
+            [*self.texts, *used], [self.data_bin],
+        )  # fmt: skip
+        if not args.auxiliary:
+            settings = {"arch": args.auxiliary_arch, "max_update": args.auxiliary_updates, "flags": self._flags()}
+            yield Step(
+                *("auxiliary", self._pretrain, settings, [], [self.output / "auxiliary"]),
+                checked=[Path(self.checkpoint)],
+            )
+        if not hasattr(args, "layer"):
+            last = source_of(self.checkpoint).layers_of(self.checkpoint)
+            self.learning, self.coding = replace(self.learning, layer=last), replace(self.coding, layer=last)
+        files = source_of(self.checkpoint).files_of(self.checkpoint)
+        blocks = asdict(self.blocks)
+        yield Step("dictionary", self._learn, {**_deciding(self.learning), "blocks": blocks}, files, [self.dictionary])
+        coded = [split for split in SPLITS if getattr(args, split)]
+        yield Step(
+            *("encode", lambda: self._encode(coded), {**_deciding(self.coding), "splits": coded}, files),
+            [self.data_bin / f"{split}.codes" for split in coded],
+        )
+
+    def _train_tokenizer(self) -> None:
+        from mlsm_plugin.tokenization.sentencepiece_training import train_tokenizer
+
+        train_tokenizer(self.args.train, self.output / "tokenizer", self.tokenizer_settings)
+
+    def _binarize(self, tokenizer: str, splits: dict[str, Any]) -> Callable[[], None]:
+        from mlsm_plugin.tokenization.binarize import binarize
+
+        def run() -> None:
+            made = binarize(tokenizer=tokenizer, **splits, output=self.data_bin, workers=self.args.workers)
+            print(made.table())
+
+        return run
+
+    def _flags(self) -> list[str]:
+        """The flags of fairseq-train that the user chose."""
+        from mlsm_plugin.auxiliary.pretraining import separate_words
+
+        own = ["--seed", str(self.args.seed), *block_flags(self.blocks)]
+        return [*own, *separate_words(self.extra), *user_dir_flags(self.args)]
+
+    def _pretrain(self) -> None:
+        from mlsm_plugin.auxiliary.pretraining import pretrain
+
+        pretrain(
+            *(self.data_bin, self.output / "auxiliary"),
+            arch=self.args.auxiliary_arch, max_update=self.args.auxiliary_updates, flags=self._flags(),
+        )  # fmt: skip
+
+    def _learn(self) -> None:
+        from mlsm_plugin.auxiliary.corpus_coding import learn_from_split
+
+        learn_from_split(self.data_bin, self.checkpoint, self.dictionary, self.learning, self.blocks)
+
+    def _encode(self, splits: list[str]) -> None:
+        from mlsm_plugin.auxiliary.corpus_coding import encode_split
+        from mlsm_plugin.sparse_coding.coder import load_coder
+
+        coder = load_coder(self.dictionary)
+        for split in splits:
+            encode_and_report(
+                split,
+                partial(
+                    encode_split, self.data_bin, split, auxiliary=self.checkpoint, coder=coder, settings=self.coding
+                ),
+                ALL_OF_IT,
+            )
 
 
-def _auxiliary_checkpoint(args: argparse.Namespace, output: Path) -> str:
-    return args.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
-
-
-def _steps_until_auxiliary(
-    args: argparse.Namespace, extra: list[str], output: Path, blocks: BlockSettings
-) -> list[Step]:
-    from mlsm_plugin.hidden_states.sources import source_of
-    from mlsm_plugin.tokenization.text_tokenizer import tokenizer_inputs
-
-    steps = []
-    if args.tokenizer or args.auxiliary:
-        tokenizer = args.tokenizer or source_of(args.auxiliary).tokenizer_of(args.auxiliary)
-    else:
-        tokenizer = str(output / "tokenizer")
-        options = ["--vocab-size", str(args.vocab_size), "--model-type", args.model_type]
-        options += ["--lowercase"] if args.lowercase else []
-        options += ["--user-symbols", *args.user_symbols] if args.user_symbols else []
-        command = ["tokenizer", "--input", *args.train, *options, "--output", tokenizer]
-        steps.append(Step("tokenizer", command, [Path(file) for file in args.train], [Path(tokenizer)]))
-    data_bin = output / "data-bin"
-    command = ["binarize", "--tokenizer", tokenizer, "--output", str(data_bin), "--workers", str(args.workers)]
-    for split in SPLITS:
-        command += [f"--{split}", *getattr(args, split)] if getattr(args, split) else []
-    used = tokenizer_inputs(tokenizer) if args.tokenizer or args.auxiliary else []
-    steps.append(Step("binarize", command, [*_texts(args), *used], [data_bin]))
-    if not args.auxiliary:
-        save_dir = output / "auxiliary"
-        command = ["auxiliary", str(data_bin), "--save-dir", str(save_dir)]
-        command += ["--arch", args.auxiliary_arch] if args.auxiliary_arch else []
-        command += [
-            "--max-update",
-            str(args.auxiliary_updates),
-            "--seed",
-            str(args.seed),
-            *block_flags(blocks),
-            *extra,
-            *user_dir_flags(args),
-        ]
-        checked = [Path(_auxiliary_checkpoint(args, output))]
-        steps.append(Step("auxiliary", command, [], [save_dir], checked=checked))
-    return steps
-
-
-def _coding_steps(
-    args: argparse.Namespace, output: Path, checkpoint: str, layer: int, blocks: BlockSettings
-) -> list[Step]:
-    from mlsm_plugin.hidden_states.sources import source_of
-
-    data_bin, dictionary = output / "data-bin", output / "dictionary"
-    model_flags = [
-        "--auxiliary",
-        checkpoint,
-        *block_flags(blocks),
-        *user_dir_flags(args),
-        "--batch-tokens",
-        str(args.batch_tokens),
-    ]
-    model_flags += ["--device", args.device] if args.device else []
-    model_flags += ["--threads", str(args.threads)] if args.threads else []
-    model_flags += ["--fp16"] if args.fp16 else []
-    model_flags += user_dir_flags(args)
-    learn = ["dictionary", str(data_bin), "--layer", str(layer), "--output", str(dictionary), *model_flags]
-    if args.coder == LASSO:
-        learn += ["--atoms", str(args.atoms), "--lambda", str(args.lambda_), "--tokens", str(args.tokens)]
-        learn += ["--iterations", str(args.iterations), "--seed", str(args.seed)]
-    else:
-        learn += ["--coder", args.coder, "--atoms", str(args.atoms), "--k", str(args.k), "--tokens", str(args.tokens)]
-        learn += ["--matryoshka", *map(str, args.matryoshka)] if args.matryoshka else []
-        learn += ["--seed", str(args.seed)]
-    splits = [split for split in SPLITS if getattr(args, split)]
-    model_files = source_of(checkpoint).files_of(checkpoint)
-    encode = ["encode", str(data_bin), "--dictionary", str(dictionary), *model_flags, "--splits", *splits]
-    encode += ["--coverage", str(args.coverage)] if args.coverage < 1 else []
-    return [
-        Step("dictionary", learn, model_files, [dictionary]),
-        Step("encode", encode, model_files, [data_bin / f"{split}.codes" for split in splits]),
-    ]
+def _deciding(settings: Any) -> dict[str, Any]:
+    """What decides the result of a step, as values that JSON can hold."""
+    known = asdict(settings)
+    return {field.name: known[field.name] for field in fields(settings) if field.name not in NEUTRAL}

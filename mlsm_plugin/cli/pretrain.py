@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlsm_plugin.auxiliary.coder_learning import LASSO, LearningSettings
+from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
     add_block_options,
-    add_model_options,
+    add_run,
     block_flags,
     block_settings,
     check_positive,
     user_dir_flags,
 )
-from mlsm_plugin.cli.dictionary import CODERS, LASSO, add_sae_options, choose_defaults, sae_settings
-from mlsm_plugin.cli.next_commands import chained
-from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.encode import encode_and_report
+from mlsm_plugin.cli.preprocess import OF_LEARNING
+from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
+from mlsm_plugin.files.work_share import ALL_OF_IT
+from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.staged_pretraining import Stage
-    from mlsm_plugin.hidden_states.block_reader import BlockSettings
 
 TAKES_EXTRA_FLAGS = True
 DEFAULT_STAGES = (20,)
-DEFAULT_BLOCKS = {"tokens_per_sample": 512}
 CHOSEN_HERE = ("--task", "--criterion", "--num-atoms", "--best-checkpoint-metric")
 
 
@@ -40,21 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other flag is handed to fairseq-train, as in `mlsm auxiliary`. Run the same command again to resume a "
         "stopped run."
     )
-    parser.add_argument(
-        "data_bin",
-        metavar="DATA_BIN",
-        help="binarized dataset that `mlsm binarize` wrote, or several with one vocabulary joined by colons, which "
-        "epochs use in turn; the first one also has the validation split, and the dictionaries are learned from it",
-    )
-    parser.add_argument(
-        "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints and the stages"
-    )
-    parser.add_argument(
-        "--arch",
-        help="architecture with a latent head: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... "
-        "(default: mlsm_modern_small, or that of the run in DIR)",
-    )
-    parser.add_argument("--max-update", type=int, default=100_000, metavar="N", help="number of updates of all stages")
+    add_run(parser)
     parser.add_argument(
         "--stages",
         nargs="+",
@@ -71,20 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["store", "online"],
         help="store: code the dataset at the beginning of a stage; online: code the masked tokens in every update",
     )
-    parser.add_argument("--latent-top", type=int, metavar="N", help="keep the N strongest atoms of each code")
     dictionary = parser.add_argument_group("dictionary and codes")
-    dictionary.add_argument("--layer", type=int, metavar="L", help="hidden state to code (default: the last)")
-    dictionary.add_argument("--coder", default="topk", choices=CODERS, help="kind of coder, as in `mlsm dictionary`")
-    dictionary.add_argument("--atoms", type=int, default=3000, metavar="N", help="number of latent properties")
-    dictionary.add_argument(
-        "--lambda", dest="lambda_", type=float, help="lasso: weight of the L1 penalty (default: 0.05)"
-    )
-    dictionary.add_argument("--iterations", type=int, metavar="N", help="lasso: number of mini-batches (default: 1000)")
-    dictionary.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="hidden states to learn from")
-    add_sae_options(dictionary)
-    dictionary.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of training and dictionary")
-    add_block_options(parser, default="512")
-    add_model_options(parser)
+    defaults = {"coder": "topk", "layer": Depends("the last")}
+    add_settings(dictionary, LearningSettings, only=("layer", *OF_LEARNING), defaults=defaults)
+    add_settings(dictionary, CodingSettings, only=("latent_top",))
+    add_settings(parser, ModelRun)
+    add_block_options(parser, default=str(BlockSettings().tokens_per_sample))
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
@@ -93,49 +74,54 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.auxiliary.staged_pretraining import plan_of, run_stages, stages_of
 
     extra = separate_words(extra)
-    blocks = _check(args, extra)
+    run = _checked(args, extra)
     save_dir = Path(args.save_dir)
     stages = stages_of(save_dir, args.max_update, args.stages)
     begin_run(args.data_bin, save_dir)
-    of_codes = _settings_of_codes(args)
-    plan_of(stages, save_dir, {**_settings_of_training(args, blocks), **of_codes}, list(of_codes)).begin()
-    flags = [*extra, "--seed", str(args.seed), *block_flags(blocks), *user_dir_flags(args)]
-
-    def make_codes(stage: Stage) -> None:
-        for words in _coding_commands(args, stage, blocks, extra):
-            _run_command(words)
+    of_codes = _settings_of_codes(args, run)
+    plan_of(stages, save_dir, {**_settings_of_training(args, run.blocks), **of_codes}, list(of_codes)).begin()
+    flags = [*extra, "--seed", str(args.seed), *block_flags(run.blocks), *user_dir_flags(args)]
 
     def train(stage: Stage) -> None:
         train_until(
             *(stage.end, args.data_bin, save_dir), arch=args.arch, max_update=args.max_update, flags=flags,
-            part=_training_flags(args, stage, extra),
+            part=_training_flags(args, stage, run),
         )  # fmt: skip
         if stage is not stages[-1] and (early := early_end(save_dir, stage.end, flags)):
             raise ValueError(f"{early}; the next stage begins with the model after update {stage.end}")
 
+    make_codes = partial(_make_codes, args, run, extra)
     run_stages(stages, save_dir, seed=args.seed, make_codes=make_codes, train=train)
     complete = f"all {len(stages)} stages are complete: {save_dir / 'checkpoint_last.pt'}"
     print(early_end(save_dir, args.max_update, flags) or complete)
     return 0
 
 
-def _check(args: argparse.Namespace, extra: Sequence[str]) -> BlockSettings:
-    """Check now what would fail hours later; returns the blocks.
+@dataclass(frozen=True)
+class Checked:
+    """The settings of the codes; a layer of None is the last one."""
+
+    learning: LearningSettings
+    layer: int | None
+    blocks: BlockSettings
+
+
+def _checked(args: argparse.Namespace, extra: Sequence[str]) -> Checked:
+    """Check now what would fail hours later.
 
     Raises:
         ValueError: an option is out of range, or is one that this command chooses.
     """
-    check_positive(args, "max_update", "atoms", "lambda_", "iterations", "tokens", "batch_tokens", "threads", "k")
-    check_positive(args, "latent_weight", "mlm_weight", "latent_top")
+    check_positive(args, "max_update", "latent_weight", "mlm_weight")
     for flag in CHOSEN_HERE:
         if flag in extra:
             raise ValueError(f"{flag} is chosen for each stage by `mlsm pretrain`; leave it out, or use fairseq-train")
-    if args.layer is not None and args.layer < 0:
-        raise ValueError(f"--layer must be at least 0, got {args.layer}")
-    choose_defaults(args)
-    if args.coder != LASSO:
-        sae_settings(args)  # raises if a value is out of range
-    return block_settings(args, "", {**DEFAULT_BLOCKS})
+    layer = getattr(args, "layer", None)
+    how = {"device": _device(args, extra), "fp16": _codes_in_half_precision(args, extra)}
+    learning = settings_of(LearningSettings, args, layer=layer or 0, **how)
+    settings_of(CodingSettings, args, layer=0)  # raises if the number of atoms that are kept is out of range
+    known = {"tokens_per_sample": BlockSettings().tokens_per_sample}
+    return Checked(learning, layer, block_settings(args, "", known))
 
 
 def _settings_of_training(args: argparse.Namespace, blocks: BlockSettings) -> dict[str, object]:
@@ -144,14 +130,14 @@ def _settings_of_training(args: argparse.Namespace, blocks: BlockSettings) -> di
     return {**{name: getattr(args, name) for name in names}, "blocks": vars(blocks)}
 
 
-def _settings_of_codes(args: argparse.Namespace) -> dict[str, object]:
+def _settings_of_codes(args: argparse.Namespace, run: Checked) -> dict[str, object]:
     """What else decides the result of the later stages."""
-    names = ["latent_weight", "latent_source", "latent_top", "layer", "coder", "tokens"]
-    names += ["lambda_", "iterations"] if args.coder == LASSO else ["k", "matryoshka"]
-    return {name.strip("_"): getattr(args, name) for name in names}
+    names = ["coder", "tokens", *(("lambda_", "iterations") if args.coder == LASSO else ("k", "matryoshka"))]
+    chosen = {name: getattr(args, name) for name in ("latent_weight", "latent_source", "latent_top")}
+    return {**chosen, "layer": run.layer, **{name.strip("_"): getattr(run.learning, name) for name in names}}
 
 
-def _training_flags(args: argparse.Namespace, stage: Stage, extra: Sequence[str]) -> list[str]:
+def _training_flags(args: argparse.Namespace, stage: Stage, run: Checked) -> list[str]:
     """The flags of ``fairseq-train`` that a stage has of its own."""
     flags = ["--criterion", "latent_semantic_kl", "--mlm-weight", str(args.mlm_weight), "--num-atoms", str(args.atoms)]
     flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss is another one in each stage
@@ -163,7 +149,7 @@ def _training_flags(args: argparse.Namespace, stage: Stage, extra: Sequence[str]
         folders = (str(codes) for _, codes in _folders(args.data_bin, stage))
         return [*flags, "--latent-codes", os.pathsep.join(folders)]
     flags += ["--latent-source", "online", "--auxiliary-checkpoint", str(stage.teacher)]
-    flags += ["--auxiliary-fp16"] if _codes_in_half_precision(args, extra) else []
+    flags += ["--auxiliary-fp16"] if run.learning.fp16 else []
     return [*flags, "--latent-dictionary", str(stage.dictionary)]
 
 
@@ -181,36 +167,28 @@ def _codes_in_half_precision(args: argparse.Namespace, extra: Sequence[str]) -> 
     return args.fp16 or autocast == "bf16" or fast
 
 
-def _coding_commands(
-    args: argparse.Namespace, stage: Stage, blocks: BlockSettings, extra: Sequence[str]
-) -> list[list[str]]:
-    """The commands that make the dictionary and the codes of a stage."""
+def _make_codes(args: argparse.Namespace, run: Checked, extra: Sequence[str], stage: Stage) -> None:
+    """Learn the dictionary of a stage and code with it; does nothing where that is done."""
+    from mlsm_plugin.auxiliary.corpus_coding import encode_split, learn_from_split
     from mlsm_plugin.hidden_states.sources import source_of
+    from mlsm_plugin.sparse_coding.coder import load_coder
 
-    teacher, dictionary = str(stage.teacher), str(stage.dictionary)
-    layer = args.layer if args.layer is not None else source_of(teacher).layers_of(teacher)
-    device = _device(args, extra)
-    how = ["--auxiliary", teacher, *block_flags(blocks), *user_dir_flags(args)]
-    how += ["--batch-tokens", str(args.batch_tokens)]
-    how += ["--device", device] if device else []
-    how += ["--threads", str(args.threads)] if args.threads else []
-    how += ["--fp16"] if _codes_in_half_precision(args, extra) else []
+    teacher = str(stage.teacher)
+    layer = source_of(teacher).layers_of(teacher) if run.layer is None else run.layer
     folders = _folders(args.data_bin, stage)
-    learn = ["dictionary", folders[0][0], "--layer", str(layer), "--output", dictionary, *how, "--coder", args.coder]
-    learn += ["--atoms", str(args.atoms), "--tokens", str(args.tokens), "--seed", str(args.seed)]
-    if args.coder == LASSO:
-        learn += ["--lambda", str(args.lambda_), "--iterations", str(args.iterations)]
-    else:
-        learn += ["--k", str(args.k)]
-        learn += ["--matryoshka", *map(str, args.matryoshka)] if args.matryoshka else []
+    learn_from_split(folders[0][0], teacher, stage.dictionary, replace(run.learning, layer=layer), run.blocks)
     if args.latent_source == "online":
-        return [learn]
+        return
+    coder = load_coder(stage.dictionary)
+    coding = CodingSettings(
+        layer, run.blocks,
+        **{name: getattr(run.learning, name) for name in ("device", "fp16", "threads", "batch_tokens")},
+    )  # fmt: skip
     train, *validated = _splits(folders[0][0], extra)
-    commands = [learn]
     for number, (data, codes) in enumerate(folders):
-        splits = [train] if number else [train, *validated]
-        commands.append(["encode", data, "--dictionary", dictionary, *how, "--output", str(codes), "--splits", *splits])
-    return commands
+        for split in [train] if number else [train, *validated]:
+            encode = partial(encode_split, data, split, auxiliary=teacher, coder=coder, settings=coding, output=codes)
+            encode_and_report(split, encode, ALL_OF_IT)
 
 
 def _folders(data_bin: str, stage: Stage) -> list[tuple[str, Path]]:
@@ -232,13 +210,3 @@ def _splits(data: str, extra: Sequence[str]) -> list[str]:
     if {"--combine-valid-subsets", "--combine-val"} & set(extra):
         chosen += [Path(split).name for split in combined_splits(os.path.join(data, "valid"))]
     return list(dict.fromkeys(chosen))
-
-
-def _run_command(words: Sequence[str]) -> None:
-    from mlsm_plugin.cli.main import main
-
-    print(f"\n$ mlsm {shlex.join(words)}", flush=True)
-    with chained():
-        status = main(list(words))
-    if status != 0:
-        raise ValueError(f"mlsm {words[0]} failed; its own message is above")

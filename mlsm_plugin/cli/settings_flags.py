@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlsm_plugin.files.settings import flag_of, options_of, plain_type
-from mlsm_plugin.sparse_coding.coder import coder_kinds
+from mlsm_plugin.sparse_coding.coder import SparseCoder, coder_kinds, load_coder
 
 Parser = Any  # a parser, or a group of one
 PREFIX = "coder_option_"
@@ -64,11 +64,13 @@ def settings_of(cls: Any, args: argparse.Namespace, **more: Any) -> Any:
         raise ValueError(with_flags(str(error), cls)) from None
 
 
-def with_flags(message: str, cls: type) -> str:
+def with_flags(message: str, *classes: type) -> str:
     """A message that begins with the name of a field, with its flag in that place."""
     name, _, rest = message.partition(" ")
-    field = options_of(cls).get(name)
-    return message if field is None else f"{flag_of(field)} {rest}"
+    for field in (options_of(cls).get(name) for cls in classes):
+        if field is not None:
+            return f"{flag_of(field)} {rest}"
+    return message
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
@@ -86,13 +88,21 @@ def add_coder_flags(parser: Parser) -> None:
         for name, field in options_of(coder.options_type).items():
             if name not in seen:
                 seen.add(name)
-                # set only if the flag is given, so that a kind of coder without this option does not receive its default
+                # set only if it is given, so that a kind of coder without this option does not receive its default
                 _add_flag(group, PREFIX + name, field, declared[name], Depends(field.default))
 
 
-def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that the command line gives, for :func:`~mlsm_plugin.sparse_coding.coder.load_coder`."""
-    return {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
+def coder_of(args: argparse.Namespace) -> SparseCoder:
+    """The coder in the folder ``args.dictionary``, with the options that the command line gives.
+
+    Raises:
+        ValueError: as of :func:`~mlsm_plugin.sparse_coding.coder.load_coder`, with the names of flags.
+    """
+    given = {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
+    try:
+        return load_coder(args.dictionary, **given)
+    except ValueError as error:
+        raise ValueError(with_flags(str(error), *(kind.options_type for kind in coder_kinds().values()))) from None
 
 
 def _add_flag(parser: Parser, dest: str, field: dataclasses.Field[Any], declared: Any, default: Any) -> None:

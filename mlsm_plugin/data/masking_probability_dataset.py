@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset
 
-from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SplitCoverage:
 
     Attributes:
         num_tokens: number of positions of the split.
-        coverage, seed: see :func:`~mlsm_plugin.sparse_coding.coverage.covered_positions`.
+        coverage, seed: see :func:`~mlsm_plugin.sparse_coding.stored_codes.covered_positions`.
     """
 
     num_tokens: int

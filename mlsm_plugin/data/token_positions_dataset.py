@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 
-from mlsm_plugin.sparse_coding.coverage import NO_POSITION as NO_POSITION
+from mlsm_plugin.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
 
 
 class TokenPositionsDataset(FairseqDataset):

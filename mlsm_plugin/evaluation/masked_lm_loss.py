@@ -17,7 +17,7 @@ from mlsm_plugin.data.token_blocks import is_content, is_known
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, batches_of
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
-from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 
 MASKED_SHARE = 0.15  # of the content tokens, as in BERT; all of them become <mask>
 

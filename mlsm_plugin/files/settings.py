@@ -39,7 +39,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def seed(help: str, **more: Any) -> Any:  # noqa: A002
+def seed(help: str, **more: Any) -> Any:
     """A field that holds a random seed."""
     return option(1, least=0, most=2**63 - 1, help=f"random seed {help}", **more)
 

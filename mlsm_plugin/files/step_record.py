@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,26 +19,24 @@ STEPS = values(
     fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
 )
 Fingerprints = dict[str, dict[str, Any]]
-# options, each with a value, that say how a step computes and not what: other ones leave it up to date
-NEUTRAL = ("--workers", "--threads", "--device", "--batch-tokens")
-NEUTRAL_TEXT = re.compile(rf" (?:{'|'.join(NEUTRAL)}) \S+")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of a chain.
+    """One step of a chain.
 
     Attributes:
         name: name of the step, unique in the chain.
-        command: the command that the step runs; if it changes, except for :data:`NEUTRAL` options, the step runs
-            again.
+        run: what makes the outputs; it raises where it fails.
+        settings: what decides the result, as values that JSON can hold; if they change, the step runs again.
         inputs: files whose contents, each for itself, decide the result.
         outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
         checked: the outputs whose contents must stay; None: all.
     """
 
     name: str
-    command: Sequence[str]
+    run: Callable[[], object]
+    settings: dict[str, Any]
     inputs: Sequence[Path]
     outputs: Sequence[Path]
     checked: Sequence[Path] | None = None
@@ -47,9 +46,9 @@ class Step:
 class StepRecord:
     """The finished steps of a folder, kept in its ``steps.json``.
 
-    The plan of a step is its command, the contents of its inputs and all steps before it. A step is current when its
+    The plan of a step is its settings, the contents of its inputs and all steps before it. A step is current when its
     last run had the same plan and was complete, and its outputs are what it made. An interrupted step with the same
-    plan runs again, and resumes if its command can. A step with another plan, or with other outputs, is not refused:
+    plan runs again, and resumes if it can. A step with another plan, or with other outputs, is not refused:
     its outputs are renamed, and it starts from the beginning.
     """
 
@@ -57,22 +56,28 @@ class StepRecord:
     rows: list[tuple[str, str, float, int, Path]] = field(default_factory=list)
     _before: str = ""
 
-    def run(self, step: Step, action: Callable[[Sequence[str]], int]) -> int:
-        """Run ``action(step.command)`` unless the step is current; returns its exit status."""
+    def run(self, step: Step) -> None:
+        """Run the step unless it is current.
+
+        Raises:
+            ValueError: the record is damaged, or of a version that recorded commands.
+        """
         steps: dict[str, Any] = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
         known = steps.get(step.name, {})
         inputs = [sha256_of_files(path) for path in step.inputs]
-        plan = {"command": list(step.command), "inputs": inputs, "after": self._before}
-        same = "signature" in known and not differences(_deciding(known["signature"]), _deciding(plan))
+        plan = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": self._before}))
+        if "command" in known.get("signature", {}):
+            raise ValueError(f"{self.path} was written by an earlier version of this program; choose another folder")
+        same = "signature" in known and not differences(known["signature"], plan)
         complete = same and bool(known.get("done")) and all(output.exists() for output in step.outputs)
         checked = step.outputs if step.checked is None else step.checked
         if complete and (changed := changed_file(made := known.get("outputs", {}), fingerprints_of(checked, made))):
             print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
             same = complete = False
-        self._before = f"{step.name}:{' '.join(step.command)}:{inputs}:{self._before}"
+        self._before = hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
         if complete:
             self.rows.append((step.name, "current", known["seconds"], _size(step.outputs), step.outputs[0]))
-            return 0
+            return
         if not same:
             for output in step.outputs:
                 _set_aside(output)
@@ -81,15 +86,13 @@ class StepRecord:
         steps[step.name] = {"signature": plan, "done": False}
         write_json(self.path, steps)
         start = time.perf_counter()
-        status = action(step.command)
-        if status != 0:
-            return status
+        print(f"\n{step.name}:", flush=True)
+        step.run()
         seconds = time.perf_counter() - start
         made = fingerprints_of(checked)
         steps[step.name] = {"signature": plan, "done": True, "seconds": round(seconds, 1), "outputs": made}
         write_json(self.path, steps)
         self.rows.append((step.name, "done", seconds, _size(step.outputs), step.outputs[0]))
-        return 0
 
     def table(self) -> str:
         """A table of the steps with state, time, size and path."""
@@ -97,14 +100,6 @@ class StepRecord:
         for name, state, seconds, size, path in self.rows:
             lines.append(f"{name:<12}{state:<9}{seconds:>7.1f} s{size / 1e6:>9.1f} MB  {path}")
         return "\n".join(lines)
-
-
-def _deciding(signature: dict[str, Any]) -> dict[str, Any]:
-    """A signature without the options that do not decide the result."""
-    words = signature.get("command")
-    command = " ".join(map(str, words)) if isinstance(words, list) else str(words)  # a record may be damaged
-    after = str(signature.get("after"))
-    return {**signature, "command": NEUTRAL_TEXT.sub("", command), "after": NEUTRAL_TEXT.sub("", after)}
 
 
 def _size(outputs: Sequence[Path]) -> int:

@@ -29,10 +29,11 @@ class WorkShare:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"--num-shards must be at least 1, got {self.count}")
+            raise ValueError(f"--num-processes must be at least 1, got {self.count}")
         if not 0 <= self.index < self.count:
             raise ValueError(
-                f"--shard-index must be one of 0 to {self.count - 1} with --num-shards {self.count}, got {self.index}"
+                f"--process-index must be one of 0 to {self.count - 1} with --num-processes {self.count}, got "
+                f"{self.index}"
             )
 
     def owns(self, piece: int) -> bool:
@@ -47,30 +48,32 @@ class WorkShare:
 ALL_OF_IT = WorkShare()
 
 
-def work_share(shard_index: int | None, num_shards: int | None, environment: Mapping[str, str]) -> WorkShare:
+def work_share(process_index: int | None, num_processes: int | None, environment: Mapping[str, str]) -> WorkShare:
     """The share of this process.
 
     Args:
-        shard_index, num_shards: values from the command line; they override the environment.
+        process_index, num_processes: values from the command line; they override the environment.
         environment: variables of the process: torchrun's ``RANK`` and ``WORLD_SIZE``, else srun's ``SLURM_PROCID`` and
             ``SLURM_NTASKS``, each only if there are several processes. Without them one process does everything.
 
     Raises:
         ValueError: only one of the two options is given, the number is out of range, or a variable is not a number.
     """
-    if (shard_index is None) != (num_shards is None):
-        given, lacking = ("--shard-index", "--num-shards") if num_shards is None else ("--num-shards", "--shard-index")
-        raise ValueError(f"{given} needs {lacking} as well: process I of N is --shard-index I --num-shards N")
+    if (process_index is None) != (num_processes is None):
+        given, lacking = (
+            ("--process-index", "--num-processes") if num_processes is None else ("--num-processes", "--process-index")
+        )
+        raise ValueError(f"{given} needs {lacking} as well: process I of N is --process-index I --num-processes N")
     local_index = None
     for name, count_name in RANK_VARIABLES:
         if environment.get(name) and environment.get(count_name) and _number(environment, count_name) > 1:
             local_name = LOCAL_RANK_VARIABLES[name]
             local_index = _number(environment, local_name) if environment.get(local_name) else None
-            if shard_index is None:
+            if process_index is None:
                 return WorkShare(_number(environment, name), _number(environment, count_name), local_index)
             break
-    if shard_index is not None and num_shards is not None:
-        return WorkShare(shard_index, num_shards, local_index)
+    if process_index is not None and num_processes is not None:
+        return WorkShare(process_index, num_processes, local_index)
     return WorkShare()
 
 

@@ -56,11 +56,6 @@ class BlockReader(TokenBlocks):
         """The id of padding."""
         return int(self.dictionary.pad())
 
-    @property
-    def num_symbols(self) -> int:
-        """Number of symbols of the dictionary, with ``<mask>``."""
-        return len(self.dictionary)
-
     def __len__(self) -> int:
         return len(self.sizes)
 

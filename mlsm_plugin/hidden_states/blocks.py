@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.hidden_states.encoder import TokenVectors
-from mlsm_plugin.sparse_coding.coverage import NO_POSITION
+from mlsm_plugin.sparse_coding.stored_codes import NO_POSITION
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class ModelRun:
     fp16: bool = option(False, help="run the model in half precision: float16, on a CPU bfloat16")
     threads: int | None = option(None, least=1, metavar="N", help="number of CPU threads (default: all cores)")
     batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def layer(**more: Any) -> Any:
@@ -72,10 +75,6 @@ class TokenBlocks(Protocol):
     @property
     def pad(self) -> int:
         """The id of padding."""
-
-    @property
-    def num_symbols(self) -> int:
-        """All ids are smaller than this."""
 
     def __len__(self) -> int:
         """The number of blocks."""

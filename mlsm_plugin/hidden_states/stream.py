@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.blocks import TokenBlocks, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
-from mlsm_plugin.hidden_states.samples import BLOCKS_AT_ONCE, no_token_left, type_counts
-from mlsm_plugin.sparse_coding.frequency_pruning import keep_mask
 
 # hidden states that are shuffled together: 100 MB with 384 dimensions
 BUFFER_ROWS = 1 << 16
+BLOCKS_AT_ONCE = 64
 
 
 class HiddenStateStream:
@@ -34,7 +34,6 @@ class HiddenStateStream:
         reader, encoder: the text and the model.
         batch_size: rows of a batch; if the whole split has fewer, a batch has those.
         max_batch_tokens: tokens in one forward pass.
-        frequency_pruning, pruning_threshold: see :func:`keep_mask`; ``subsample`` draws anew in each pass.
         seed: decides the order.
         buffer_rows: least number of rows of a buffer, except the last of a pass.
     """
@@ -46,15 +45,11 @@ class HiddenStateStream:
         *,
         batch_size: int,
         max_batch_tokens: int,
-        frequency_pruning: str = "none",
-        pruning_threshold: float = 1e-5,
         seed: int = 1,
         buffer_rows: int = BUFFER_ROWS,
     ) -> None:
         self.reader, self.encoder, self.batch_size, self.seed = reader, encoder, batch_size, seed
         self.max_batch_tokens, self.buffer_rows = max_batch_tokens, max(buffer_rows, batch_size)
-        self._pruning, self._pruning_threshold = frequency_pruning, pruning_threshold
-        self._counts = type_counts(reader) if frequency_pruning != "none" else None
 
     def batches(self, skip: int = 0, stop: int = sys.maxsize) -> Generator[Tensor, None, None]:
         """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
@@ -62,7 +57,7 @@ class HiddenStateStream:
         Close the iterator if you do not exhaust it: its thread then ends with the forward pass that it is in.
 
         Raises:
-            ValueError: frequency pruning removed all tokens.
+            ValueError: the text holds no tokens but special ones.
         """
         closed = threading.Event()
         shuffled = self._shuffled(skip, stop, closed)
@@ -91,10 +86,15 @@ class HiddenStateStream:
                     yield self._hidden_states(blocks, kept, closed), batches[max(0, skip) : stop]
                 skip, stop = skip - count, stop - count
 
-    def sample(self, most: int) -> Tensor:
-        """Hidden states ``(n, dim)`` of random blocks, in the text's order; ``n`` is at most ``most``."""
+    def sample(self, most: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Hidden states ``(n, dim)`` float32 of random blocks, without replacement.
+
+        Args:
+            most: largest ``n``; a text with fewer content tokens gives all of them.
+            device: where they are collected; None: the encoder's device.
+        """
         blocks, kept = next(self._buffers(0, most))
-        return self._hidden_states(blocks, kept)[:most]
+        return self._hidden_states(blocks, kept, device=device)[:most]
 
     def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], np.ndarray]]:
         """The blocks of each buffer of a pass, and the flat positions of the rows, which ``_hidden_states`` orders."""
@@ -103,7 +103,7 @@ class HiddenStateStream:
         rows, none_yet = 0, True
         for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.reader)).tolist():
             blocks.append(index)
-            kept.append(self._kept(epoch, index))
+            kept.append(self._content(index))
             rows += len(kept[-1])
             if rows >= buffer_rows:
                 yield blocks, np.concatenate(kept)
@@ -111,22 +111,22 @@ class HiddenStateStream:
         if rows and (none_yet or rows >= self.batch_size):
             yield blocks, np.concatenate(kept)
         elif none_yet:
-            raise no_token_left(self._pruning, self._pruning_threshold)
+            raise ValueError("the text holds no tokens but special ones, so that nothing can be learned from it")
 
-    def _kept(self, epoch: int, index: int) -> np.ndarray:
-        """Flat positions of those tokens of a block whose hidden states are used."""
+    def _content(self, index: int) -> np.ndarray:
+        """Flat positions of the content tokens of a block."""
         pieces = self.reader.block(index)
-        tokens = torch.cat([piece.tokens for piece in pieces])
-        positions = torch.cat([piece.positions for piece in pieces])
-        content = self.reader.content_mask(tokens)
-        kept: np.ndarray = positions[content].numpy()
-        if self._counts is None:
-            return kept
-        rng = np.random.default_rng([self.seed, epoch, index])
-        mode, threshold = self._pruning, self._pruning_threshold
-        return kept[keep_mask(tokens[content].numpy(), self._counts, mode=mode, threshold=threshold, rng=rng)]
+        content = self.reader.content_mask(torch.cat([piece.tokens for piece in pieces]))
+        kept: np.ndarray = torch.cat([piece.positions for piece in pieces])[content].numpy()
+        return kept
 
-    def _hidden_states(self, blocks: list[int], kept: np.ndarray, closed: threading.Event | None = None) -> Tensor:
+    def _hidden_states(
+        self,
+        blocks: list[int],
+        kept: np.ndarray,
+        closed: threading.Event | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
         """Hidden states (n, dim) of the positions in ``kept``, ascending within every few blocks.
 
         Raises:
@@ -139,11 +139,19 @@ class HiddenStateStream:
                 raise CancelledError
             return torch.isin(positions, wanted)
 
-        rows = torch.empty(len(kept), self.encoder.dim, device=self.encoder.device)
+        rows = torch.empty(len(kept), self.encoder.dim, device=device or self.encoder.device)
         filled = 0
-        for first in range(0, len(blocks), BLOCKS_AT_ONCE):
-            pieces = [piece for index in blocks[first : first + BLOCKS_AT_ONCE] for piece in self.reader.block(index)]
-            _, found = hidden_states_of(pieces, self.reader, self.encoder, max_tokens=self.max_batch_tokens, keep=keep)
-            rows[filled : filled + len(found)] = found
-            filled += len(found)
+        with Progress(
+            total=len(kept), desc="hidden states", unit="token", unit_scale=True, disable=closed is not None
+        ) as progress:
+            for first in range(0, len(blocks), BLOCKS_AT_ONCE):
+                pieces = [
+                    piece for index in blocks[first : first + BLOCKS_AT_ONCE] for piece in self.reader.block(index)
+                ]
+                _, found = hidden_states_of(
+                    pieces, self.reader, self.encoder, max_tokens=self.max_batch_tokens, keep=keep
+                )
+                rows[filled : filled + len(found)] = found
+                filled += len(found)
+                progress.update(len(found))
         return rows

@@ -38,7 +38,6 @@ def encode_sequences(
     output: PathLike,
     settings: CodingSettings,
     tokenizer: PathLike | None = None,
-    device: str | None = None,
     share: WorkShare = ALL_OF_IT,
 ) -> CodingFigures:
     """Write this process's shards of a code store; resumes a stopped run.
@@ -55,7 +54,6 @@ def encode_sequences(
         output: folder of the store.
         settings: layer, coverage and the like; its ``blocks`` do not matter, since each sequence is a block.
         tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
-        device: device of the model and the solver; None for the GPU if there is one.
         share: the part of the shards that this process codes.
 
     Raises:
@@ -69,7 +67,9 @@ def encode_sequences(
     blocks, found = blocks_for_model(sequences, model, tokenizer)
 
     def open_model() -> LibraryEncoder:
-        encoder = LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=device, fp16=settings.fp16)
+        encoder = LibraryEncoder(
+            model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
+        )
         check_width(encoder, coder)
         return encoder
 
@@ -90,12 +90,11 @@ def estimate_sequences(
     coder: SparseCoder,
     settings: CodingSettings,
     tokenizer: PathLike | None = None,
-    device: str | None = None,
     share: WorkShare = ALL_OF_IT,
 ) -> CodingEstimate:
     """What :func:`encode_sequences` would cost, from a small sample; arguments and errors are those of it."""
     fitting_fingerprint(source_name(model), coder, settings.layer)
     blocks, found = blocks_for_model(as_sequences(input_ids), model, tokenizer)
-    encoder = LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=device, fp16=settings.fp16)
+    encoder = LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16)
     check_width(encoder, coder)
     return estimate_blocks("sequences", blocks, encoder, coder, settings, share=share)

@@ -21,7 +21,6 @@ def learn_from_sequences(
     output: PathLike,
     settings: LearningSettings,
     tokenizer: PathLike | None = None,
-    device: str | None = None,
     overwrite: bool = False,
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
@@ -36,7 +35,6 @@ def learn_from_sequences(
         output: folder of the coder.
         settings: what is learned.
         tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
-        device: device of the model and of the training; None for the GPU if there is one.
         overwrite: replace another coder that is already there.
 
     Returns:
@@ -57,7 +55,9 @@ def learn_from_sequences(
     )
     learn_into(
         *(folder, settings, plan, blocks),
-        lambda: LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=device, fp16=settings.fp16),
+        lambda: LibraryEncoder(
+            model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
+        ),
         overwrite=overwrite,
     )
     return load_coder(folder)

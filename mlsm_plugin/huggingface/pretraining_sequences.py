@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 
 
 @dataclass(frozen=True)

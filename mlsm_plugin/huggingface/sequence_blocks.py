@@ -50,7 +50,7 @@ class SequenceBlocks(TokenBlocks):
         if sequences.largest_id >= num_symbols:
             raise ValueError(_without_embedding(sequences, num_symbols))
         self.sequences = sequences
-        self._pad, self._num_symbols = pad, num_symbols
+        self._pad = pad
         self._numbers = np.flatnonzero(lengths)
         self.num_tokens = sequences.num_tokens
         self.starts, self.sizes = sequences.starts[self._numbers], lengths[self._numbers]
@@ -61,11 +61,6 @@ class SequenceBlocks(TokenBlocks):
     def pad(self) -> int:
         """The id of padding."""
         return self._pad
-
-    @property
-    def num_symbols(self) -> int:
-        """Number of ids of the model."""
-        return self._num_symbols
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
@@ -24,9 +25,7 @@ class LassoOptions:
         ValueError: an option is out of range.
     """
 
-    lambda_: float | None = option(
-        None, above=0, help="weight of the L1 penalty (default: that of the dictionary)"
-    )
+    lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
     solver: str = option(
         "auto", choices=SOLVERS,
         help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",

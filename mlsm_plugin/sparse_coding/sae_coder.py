@@ -20,8 +20,7 @@ from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
-from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes, torch_threads
 
 SAE_CHECK = fields(
     {

@@ -2,7 +2,7 @@
 arXiv 2412.06410), and either with Matryoshka prefixes (Bussmann et al., 2025, arXiv 2503.17547).
 
 The gradients are written by hand, since only the chosen latents have one; see
-:class:`~mlsm_plugin.sparse_coding.chosen_latents.ChosenLatents`.
+:class:`~mlsm_plugin.sparse_coding.sparse_autoencoder.ChosenLatents`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.sparse_coding.chosen_latents import ChosenLatents, largest, largest_of_all
 from mlsm_plugin.sparse_coding.dictionary import sample_distinct_rows
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import (
+    ChosenLatents,
+    SaeConfig,
+    SaeWeights,
+    SparseAutoencoder,
+    largest,
+    largest_of_all,
+)
 
 METHODS = ("topk", "batchtopk")
 WARM_UP, DECAY = 0.05, 0.2  # shares of the updates

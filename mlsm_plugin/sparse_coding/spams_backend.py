@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
 # spams shows no progress during a call, so it is called for a few mini-batches at a time. With 10 per call, the
 # held-out objective on hidden states of a pre-trained model (512 atoms, 384 wide) is 1.0003 times that of a single call

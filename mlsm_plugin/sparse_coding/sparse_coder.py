@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 META_FILE = "meta.json"
 
@@ -139,3 +142,19 @@ class SparseCoder(ABC):
     def why_empty(self, hidden: Any) -> str:
         """Why all codes of ``hidden`` (n_tokens, dim) are empty, and what to do: text that follows "since"."""
         return "the coder gives no atom a positive weight; use a coder that was learned from these hidden states"
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use so many CPU threads, and afterwards as many as before.
+
+    Args:
+        threads: None: as torch is set; what happens inside may change that.
+    """
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Which atoms of a code are kept, and codes in the types of the store's files: normalized, rounded, collected."""
+"""Which tokens are coded, which atoms of a code are kept, and codes in the types of the store's files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,50 @@ from mlsm_plugin.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
+# position of a token that has no row in the code store, such as a prepended BOS or padding
+NO_POSITION = -1
 
 
 def atom_dtype(num_atoms: int) -> np.dtype:
     """The integer type of stored atoms: uint16 if it can number all atoms, else uint32."""
     return np.dtype(np.uint16 if num_atoms <= 2**16 else np.uint32)
+
+
+def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:
+    """Tell for each position whether it belongs to the seeded share.
+
+    A hash of (seed, position) decides for each position independently (SplitMix64: Steele, Lea and Flood, 2014). The
+    choice therefore does not depend on shards or ranks, and with the same seed, a larger coverage contains a smaller
+    one.
+
+    Args:
+        positions: (n,) int, flat token positions of a split; negative ones (no position) are never covered.
+        coverage: expected share of the positions, in (0, 1]; 1 covers all.
+        seed: any integer in [0, 2^63).
+
+    Returns:
+        (n,) bool.
+
+    Raises:
+        ValueError: ``coverage`` or ``seed`` is out of range.
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage must be in (0, 1], got {coverage}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be in [0, 2^63), got {seed}")
+    positions = np.asarray(positions)
+    if coverage == 1:
+        return positions >= 0
+    state = positions.astype(np.uint64) + _mix(np.array([seed], np.uint64))
+    return (_mix(state) < np.uint64(int(coverage * 2.0**64))) & (positions >= 0)
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """One output of SplitMix64 for each state (uint64; overflow is intended)."""
+    z = state + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def without_negative_codes(codes: sp.csr_matrix) -> sp.csr_matrix:

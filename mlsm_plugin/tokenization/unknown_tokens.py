@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlsm_plugin.files.settings import option
+from mlsm_plugin.files.settings import check, option
 
 DEFAULT_MAX_UNK_RATE = 0.01  # of a corpus, or of a file of texts
 MAX_UNK_RATE_OF_A_TEXT = 0.1  # of a single text, of which one token can be 5 %
@@ -28,6 +28,9 @@ class KnownText:
         DEFAULT_MAX_UNK_RATE, least=0, most=1, metavar="SHARE",
         help="largest share of unknown tokens that a text may have",
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass

@@ -58,13 +58,13 @@ def test_plan_holds_what_decides_the_coder() -> None:
     plan = learning_plan(LearningSettings(layer=1, threads=2), blocks=blocks, **common)  # type: ignore[arg-type]
     assert list(plan) == [
         *("layer", "lambda", "auxiliary_fingerprint", "blocks", "fp16", "requested_tokens", "n_atoms", "method"),
-        *("iterations", "batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens", "threads"),
+        *("iterations", "batch_size", "seed", "batch_tokens", "threads"),
         "split_fingerprint",
     ]
     sae = learning_plan(LearningSettings(layer=1, coder="batchtopk"), blocks=None, **common)  # type: ignore[arg-type]
     assert list(sae) == [
         *("layer", "auxiliary_fingerprint", "fp16", "n_atoms", "method", "k", "matryoshka", "learning_rate", "tokens"),
-        *("batch_size", "frequency_pruning", "pruning_threshold", "seed", "batch_tokens", "split_fingerprint"),
+        *("batch_size", "seed", "batch_tokens", "split_fingerprint"),
     ]
     assert (plan["method"], sae["method"], plan["blocks"]) == ("online", "batchtopk", {
         "tokens_per_sample": 9, "sample_break_mode": "eos",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlsm_plugin.auxiliary import sae_learning
-from mlsm_plugin.auxiliary.sae_learning import CHECKPOINT_FILE, learn_sae
+from mlsm_plugin.auxiliary import coder_learning
+from mlsm_plugin.auxiliary.coder_learning import CHECKPOINT_FILE, learn_sae
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
@@ -29,7 +29,7 @@ def stream(tiny: TinyData) -> HiddenStateStream:
 @pytest.fixture
 def begun(stream: HiddenStateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the checkpoint of the last update but one."""
-    monkeypatch.setattr(sae_learning, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(coder_learning, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     learn_sae(stream, SETTINGS, output=tmp_path, plan={"seed": 1})
     assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT_FILE]
     return tmp_path

@@ -14,8 +14,7 @@ from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import EMBEDDINGS, FairseqEncoder
 from mlsm_plugin.sparse_coding.coder import SparseCodes
-from mlsm_plugin.sparse_coding.coverage import covered_positions
-from mlsm_plugin.sparse_coding.stored_codes import strongest
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.tiny_models import TinyData
 

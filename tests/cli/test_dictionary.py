@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import resource
 import shlex
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fairseq import options
 
@@ -16,9 +13,7 @@ from mlsm_plugin.files.atomic_files import write_json
 from tests.cli.coding_runs import (
     BLOCKS,
     contents,
-    copy_without_codes,
     meta_of,
-    split_tokens,
     start_mlsm,
 )
 from tests.conftest import PLUGIN, Pipeline, failing_mlsm, mlsm
@@ -50,7 +45,7 @@ def test_dictionary_says_how_to_make_it_again(pipeline: Pipeline, tmp_path: Path
     meta = meta_of(learn(pipeline, tmp_path / "made", "--lambda", 0.1, "--seed", 5))
     chosen = {
         **{"layer": 2, "lambda": 0.1, "n_atoms": 16, "dim": 32, "tokens": 600, "iterations": 5, "batch_size": 50},
-        **{"seed": 5, "frequency_pruning": "none", "fp16": False, "batch_tokens": 8192},
+        **{"seed": 5, "fp16": False, "batch_tokens": 8192},
         "blocks": {"tokens_per_sample": 64, "sample_break_mode": "complete"},
     }
     assert {name: meta[name] for name in chosen} == chosen
@@ -60,58 +55,6 @@ def test_dictionary_says_how_to_make_it_again(pipeline: Pipeline, tmp_path: Path
     assert meta["threads"] >= 1
     assert 0 < meta["health"]["reconstruction_error"] < 1
     assert meta["mlsm_plugin"]
-
-
-@pytest.fixture(scope="module")
-def few_words(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """The shared run with a small training split, to be sampled as a whole."""
-    data = copy_without_codes(pipeline.data_bin, tmp_path_factory.mktemp("few_words") / "data-bin")
-    for suffix in ("idx", "bin"):
-        shutil.copy(data / f"valid.{suffix}", data / f"train.{suffix}")
-    return replace(pipeline, data_bin=data)
-
-
-def word_frequencies(data: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Occurrences and relative frequencies of every symbol; those of special symbols are not sampled."""
-    counts = np.bincount(np.concatenate(split_tokens(data, "train")))
-    frequencies = counts / counts.sum()
-    counts[:3] = 0  # <s>, <pad>, </s>
-    return counts, frequencies
-
-
-def test_drop_keeps_only_rare_words(few_words: Pipeline, tmp_path: Path) -> None:
-    threshold = 1e-3
-    counts, frequencies = word_frequencies(few_words.data_bin)
-    rare = int(counts[frequencies < threshold].sum())
-    assert 20 <= rare < 2_000
-    options = ("--frequency-pruning", "drop", "--pruning-threshold", threshold, "--tokens", 10**6, "--atoms", 8)
-    meta = meta_of(learn(few_words, tmp_path / "rare", *options))
-    assert meta["tokens"] == rare
-    assert (meta["frequency_pruning"], meta["pruning_threshold"]) == ("drop", threshold)
-
-
-def test_subsample_thins_out_frequent_words_by_the_published_probability(few_words: Pipeline, tmp_path: Path) -> None:
-    threshold = 1e-4
-    counts, frequencies = word_frequencies(few_words.data_bin)
-    keep = np.sqrt(threshold / np.maximum(frequencies, threshold))
-    expected, deviation = (counts * keep).sum(), np.sqrt((counts * keep * (1 - keep)).sum())
-    options = ("--frequency-pruning", "subsample", "--pruning-threshold", threshold, "--tokens", 10**6, "--atoms", 8)
-    meta = meta_of(learn(few_words, tmp_path / "thinned", *options))
-    assert abs(meta["tokens"] - expected) < 5 * deviation
-    assert meta["tokens"] < counts.sum() / 3
-
-
-def test_threshold_that_leaves_no_word_is_one_line(
-    few_words: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = failing_mlsm(
-        *(capsys, "dictionary", few_words.data_bin, "--auxiliary", few_words.auxiliary, "--layer", 2),
-        *("--output", tmp_path / "none", *FEW, *BLOCKS),
-        *("--frequency-pruning", "drop", "--pruning-threshold", 1e-9),
-    )
-    assert "no token is left" in line
-    assert "--pruning-threshold" in line
-    assert not (tmp_path / "none").exists()
 
 
 def test_dictionary_is_replaced_only_when_told_so(
@@ -203,7 +146,7 @@ def test_more_atoms_than_hidden_states_is_one_line(
     ("option", "value"),
     [
         *((option, 0) for option in ("--atoms", "--tokens", "--iterations", "--batch-size")),
-        *((option, -1) for option in ("--lambda", "--threads", "--seed", "--pruning-threshold")),
+        *((option, -1) for option in ("--lambda", "--threads", "--seed")),
         *(("--lambda", "nan"), ("--tokens-per-sample", 1), ("--layer", 3), ("--tokens-per-sample", 65)),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.auxiliary import sae_learning
+from mlsm_plugin.auxiliary import coder_learning
 from mlsm_plugin.cli.dictionary import choose_defaults
 from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.hub import from_pretrained
@@ -80,7 +80,7 @@ def test_stopped_training_is_resumed_to_the_same_bytes(
     tiny: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     learn(tiny, tmp_path / "whole")
-    monkeypatch.setattr(sae_learning, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(coder_learning, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     update, done = SaeTrainer.update, []
 
     def stop_after_13(trainer: SaeTrainer, rows: torch.Tensor) -> object:
@@ -94,7 +94,7 @@ def test_stopped_training_is_resumed_to_the_same_bytes(
         patch.setattr(SaeTrainer, "update", stop_after_13)
         with pytest.raises((KeyboardInterrupt, AssertionError, SystemExit)):
             mlsm(*made)
-    checkpoint = tmp_path / "made" / sae_learning.CHECKPOINT_FILE
+    checkpoint = tmp_path / "made" / coder_learning.CHECKPOINT_FILE
     assert [path.name for path in (tmp_path / "made").iterdir()] == [checkpoint.name]
     assert "seed is 1 there and 3 now" in failing_mlsm(capsys, *made, "--seed", 3)
     whole = checkpoint.read_bytes()

@@ -13,8 +13,8 @@ from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.sparse_coding import lasso
 from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 from tests.cli.coding_runs import (
     SHARDS,
     contents,
@@ -148,7 +148,7 @@ def succeed(*runs: Any) -> list[str]:
 def test_two_processes_at_the_same_time_write_the_bytes_of_one(
     pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
 ) -> None:
-    words = encode_words(pipeline, data_bin, *SHARDS, "--num-shards", 2, "--shard-index")
+    words = encode_words(pipeline, data_bin, *SHARDS, "--num-processes", 2, "--process-index")
     outputs = succeed(start_mlsm(*words, 0), start_mlsm(*words, 1))
     assert contents(data_bin / "valid.codes") == uninterrupted
     assert all(int(re.search(r"(\d+) tokens coded", output).group(1)) > 1000 for output in outputs)
@@ -190,7 +190,7 @@ def test_processes_one_after_the_other_in_any_order(pipeline: Pipeline, tmp_path
         data = copy_without_codes(pipeline.data_bin, tmp_path / f"data-{len(order)}")
         for rank in order:
             assert not (data / "valid.codes" / "meta.json").exists()
-            flags = () if rank is None else ("--shard-index", rank, "--num-shards", 3)
+            flags = () if rank is None else ("--process-index", rank, "--num-processes", 3)
             mlsm(*encode_words(pipeline, data, *SHARDS, "--coverage", 0.2, *flags))
         stores.append(contents(data / "valid.codes"))
     assert stores[0] == stores[1]
@@ -232,11 +232,11 @@ def test_gpu_of_a_process() -> None:
 @pytest.mark.parametrize(
     ("flags", "variables", "message"),
     [
-        (("--shard-index", 0), {}, "--shard-index needs --num-shards as well"),
-        (("--num-shards", 2), {}, "--num-shards needs --shard-index as well"),
-        (("--shard-index", 2, "--num-shards", 2), {}, "--shard-index must be one of 0 to 1 with --num-shards 2, got 2"),
-        (("--shard-index", -1, "--num-shards", 2), {}, "--shard-index must be one of 0 to 1"),
-        (("--shard-index", 0, "--num-shards", 0), {}, "--num-shards must be at least 1, got 0"),
+        (("--process-index", 0), {}, "--process-index and --num-processes belong together"),
+        (("--num-processes", 2), {}, "--process-index and --num-processes belong together"),
+        (("--process-index", 2, "--num-processes", 2), {}, "--process-index must be one of 0 to 1 with --num-processes 2, got 2"),
+        (("--process-index", -1, "--num-processes", 2), {}, "--process-index must be one of 0 to 1"),
+        (("--process-index", 0, "--num-processes", 0), {}, "--num-processes must be at least 1, got 0"),
         ((), {"RANK": "x", "WORLD_SIZE": "2"}, "the environment variable RANK must be a number, got 'x'"),
     ],
 )

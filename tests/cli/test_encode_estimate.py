@@ -53,7 +53,7 @@ def test_estimate_counts_processes_and_warns_of_the_disk(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 1000, 1000))
-    flags = ("--shard-tokens", 400, "--num-shards", 3, "--shard-index")
+    flags = ("--shard-tokens", 400, "--num-processes", 3, "--process-index")
     mlsm(*encode_words(pipeline, data_bin, "--estimate", *flags, 0))
     output = capsys.readouterr()
     assert "with 3 processes" in output.out

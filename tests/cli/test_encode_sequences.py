@@ -55,9 +55,9 @@ def test_codes_are_stored_and_found_complete(made: CodedModel, tmp_path: Path, c
 def test_shares_of_the_work_and_options(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
     more = ("--coverage", 0.4, "--seed", 3, "--latent-top", 3)
     mlsm(*made.words(tmp_path / "one", *more))
-    mlsm(*made.words(tmp_path / "two", *more, "--shard-index", 1, "--num-shards", 2))
+    mlsm(*made.words(tmp_path / "two", *more, "--process-index", 1, "--num-processes", 2))
     assert "process 1 of 2 is done" in capsys.readouterr().out
-    mlsm(*made.words(tmp_path / "two", *more, "--shard-index", 0, "--num-shards", 2))
+    mlsm(*made.words(tmp_path / "two", *more, "--process-index", 0, "--num-processes", 2))
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     meta = CodeStore(tmp_path / "one").meta
     assert (meta["coverage"], meta["coverage_seed"], meta["latent_top"]) == (0.4, 3, 3)

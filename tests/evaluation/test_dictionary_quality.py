@@ -21,10 +21,10 @@ from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import open_masked_lm
 from mlsm_plugin.hidden_states.sources import open_encoder
-from mlsm_plugin.sparse_coding.coverage import covered_positions
 from mlsm_plugin.sparse_coding.quality import reconstruction_quality
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 from tests.sparse_coding.sae_weights import random_weights
 from tests.tiny_models import TinyData
 

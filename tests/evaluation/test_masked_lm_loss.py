@@ -14,7 +14,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE, evaluate_masked_lm
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import NoMaskedLmError
-from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 from tests.tiny_models import TinyData, save_untrained_npm
 
 BLOCKS = BlockSettings(24, "none")

@@ -1,15 +1,15 @@
-"""What coding knows of any text, on a text of lists: batches, hidden states in order, counts, samples."""
+"""What coding knows of any text, on a text of lists: batches, hidden states in order, samples."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks, batches_of, hidden_states_of
-from mlsm_plugin.hidden_states.samples import sample_hidden_states, type_counts
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
 
 PAD, BOS, SPECIAL = 0, 1, 3
@@ -19,7 +19,7 @@ Lists = st.lists(st.lists(st.integers(2, 9), min_size=1, max_size=6), min_size=1
 class ListBlocks(TokenBlocks):
     """Lists of ids; with ``bos``, each begins with an id that has no position."""
 
-    pad, num_symbols = PAD, 10
+    pad = PAD
 
     def __init__(self, rows: list[list[int]], *, bos: bool) -> None:
         self.rows, self.bos = rows, bos
@@ -63,16 +63,19 @@ def test_hidden_states_are_in_the_order_of_the_text(rows: list[list[int]], bos: 
     for tokens, places in batches_of(blocks, pad=PAD, max_tokens=max_tokens):
         assert tokens.shape == places.shape
         assert len(tokens) == 1 or tokens.numel() <= max_tokens
-    assert type_counts(text).tolist() == [flat.count(symbol) for symbol in range(10)]
 
 
 @given(Lists.filter(lambda rows: any(token > SPECIAL for row in rows for token in row)), st.booleans())
 def test_samples_and_streams_hold_content_only(rows: list[list[int]], bos: bool) -> None:
     text = ListBlocks(rows, bos=bos)
     wanted = sorted(token for row in rows for token in row if token > SPECIAL)
-    sample = sample_hidden_states(text, Squares(), num_tokens=100, max_batch_tokens=20)
-    ids = (sample[:, 1] / sample[:, 0]).round().astype(int)  # rows have unit norm
-    assert sorted(ids.tolist()) == wanted
     stream = HiddenStateStream(text, Squares(), batch_size=len(wanted), max_batch_tokens=20)
+    assert sorted(stream.sample(100)[:, 0].int().tolist()) == wanted
     batch = next(stream.batches())
     assert sorted(batch[:, 0].int().tolist()) == wanted
+
+
+def test_nothing_is_learned_from_special_tokens() -> None:
+    stream = HiddenStateStream(ListBlocks([[2, 3]], bos=True), Squares(), batch_size=1, max_batch_tokens=20)
+    with pytest.raises(ValueError, match="the text holds no tokens but special ones"):
+        stream.sample(5)

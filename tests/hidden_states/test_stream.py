@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.hidden_states.samples import type_counts
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from tests.tiny_models import TinyData
 
@@ -82,18 +81,16 @@ def test_a_split_smaller_than_a_batch_is_one_batch(reader: BlockReader, encoder:
     assert not torch.equal(*batches)
 
 
-def test_pruning_keeps_rare_words(reader: BlockReader, encoder: FairseqEncoder) -> None:
-    counts = type_counts(reader)
-    rare = counts[counts / counts.sum() < 2e-3]
-    options = {"frequency_pruning": "drop", "pruning_threshold": 2e-3}
-    (batch,) = islice(stream(reader, encoder, batch_size=10**6, **options).batches(), 1)
-    assert len(batch) == rare.sum() > 20
-    options = {"frequency_pruning": "subsample", "pruning_threshold": 1e-3, "batch_size": 10**6}
-    sizes = [len(batch) for batch in islice(stream(reader, encoder, **options).batches(), 2)]
-    assert sizes[0] != sizes[1]
-    assert all(0 < size < len(everything(reader, encoder)) for size in sizes)
-    with pytest.raises(ValueError, match="no token is left"):
-        next(stream(reader, encoder, frequency_pruning="drop", pruning_threshold=1e-9).batches())
+def test_a_sample_is_drawn_from_the_whole_text_once(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    whole = everything(reader, encoder)
+    found = stream(reader, encoder).sample(10**9)
+    assert found.shape == whole.shape
+    order = [np.lexsort(np.round(rows.numpy(), 4).T) for rows in (found, whole)]
+    np.testing.assert_allclose(found[order[0]], whole[order[1]], atol=2e-3)
+    first, again, other = (stream(reader, encoder, seed=seed).sample(300, device="cpu") for seed in (3, 3, 4))
+    assert first.shape == (300, 32)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def threads_of_streams() -> list[str]:

@@ -16,7 +16,7 @@ from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.huggingface.coding import encode_sequences, estimate_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.coverage import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from tests.conftest import mlsm
 from tests.huggingface.coded_model import LAYER, CodedModel, coded_model, files_of, settings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.sparse_coding import chosen_latents
-from mlsm_plugin.sparse_coding.chosen_latents import ChosenLatents, largest, largest_of_all
+from mlsm_plugin.sparse_coding import sparse_autoencoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import ChosenLatents, largest, largest_of_all
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,7 +35,7 @@ def test_largest_values_of_each_row(rows: int, width: int, k: int, dtype: torch.
 def test_long_rows_are_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(0))
     grouped = largest(values, 42)[1].sort(1).values
-    monkeypatch.setattr(chosen_latents, "FEWEST_GROUPED", 10**9)
+    monkeypatch.setattr(sparse_autoencoder, "FEWEST_GROUPED", 10**9)
     assert torch.equal(grouped, largest(values, 42)[1].sort(1).values)
 
 
@@ -69,7 +69,7 @@ def test_products_are_those_of_the_dense_matrix(dense: bool, dtype: torch.dtype)
 def test_products_do_not_make_other_warnings_appear_again() -> None:
     code = """
 import warnings, torch
-from mlsm_plugin.sparse_coding.chosen_latents import ChosenLatents
+from mlsm_plugin.sparse_coding.sparse_autoencoder import ChosenLatents
 def product():
     latents = ChosenLatents(torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1]), (2, 3))
     return latents.times(torch.ones(3), torch.ones(3, 4)).sum().item()

@@ -291,7 +291,7 @@ def test_shard_that_another_process_replaces_during_the_seal_does_no_harm(tmp_pa
     assert (store / "meta.json").read_bytes() == sealed
 
 
-# ---- coders without gaps, the order of the keys--------------------------------
+# ---- coders without gaps, and the order of the keys --------------------------------------------------------
 
 
 def test_coded_tokens_are_counted_without_gaps(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlsm_plugin.sparse_coding.thread_counts import torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.sparse_coding.formats.npy_matrix import read_npy_matrix
+from mlsm_plugin.sparse_coding.formats.any_format import read_npy_matrix
 
 ATOMS = np.random.default_rng(0).normal(size=(12, 5))
 UNIT = ATOMS / np.sqrt((ATOMS**2).sum(axis=1, keepdims=True))
