@@ -11,7 +11,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
-from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 
 LATENT_TARGET_CHOICES = ChoiceEnum(list(LATENT_LOSSES))
 

@@ -8,7 +8,7 @@ from typing import Any
 _MODULE_OF = {
     "Adaptation": "huggingface.adaptation",
     "CodingSettings": "auxiliary.split_coder",
-    "Contrast": "huggingface.collators",
+    "Contrast": "losses.token_contrastive",
     "LatentSemanticCollator": "huggingface.collators",
     "LatentSemanticModel": "huggingface.latent_semantic_model",
     "LearningSettings": "auxiliary.coder_learning",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.losses.token_contrastive import Contrast, sample_pairs
 from mlsm_plugin.sparse_coding.code_selection import strongest_of_padded
 from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
@@ -237,32 +237,6 @@ class LatentSemanticCollator(MaskedLmCollator):
         return codes
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """What the tokens of a batch are compared with (Fu et al., 2022).
-
-    Attributes:
-        positive_window: W; a positive is less than W tokens from its anchor.
-        negatives: K; number of tokens of other sequences that each anchor is compared with.
-        anchors: tokens that are anchors: ``all``, ``masked`` or ``unmasked``.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    positive_window: int = 5
-    negatives: int = 50
-    anchors: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.positive_window < 2:
-            raise ValueError(f"positive_window must be at least 2, got {self.positive_window}")
-        if self.negatives < 1:
-            raise ValueError(f"negatives must be at least 1, got {self.negatives}")
-        if self.anchors not in ("all", "masked", "unmasked"):
-            raise ValueError(f"anchors must be all, masked or unmasked, got {self.anchors}")
-
-
 class TokenContrastiveCollator(MaskedLmCollator):
     """Masks sequences, and draws a positive and negatives for each anchor of the batch.
 
@@ -280,7 +254,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
 
         Returns:
             what :class:`MaskedLmCollator` gives, and ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and
-            ``negative`` (B, T, K) int64, as :func:`~mlsm_plugin.losses.token_pairs.sample_pairs` draws them.
+            ``negative`` (B, T, K) int64, as :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
         """
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
@@ -295,7 +269,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
             num_negatives=self.contrast.negatives,
             generator=generator,
         )
-        anchors = {"all": content, "masked": content & masked, "unmasked": content & ~masked}[self.contrast.anchors]
+        anchors = self.contrast.anchors_in(content, masked)
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 
 

@@ -14,7 +14,7 @@ from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.masked_lms import head_of, initialize, open_masked_lm
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
-from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
-from mlsm_plugin.losses.similarity import SIMILARITIES
-from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked
+from mlsm_plugin.losses.span_contrastive import (
+    NO_KEY,
+    check_similarity,
+    found_spans,
+    span_batch_terms,
+    span_ngrams,
+    stacked,
+)
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 
@@ -41,10 +47,7 @@ class SpanContrastiveModel(PretrainingModel):
 
     def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
-        if similarity not in SIMILARITIES:
-            raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
-        if temperature is not None and not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_similarity(similarity, temperature)
         self.similarity, self.temperature = similarity, temperature
 
     def forward(
@@ -64,7 +67,7 @@ class SpanContrastiveModel(PretrainingModel):
         Args:
             input_ids, attention_mask: ``(S, T')`` the masked sequences; alone, they get the stock forward pass.
             context_ids: ``(S, T)`` the sequences without masks, from which the tokens are retrieved.
-            spans: as of :func:`~mlsm_plugin.losses.span_batches.span_batch_terms`, and the ``start`` of each span.
+            spans: as of :func:`~mlsm_plugin.losses.span_contrastive.span_batch_terms`, and the ``start`` of each span.
             special: ids that cannot be retrieved, ``(k,)``; the first is that of padding.
             labels: ``(G, most)`` 1 for each span of each group, in their order, then
                 :data:`~mlsm_plugin.huggingface.collators.IGNORED`; None: all spans are of one group.

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.masked_lms import head_of
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
-from mlsm_plugin.losses.token_contrastive import contrastive_terms, usable_anchors
+from mlsm_plugin.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
 
 
 class TokenContrastiveModel(PretrainingModel):
@@ -32,10 +32,7 @@ class TokenContrastiveModel(PretrainingModel):
 
     def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
-        if contrastive_weight < 0:
-            raise ValueError(f"contrastive_weight must not be negative, got {contrastive_weight}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_contrast_weight(contrastive_weight, temperature)
         self.contrastive_weight, self.temperature = contrastive_weight, temperature
 
     def forward(

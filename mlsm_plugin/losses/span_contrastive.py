@@ -8,47 +8,54 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlsm_plugin.losses.similarity import SIMILARITIES, default_temperature, similarities
-
+SIMILARITIES = ("inner", "l2")
+NO_KEY = -1
 # maximum number of scores that are computed at once
 CHUNK_ENTRIES = 1 << 22
 CHUNK_ENTRIES_GPU = 1 << 26
 
 
-def span_contrastive_loss(
-    queries: Tensor,
-    keys: Tensor,
-    positives: Tensor,
-    candidates: Tensor,
-    *,
-    similarity: str = "inner",
-    temperature: float | None = None,
-) -> Tensor:
-    """The sum over queries of -log(sum over positives of exp(score) / sum over candidates of exp(score)).
-
-    The score of a query and a key is their inner product, or their negative squared distance, divided by the
-    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept.
+def similarities(queries: Tensor, keys: Tensor, similarity: str) -> Tensor:
+    """The scores of all pairs: ``inner`` products, or negative squared ``l2`` distances.
 
     Args:
-        queries: ``(n, d)``, any floating dtype.
-        keys: ``(m, d)``.
-        positives: ``(n, m)`` bool; only positives that are candidates count. A query without positives contributes 0.
-        candidates: ``(n, m)`` bool.
-        similarity: ``inner`` or ``l2``.
-        temperature: a positive number; None: sqrt(d).
+        queries: ``(n, d)``.
+        keys: ``(m, d)``, with the same dtype.
+        similarity: one of :data:`SIMILARITIES`.
 
     Returns:
-        float32 scalar (float64 for float64 queries), in nats.
-
-    Raises:
-        ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
-
-    Reference:
-        Min et al., "Nonparametric Masked Language Modeling", 2022.
+        ``(n, m)``; more similar pairs have larger scores.
     """
-    return span_contrastive_terms(
-        queries, keys, positives, candidates, similarity=similarity, temperature=temperature
-    ).loss
+    products = queries @ keys.T
+    if similarity == "inner":
+        return products
+    return products.mul_(2).sub_(queries.square().sum(dim=1)[:, None]).sub_(keys.square().sum(dim=1))
+
+
+def check_similarity(similarity: str, temperature: float | None) -> None:
+    """Raise ValueError if an option of the similarity is out of range."""
+    if similarity not in SIMILARITIES:
+        raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
+    if temperature is not None and not temperature > 0:
+        raise ValueError(f"similarity temperature must be positive, got {temperature}")
+
+
+def default_temperature(dim: int) -> float:
+    """The default temperature, by which scores are divided: the square root of the width ``dim``."""
+    return math.sqrt(dim)
+
+
+def similarity_of(cfg: Any) -> str:
+    """The similarity with which a model was trained, from the whole configuration in its checkpoint.
+
+    It is ``inner`` if the criterion does not have this option.
+    """
+    return str(getattr(cfg.criterion, "similarity", None) or "inner")
+
+
+def temperature_of(cfg: Any, dim: int) -> float:
+    """The temperature with which a model of width ``dim`` was trained; ``cfg`` is as in :func:`similarity_of`."""
+    return getattr(cfg.criterion, "similarity_temperature", None) or default_temperature(dim)
 
 
 class SpanTerms(NamedTuple):
@@ -74,7 +81,28 @@ def span_contrastive_terms(
     similarity: str = "inner",
     temperature: float | None = None,
 ) -> SpanTerms:
-    """Compute :func:`span_contrastive_loss`, and what is logged with it."""
+    """The sum over queries of -log(sum over positives of exp(score) / sum over candidates of exp(score)).
+
+    The score of a query and a key is their inner product, or their negative squared distance, divided by the
+    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept.
+
+    Args:
+        queries: ``(n, d)``, any floating dtype.
+        keys: ``(m, d)``.
+        positives: ``(n, m)`` bool; only positives that are candidates count. A query without positives contributes 0.
+        candidates: ``(n, m)`` bool.
+        similarity: ``inner`` or ``l2``.
+        temperature: a positive number; None: sqrt(d).
+
+    Returns:
+        the loss in nats, in float32 (float64 for float64 queries), and what is logged with it.
+
+    Raises:
+        ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
+
+    Reference:
+        Min et al., "Nonparametric Masked Language Modeling", 2022.
+    """
     expected = (len(queries), len(keys))
     if queries.dim() != 2 or keys.dim() != 2 or queries.size(1) != keys.size(1):
         raise ValueError(f"expected queries (n, d) and keys (m, d), got {tuple(queries.shape)} and {tuple(keys.shape)}")
@@ -82,11 +110,8 @@ def span_contrastive_terms(
         raise ValueError(
             f"expected positives and candidates {expected}, got {tuple(positives.shape)} and {tuple(candidates.shape)}"
         )
-    if similarity not in SIMILARITIES:
-        raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
+    check_similarity(similarity, temperature)
     temperature = default_temperature(queries.size(1)) if temperature is None else temperature
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be positive, got {temperature}")
     with torch.autocast(queries.device.type, enabled=False):  # --amp would round the scores
         return SpanTerms(*_SpanLoss.apply(queries, keys, positives, candidates, similarity, temperature))
 
@@ -174,3 +199,82 @@ def occurrences(tokens: Tensor, ngrams: Tensor, lengths: Tensor) -> tuple[Tensor
         begins[rows, :, :room] = match
         ends[rows, :, length - 1 :] = match
     return begins, ends
+
+
+def span_batch_terms(
+    features: Tensor,
+    keys: Tensor,
+    tokens: Tensor,
+    spans: dict[str, Tensor],
+    ngrams: Tensor,
+    *,
+    first: int = 0,
+    single: bool = False,
+    similarity: str = "inner",
+    temperature: float | None = None,
+) -> dict[str, SpanTerms]:
+    """The loss of the starts of the spans and, unless ``single``, of their ends.
+
+    Args:
+        features: ``(B, T', d)`` hidden states of the masked sequences.
+        keys: ``(m, d)`` hidden states of the tokens that can be retrieved.
+        tokens: ``(S, T)`` ids of the sequences with the keys, in the same order; :data:`NO_KEY` where there is none.
+        spans: ``(n,)`` each: the ``sequence`` of a span, ``query_start`` and ``query_end``, the places of its masks in
+            the masked sequence, and its ``length``.
+        ngrams: ``(n, L)`` ids of each span; those after its length do not count.
+        first: number among the ``S`` sequences of the first of the ``B``.
+        single: a span is one token with one mask.
+        similarity, temperature: as of :func:`span_contrastive_terms`.
+
+    Returns:
+        the terms by name, ``start`` and ``end``.
+    """
+    column = (tokens != NO_KEY).flatten()
+    sequence_of_key = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.size(1))[column]
+    candidates = sequence_of_key != (spans["sequence"] + first)[:, None]  # (n, m)
+    places = dict(zip(("start", "end"), occurrences(tokens, ngrams, spans["length"]), strict=True))
+    if single:
+        del places["end"]
+    terms = {}
+    for name, found in places.items():
+        queries = features[spans["sequence"], spans[f"query_{name}"]]
+        positives = found.flatten(1)[:, column]
+        terms[name] = span_contrastive_terms(
+            queries, keys, positives, candidates, similarity=similarity, temperature=temperature
+        )
+    return terms
+
+
+def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
+    """The ids of each span, ``(n, longest)``; ids after its length do not count.
+
+    Args:
+        context: ``(B, T)`` ids without masks.
+        spans: the ``sequence``, ``start`` and ``length`` of each span in it, ``(n,)``.
+    """
+    lengths = spans["length"]
+    if len(lengths) == 0:
+        return context.new_zeros(0, 1)
+    offsets = torch.arange(int(lengths.max()), device=context.device)
+    places = (spans["start"][:, None] + offsets).clamp(max=context.size(1) - 1)
+    return context[spans["sequence"][:, None], places]
+
+
+def without_spans(spans: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``spans`` with none left."""
+    return {name: values[:0] for name, values in spans.items()}
+
+
+def stacked(masked: Tensor, context: Tensor, pad: int) -> Tensor:
+    """Both batches of ids ``(B, T')`` and ``(B, T)`` below each other, right-padded, for one forward pass."""
+    width = max(masked.size(1), context.size(1))
+    both = masked.new_full((2 * len(masked), width), pad)
+    both[: len(masked), : masked.size(1)] = masked
+    both[len(masked) :, : context.size(1)] = context
+    return both
+
+
+def found_spans(terms: dict[str, SpanTerms]) -> dict[str, Any]:
+    """How many spans were retrieved: ``num_starts_found``, ``num_ends_found`` if there are ends, ``num_found``."""
+    counts = {f"num_{name}s_found": term.found.sum() for name, term in terms.items()}
+    return {**counts, "num_found": torch.stack([term.found for term in terms.values()]).all(dim=0).sum()}

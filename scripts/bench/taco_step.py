@@ -74,8 +74,7 @@ from torch import Tensor
 
 from mlsm_plugin.criterions import token_contrastive
 from mlsm_plugin.criterions.token_contrastive import TokenContrastiveConfig, TokenContrastiveCriterion
-from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms, sample_pairs
 
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
 TINY_FLAGS = (

@@ -10,7 +10,7 @@ from fairseq import tasks
 from fairseq.logging import metrics
 
 from mlsm_plugin.criterions.latent_semantic_kl import LatentSemanticKlCriterion
-from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl, strongest_atom_cross_entropy
+from mlsm_plugin.losses.latent_semantic import latent_semantic_kl, strongest_atom_cross_entropy
 from tests.tiny_run import INFERENCE_COPY, batches, seeded_model, training_config
 
 LOSSES = [latent_semantic_kl, strongest_atom_cross_entropy]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlsm_plugin.losses.latent_semantic_terms import check_weights, latent_semantic_terms
+from mlsm_plugin.losses.latent_semantic import check_weights, latent_semantic_terms
 
 
 def masked_tokens(*, empty: int = 0) -> dict[str, Any]:

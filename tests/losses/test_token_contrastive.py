@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlsm_plugin.losses.token_contrastive import contrastive_terms, token_contrastive_loss
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.losses.token_contrastive import contrastive_terms, sample_pairs
 
 NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
 
@@ -211,7 +210,7 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype, scale: float)
     positive, negative = sample_pairs(valid, window=3, num_negatives=5, generator=generator())
     expected = oracle(semantics, valid, positive, negative, 0.07)["loss"]
     semantics.requires_grad_()
-    loss = token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07)
+    loss = contrastive_terms(semantics, valid, positive, negative, temperature=0.07).loss
     loss.backward()
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
@@ -224,13 +223,13 @@ def test_vectors_of_any_length_give_finite_gradients_and_autocast_rounds_nothing
     positive, negative = sample_pairs(valid, window=3, num_negatives=5, generator=generator())
     for scale in (0.0, 1e-40, 1e-20, 1e-9, 1e-7, 1e15):
         semantics = (torch.randn(3, 6, 8, generator=generator()) * scale).requires_grad_()
-        loss = token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07)
+        loss = contrastive_terms(semantics, valid, positive, negative, temperature=0.07).loss
         loss.backward()
         assert bool(loss.isfinite())
         assert bool(semantics.grad.isfinite().all())
         assert bool((semantics.grad == 0).all()) == (scale < 1e-8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(loss, token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07))
+        assert torch.equal(loss, contrastive_terms(semantics, valid, positive, negative, temperature=0.07).loss)
 
 
 def test_no_tensor_of_all_keys_is_made() -> None:
@@ -246,7 +245,7 @@ def test_no_tensor_of_all_keys_is_made() -> None:
     positive, negative = sample_pairs(valid, window=5, num_negatives=50, generator=generator())
     semantics = torch.randn(4, 64, 32, requires_grad=True)
     with Recorder():
-        token_contrastive_loss(semantics, valid, positive, negative, temperature=0.07).backward()
+        contrastive_terms(semantics, valid, positive, negative, temperature=0.07).loss.backward()
     assert max(sizes) < 4 * 64 * 51 * 32 / 10
 
 
@@ -254,7 +253,7 @@ def test_shapes_that_do_not_belong_together_are_named() -> None:
     valid = torch.ones(2, 3, dtype=torch.bool)
     positive, negative = sample_pairs(valid, window=5, num_negatives=4, generator=generator())
     with pytest.raises(ValueError, match=r"expected semantics \(B, T, d\).*got \(2, 4, 5\), \(2, 3\)"):
-        token_contrastive_loss(torch.zeros(2, 4, 5), valid, positive, negative, temperature=1.0)
+        contrastive_terms(torch.zeros(2, 4, 5), valid, positive, negative, temperature=1.0)
 
 
 # ---- the criterion ---------------------------------------------------------------------------------------

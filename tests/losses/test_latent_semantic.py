@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl, strongest_atom_cross_entropy
+from mlsm_plugin.losses.latent_semantic import latent_semantic_kl, strongest_atom_cross_entropy
 
 LOSSES = [latent_semantic_kl, strongest_atom_cross_entropy]
 
