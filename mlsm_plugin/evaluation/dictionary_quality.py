@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, chunks_of, masked_batches
+from mlsm_plugin.evaluation.masked_batches import MaskedBatch, chunks_of, masked_batches
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm
