@@ -143,9 +143,9 @@ class TokenContrastiveCriterion(FairseqCriterion):
             "mlm_loss": mlm.detach(),
             "contrastive_loss": terms.loss.detach(),
             "weighted_contrastive_loss": weight * terms.loss.detach(),
-            "num_correct": terms.num_correct,
-            "positive_cosine": terms.positive_cosine,
-            "negative_cosine": terms.negative_cosine,
+            "num_correct": terms.correct.sum(),
+            "positive_cosine": terms.positive_cosine.double().sum().float(),
+            "negative_cosine": terms.negative_cosine.double().sum().float(),
         }
         return loss, num_masked, logging_output
 

@@ -20,23 +20,21 @@ from mlsm_plugin.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, Standing, recorded_in
 from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.library_encoder import check_vocabulary, positions_of, supported_config
-from mlsm_plugin.huggingface.coding import encode_sequences
+from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, positions_of, supported_config
+from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
     LatentSemanticCollator,
     MaskedLmCollator,
     Masking,
+    SpanGroupsCollator,
     TokenContrastiveCollator,
 )
-from mlsm_plugin.huggingface.dictionaries import learn_from_sequences
+from mlsm_plugin.huggingface.contrastive_models import SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.masked_lm_model import MaskedLmModel
-from mlsm_plugin.huggingface.masked_lms import open_masked_lm
-from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
-from mlsm_plugin.huggingface.span_contrastive_model import SpanContrastiveModel
-from mlsm_plugin.huggingface.span_groups import SpanGroups, SpanGroupsCollator
+from mlsm_plugin.huggingface.masked_lm_heads import stock_masked_lm
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
-from mlsm_plugin.huggingface.token_contrastive_model import TokenContrastiveModel
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, make_trainer, save_trained, train
 from mlsm_plugin.sparse_coding.code_selection import CodeSelection
@@ -49,6 +47,7 @@ WITH_CODES = ("mlsm", "mlsm+mlm")
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 FEWEST_FOR_SPANS = 2  # sequences; npm finds spans in others
+Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 ADVICE = "Pass these settings again, or choose another --output"
 
 
@@ -99,16 +98,6 @@ class Adaptation:
         return self.auxiliary or self.model
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What the training reads."""
-
-    train: TokenSequences
-    valid: TokenSequences
-    tokenizer: Any
-    max_length: int
-
-
 def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
     """Tokenize, learn and code where the objective needs it, train, and write ``model`` in the output folder.
 
@@ -126,7 +115,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
     output = Path(settings.output)
     processes = _processes(output, share.count)
     tokenizer, length = _check(settings)
-    folder = PlannedFolder(output, {**_plan(settings, length), **processes}, advice=ADVICE)
+    folder = PlannedFolder(output, {**_plan(settings, length), "processes": processes}, advice=ADVICE)
     with only_writer(output) if share.index == 0 else nullcontext():
         folder.check()
         if folder.is_sealed:
@@ -137,14 +126,14 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
             new = folder.standing() is Standing.ABSENT
             folder.begin()
             try:
-                prepared = _prepared(settings, tokenizer, length, share, anew=new)
+                texts = _prepared(settings, length, share, anew=new)
             except ValueError:
                 if new:
                     folder.forget()  # so that the corrected command is not refused
                 raise
         if settings.objective in WITH_CODES:
-            _code(settings, prepared, share)
-        figures = _train(settings, prepared, share)
+            _code(settings, texts, share)
+        figures = _train(settings, texts, tokenizer, share)
         if share.index == 0:
             folder.seal({**folder.plan, "figures": figures})
     return figures
@@ -174,7 +163,7 @@ def _check(settings: Adaptation) -> tuple[Any, int]:
     limit = min([positions_of(config), *([_positions(settings.auxiliary)] if settings.auxiliary else [])])
     if length > limit:
         raise ValueError(f"--max-length {length} is more than the {limit} positions of the model")
-    open_masked_lm(source)  # last, as it takes longest; the training opens it again
+    stock_masked_lm(source)  # last, as it takes longest; the training opens it again
     return tokenizer, length
 
 
@@ -215,22 +204,19 @@ def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
     return plan
 
 
-def _processes(output: Path, count: int) -> dict[str, int]:
-    """The number of processes for the plan, since it decides batches and updates; a folder without it is resumed, too.
+def _processes(output: Path, count: int) -> int:
+    """The number of processes for the plan, since it decides batches and updates; any number may read what is finished.
 
     Raises:
         ValueError: the folder was begun by another number of processes, and is not finished.
     """
-    there = recorded_in(output, "processes")
-    if there is not None and PlannedFolder(output, {}, advice=ADVICE).is_sealed:
-        return {"processes": there}
-    if there not in (None, count):
+    there = recorded_in(output, "processes") or count
+    if there != count and not PlannedFolder(output, {}).is_sealed:
         raise ValueError(
             f"the number of processes is {there} in {output} and {count} now; start {there} (several: with torchrun "
             "--nproc-per-node), or choose another --output"
         )
-    begun_before_it_was_recorded = there is None and recorded_in(output, "objective") is not None
-    return {} if begun_before_it_was_recorded else {"processes": count}
+    return there
 
 
 def _fingerprint(model: str) -> str:
@@ -238,8 +224,8 @@ def _fingerprint(model: str) -> str:
     return sha256_of_files(folder / "config.json", *weight_files(folder))
 
 
-def _prepared(settings: Adaptation, tokenizer: Any, length: int, share: WorkShare, *, anew: bool) -> Prepared:
-    """The sequences to train and to evaluate on, and the dictionary; ``anew`` replaces what another plan has made."""
+def _prepared(settings: Adaptation, length: int, share: WorkShare, *, anew: bool) -> Texts:
+    """Make the sequences and the dictionary; ``anew`` replaces what another plan has made."""
     output = Path(settings.output)
 
     def sequences(texts: Sequence[str], name: str) -> TokenSequences:
@@ -261,23 +247,18 @@ def _prepared(settings: Adaptation, tokenizer: Any, length: int, share: WorkShar
                 "text, or text to evaluate on with --valid"
             )
         train, valid = text.part(0, len(text) - held_out), text.part(len(text) - held_out, len(text))
-    if settings.objective == "npm":
-        _check_spans(train, "--text")
-        _check_spans(valid, "--valid")
+    for option, part in (("--text", train), ("--valid", valid)):
+        if settings.objective == "npm" and len(part) < FEWEST_FOR_SPANS:
+            raise ValueError(
+                f"the text of {option} is only {len(part)} sequence, and npm finds spans in other sequences; pass "
+                "more text, or a smaller --max-length"
+            )
     if settings.objective in WITH_CODES:
         learn_from_sequences(
             *(train, settings.coded_model),
             output=output / "dictionary", settings=_learning(settings), device=_device(settings, share), overwrite=anew,
         )  # fmt: skip
-    return Prepared(train, valid, tokenizer, length)
-
-
-def _check_spans(sequences: TokenSequences, option: str) -> None:
-    if len(sequences) < FEWEST_FOR_SPANS:
-        raise ValueError(
-            f"the text of {option} is only {len(sequences)} sequence, and npm finds spans in other sequences; pass "
-            "more text, or a smaller --max-length"
-        )
+    return train, valid
 
 
 def _device(settings: Adaptation, share: WorkShare) -> str | None:
@@ -285,7 +266,7 @@ def _device(settings: Adaptation, share: WorkShare) -> str | None:
     return "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
 
 
-def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:
+def _code(settings: Adaptation, texts: Texts, share: WorkShare) -> None:
     """Code both parts of the text, each rank its share."""
     output, learning = Path(settings.output), _learning(settings)
     coder = load_coder(output / "dictionary")
@@ -296,7 +277,7 @@ def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:
         batch_tokens=learning.batch_tokens,
         selection=CodeSelection(settings.latent_top),
     )
-    for name, sequences in (("train", prepared.train), ("valid", prepared.valid)):
+    for name, sequences in zip(("train", "valid"), texts, strict=True):
         for _ in range(2):  # the second time, the shards of the other ranks are there
             encode_sequences(
                 *(sequences, settings.coded_model),
@@ -308,9 +289,9 @@ def _code(settings: Adaptation, prepared: Prepared, share: WorkShare) -> None:
             torch.distributed.barrier()
 
 
-def _train(settings: Adaptation, prepared: Prepared, share: WorkShare) -> dict[str, dict[str, float]]:
+def _train(settings: Adaptation, texts: Texts, tokenizer: Any, share: WorkShare) -> dict[str, dict[str, float]]:
     output = Path(settings.output)
-    model, datasets, collator = _parts_of(settings, prepared)
+    model, datasets, collator = _parts_of(settings, texts, tokenizer)
     updates = settings.training.updates
     if settings.epochs is not None:
         updates = settings.training.updates_of_epochs(settings.epochs, len(datasets[0]), share.count)
@@ -322,7 +303,7 @@ def _train(settings: Adaptation, prepared: Prepared, share: WorkShare) -> dict[s
             write_json(before, {name.removeprefix("eval_"): value for name, value in figures.items()})
     after = train(trainer)
     if share.index == 0:
-        save_trained(trainer, prepared.tokenizer, output / "model")
+        save_trained(trainer, tokenizer, output / "model")
     return {"before": _losses(read_json(before)) if share.index == 0 else {}, "after": _losses(after)}
 
 
@@ -331,26 +312,25 @@ def _losses(figures: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if name.endswith(("_loss", "kl", "accuracy"))}
 
 
-def _parts_of(settings: Adaptation, prepared: Prepared) -> tuple[Any, tuple[Any, Any], Any]:
+def _parts_of(settings: Adaptation, texts: Texts, tokenizer: Any) -> tuple[Any, tuple[Any, Any], Any]:
     """The model, what it is trained and evaluated on, and what makes its batches."""
-    both = prepared.train, prepared.valid
-    stock = open_masked_lm(settings.model)
+    stock = stock_masked_lm(settings.model)
     if settings.objective == "npm":
         rules = SpanRules(mask_prob=settings.masking.mask_prob)
         collator = SpanGroupsCollator(
-            *(prepared.tokenizer,), max_length=_positions(settings.model), rules=rules, seed=settings.masking.seed
+            tokenizer, max_length=_positions(settings.model), rules=rules, seed=settings.masking.seed
         )
-        return SpanContrastiveModel.of(stock), (SpanGroups(both[0]), SpanGroups(both[1])), collator
+        return SpanContrastiveModel.of(stock), (SpanGroups(texts[0]), SpanGroups(texts[1])), collator
     if settings.objective in WITH_CODES:
         codes = (Path(settings.output) / f"{name}.codes" for name in ("train", "valid"))
-        train, valid = (PretrainingSequences(*pair) for pair in zip(both, codes, strict=True))
+        train, valid = (PretrainingSequences(*pair) for pair in zip(texts, codes, strict=True))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.training.seed)
             model = LatentSemanticModel.of(
                 stock, num_atoms=train.num_atoms, mlm_weight=float(settings.objective == "mlsm+mlm")
             )
-        return model, (train, valid), LatentSemanticCollator(prepared.tokenizer, settings.masking)
-    plain = PretrainingSequences(both[0]), PretrainingSequences(both[1])
+        return model, (train, valid), LatentSemanticCollator(tokenizer, settings.masking)
+    plain = PretrainingSequences(texts[0]), PretrainingSequences(texts[1])
     if settings.objective == "taco":
-        return TokenContrastiveModel.of(stock), plain, TokenContrastiveCollator(prepared.tokenizer, settings.masking)
-    return MaskedLmModel.of(stock), plain, MaskedLmCollator(prepared.tokenizer, settings.masking)
+        return TokenContrastiveModel.of(stock), plain, TokenContrastiveCollator(tokenizer, settings.masking)
+    return MaskedLmModel.of(stock), plain, MaskedLmCollator(tokenizer, settings.masking)

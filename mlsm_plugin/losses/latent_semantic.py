@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor:
-    """The sum of KL(target || softmax(logits)) over masked tokens, with sparse targets.
+    """KL(target || softmax(logits)) of each masked token, with sparse targets.
 
     The target of row i gives atom ``atoms[i, j]`` the probability ``weights[i, j] / sum_j weights[i, j]``, and is never
     made dense. A row without positive weights contributes 0 and gets a gradient of 0.
@@ -22,7 +22,7 @@ def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor
         weights: ``(n, m)``, not negative; padding is ignored.
 
     Returns:
-        float32 scalar, in nats.
+        ``(n,)`` float32, in nats.
 
     Raises:
         ValueError: the shapes do not fit together.
@@ -33,8 +33,8 @@ def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor
     """
     _check_shapes(logits, atoms, weights)
     target, coded = _normalized_targets(atoms, weights)
-    divergence: Tensor = _SparseKl.apply(logits, atoms.clamp(min=0).long(), target, coded)
-    return divergence
+    divergences: Tensor = _SparseKl.apply(logits, atoms.clamp(min=0).long(), target, coded)
+    return divergences
 
 
 class _SparseKl(torch.autograd.Function):
@@ -42,7 +42,7 @@ class _SparseKl(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, atoms: Tensor, target: Tensor, coded: Tensor) -> Tensor:
-        """The sum of the divergences of the rows that are coded."""
+        """The divergence of each row, 0 for one that is not coded."""
         log_probability = logits.log_softmax(dim=1, dtype=torch.float32)
         # KL(t || p) = sum_j t_j log t_j - sum_j t_j log p_j
         negative_entropy = torch.special.xlogy(target, target).sum(dim=1)  # (n,)
@@ -51,27 +51,24 @@ class _SparseKl(torch.autograd.Function):
             gradient = log_probability.exp_().scatter_add_(1, atoms, -target)
             ctx.save_for_backward(gradient.masked_fill_(~coded[:, None], 0.0))
             ctx.dtype = logits.dtype
-        return divergence.masked_fill(~coded, 0.0).sum()
+        return divergence.masked_fill(~coded, 0.0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None]:
         """Scale the gradient that the forward pass computed."""
         (gradient,) = ctx.saved_tensors
-        return (gradient * scale).to(ctx.dtype), None, None, None
+        return (gradient * scale[:, None]).to(ctx.dtype), None, None, None
 
 
 def strongest_atom_cross_entropy(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor:
-    """The summed cross entropy with the strongest atom of each row as the target: float32 scalar, in nats.
-
-    Args and errors are those of :func:`latent_semantic_kl`.
-    """
+    """The cross entropy with the strongest atom of each row as the target; otherwise as :func:`latent_semantic_kl`."""
     _check_shapes(logits, atoms, weights)
     target, coded = _normalized_targets(atoms, weights)
     if atoms.size(1) == 0:
-        return logits.float().sum() * 0.0
+        return logits.float().sum(dim=1) * 0.0
     strongest = atoms.gather(1, target.argmax(dim=1, keepdim=True)).squeeze(1).long()
-    return F.cross_entropy(logits.float(), strongest.masked_fill(~coded, -1), ignore_index=-1, reduction="sum")
+    return F.cross_entropy(logits.float(), strongest.masked_fill(~coded, -1), ignore_index=-1, reduction="none")
 
 
 def _check_shapes(logits: Tensor, atoms: Tensor, weights: Tensor) -> None:
@@ -97,23 +94,20 @@ LATENT_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class LatentSemanticTerms(NamedTuple):
-    """Sums over the masked tokens of a batch; only the loss has a gradient.
+    """The loss of a batch of n masked tokens, and what is logged with it; only the loss has a gradient.
 
     Attributes:
-        loss: ``latent_weight`` x KL + ``mlm_weight`` x MLM, float32 scalar; to be divided by ``sample_size``.
+        loss: ``latent_weight`` x KL + ``mlm_weight`` x MLM, summed, float32 scalar; to be divided by ``sample_size``.
         sample_size: masked tokens that have a code; all masked tokens if ``latent_weight`` is 0.
-        num_masked: masked tokens.
-        latent, num_coded, num_nonzeros: the latent loss in nats, the masked tokens that have a code, and the atoms in
-            their codes; None if ``latent_weight`` is 0.
-        mlm: the cross entropy in nats; None if ``mlm_weight`` is 0.
+        latent, nonzeros: ``(n,)`` each, the latent loss in nats, and the atoms in the code; None if ``latent_weight``
+            is 0.
+        mlm: ``(n,)``, the cross entropy in nats; None if ``mlm_weight`` is 0.
     """
 
     loss: Tensor
     sample_size: Any
-    num_masked: Any
     latent: Tensor | None
-    num_coded: Tensor | None
-    num_nonzeros: Tensor | None
+    nonzeros: Tensor | None
     mlm: Tensor | None
 
 
@@ -151,29 +145,21 @@ def latent_semantic_terms(
         latent_target: a key of :data:`LATENT_LOSSES`.
         zero: a zero to begin with, which gives idle parameters a gradient of zeros.
     """
-    num_masked = targets.new_tensor(len(targets))
+    num_masked = sample_size = targets.new_tensor(len(targets))
     loss = torch.zeros((), device=targets.device) if zero is None else zero
-    sample_size = num_masked
-    latent = num_coded = num_nonzeros = mlm = None
+    latent = nonzeros = mlm = None
     if latent_weight > 0:
         assert codes is not None
         assert atom_logits is not None
         latent = LATENT_LOSSES[latent_target](atom_logits, codes["atoms"], codes["weights"])
         nonzeros = codes["weights"].gt(0).sum(dim=1)
-        sample_size = num_coded = nonzeros.gt(0).sum()
-        num_nonzeros = nonzeros.sum()
-        loss = loss + latent_weight * latent
+        sample_size = nonzeros.gt(0).sum()
+        loss = loss + latent_weight * latent.sum()
+        latent = latent.detach()
     if mlm_weight > 0:
         assert token_logits is not None
-        mlm = F.cross_entropy(token_logits.float(), targets, reduction="sum")
-        scale = mlm_weight if num_coded is None else mlm_weight * num_coded / num_masked.clamp(min=1)
-        loss = loss + scale * mlm
-    return LatentSemanticTerms(
-        loss=loss,
-        sample_size=sample_size,
-        num_masked=num_masked,
-        latent=None if latent is None else latent.detach(),
-        num_coded=num_coded,
-        num_nonzeros=num_nonzeros,
-        mlm=None if mlm is None else mlm.detach(),
-    )
+        mlm = F.cross_entropy(token_logits.float(), targets, reduction="none")
+        scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / num_masked.clamp(min=1)
+        loss = loss + scale * mlm.sum()
+        mlm = mlm.detach()
+    return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm)

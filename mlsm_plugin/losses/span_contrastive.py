@@ -63,11 +63,13 @@ class SpanTerms(NamedTuple):
 
     Attributes:
         loss: summed loss, float32 scalar with gradient.
+        losses: ``(n,)`` that of each query, 0 without positives.
         found: ``(n,)`` bool, whether the best candidate of a query is a positive.
         counted: ``(n,)`` bool, whether a query has positives.
     """
 
     loss: Tensor
+    losses: Tensor
     found: Tensor
     counted: Tensor
 
@@ -128,13 +130,14 @@ class _SpanLoss(torch.autograd.Function):
         candidates: Tensor,
         similarity: str,
         temperature: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the loss, ``found`` and ``counted`` (see :class:`SpanTerms`)."""
+    ) -> tuple[Tensor, ...]:
+        """Compute the parts of :class:`SpanTerms`."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         q, k = queries.detach().to(dtype), keys.detach().to(dtype)
         with_gradient = any(ctx.needs_input_grad[:2])
         q_gradient, k_gradient = torch.zeros_like(q), torch.zeros_like(k)
         total = q.new_zeros((), dtype=torch.float64)
+        losses = q.new_zeros(len(q))
         found = torch.zeros(len(q), dtype=torch.bool, device=q.device)
         counted = torch.zeros_like(found)
         entries = CHUNK_ENTRIES if q.device.type == "cpu" else CHUNK_ENTRIES_GPU
@@ -146,7 +149,8 @@ class _SpanLoss(torch.autograd.Function):
             scores = similarities(q[rows], k, similarity).div_(temperature).masked_fill_(~candidates[rows], -math.inf)
             of_positives = scores.masked_fill(~positive, -math.inf)
             all_sum, positive_sum = scores.logsumexp(dim=1), of_positives.logsumexp(dim=1)
-            total += (all_sum - positive_sum)[has].sum()
+            losses[rows][has] = (all_sum - positive_sum)[has]
+            total += losses[rows][has].sum()
             counted[rows] = has
             if len(k):
                 found[rows] = positive.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1) & has
@@ -162,8 +166,8 @@ class _SpanLoss(torch.autograd.Function):
                     k_gradient += 2 * (pull.T @ q[rows] - pull.sum(dim=0)[:, None] * k)
         ctx.save_for_backward(q_gradient, k_gradient)
         ctx.dtypes = (queries.dtype, keys.dtype)
-        ctx.mark_non_differentiable(found, counted)
-        return total.to(dtype), found, counted
+        ctx.mark_non_differentiable(losses, found, counted)
+        return total.to(dtype), losses, found, counted
 
     @staticmethod
     @torch.autograd.function.once_differentiable

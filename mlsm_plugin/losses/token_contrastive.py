@@ -140,17 +140,19 @@ def _draw_others(
 
 
 class ContrastiveTerms(NamedTuple):
-    """Sums over the anchors, float32 scalars; only the loss has a gradient.
+    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient.
 
     Attributes:
-        loss: InfoNCE, in nats.
-        num_correct: number of anchors whose positive is nearer than all negatives.
+        loss: InfoNCE in nats, summed, float32 scalar with gradient.
+        losses: that of each anchor.
+        correct: whether its positive is nearer than all negatives, bool.
         positive_cosine: cosine of an anchor and its positive.
         negative_cosine: mean cosine of an anchor and its negatives.
     """
 
     loss: Tensor
-    num_correct: Tensor
+    losses: Tensor
+    correct: Tensor
     positive_cosine: Tensor
     negative_cosine: Tensor
 
@@ -243,26 +245,20 @@ class _InfoNce(torch.autograd.Function):
         anchor = own[chosen]  # (a, d)
         cosine = _cosines(anchor, keys, candidates)  # (a, 1 + K)
         logits = (cosine - cosine[:, :1]) / temperature
-        normalizer = logits.logsumexp(dim=1)  # equals the loss, as the positive's logit is 0
-        sums = (
-            normalizer.double().sum(),
-            (cosine[:, 0] > cosine[:, 1:].amax(dim=1)).double().sum(),
-            cosine[:, 0].double().sum(),
-            cosine[:, 1:].mean(dim=1).double().sum(),
-        )
+        losses = logits.logsumexp(dim=1)  # as the positive's logit is 0
+        correct = cosine[:, 0] > cosine[:, 1:].amax(dim=1)
+        of_anchors = losses, correct, cosine[:, 0].clone(), cosine[:, 1:].mean(dim=1)
         if gradient is not None:
-            probability = (logits - normalizer[:, None]).exp()
+            probability = (logits - losses[:, None]).exp()
             probability[:, 0] -= 1
             # gradient of the unit vectors
             pull = F.embedding_bag(candidates, keys, per_sample_weights=probability, mode="sum") / temperature
             gradient[chosen] = pull - (pull * anchor).sum(dim=1, keepdim=True) * anchor
-        if gradient is not None:
             gradient /= _norms(semantics.detach().to(gradient.dtype))  # 0 for vectors that count as zero
             ctx.save_for_backward(gradient)
         ctx.dtype = semantics.dtype
-        terms = tuple(term.to(own.dtype) for term in sums)
-        ctx.mark_non_differentiable(*terms[1:])
-        return terms
+        ctx.mark_non_differentiable(*of_anchors)
+        return losses.double().sum().to(own.dtype), *of_anchors
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 # position of a token that has no row in the code store, such as a prepended BOS or padding
 NO_POSITION = -1
+
+
+def recorded_coverage(meta: Mapping[str, Any], directory: str | os.PathLike[str]) -> tuple[float, int]:
+    """The share of the positions that a code store covers, and its seed, from its ``meta.json``.
+
+    Raises:
+        ValueError: the share is below 1, and its seed is missing.
+    """
+    coverage, seed = float(meta.get("coverage", 1.0)), meta.get("coverage_seed")
+    if coverage < 1 and seed is None:
+        raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
+    return coverage, int(seed or 0)
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:

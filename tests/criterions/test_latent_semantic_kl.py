@@ -109,7 +109,8 @@ def test_loss_is_the_weighted_sum_of_its_parts(run, model, weights):
     batch = run.batch
     masked = batch["target"].ne(run.task.source_dictionary.pad())
     logits, extra = model(batch["net_input"]["src_tokens"], project_atoms=True)
-    kl = latent_semantic_kl(extra["atom_logits"][masked], batch["codes"]["atoms"], batch["codes"]["weights"]).item()
+    kl = latent_semantic_kl(extra["atom_logits"][masked], batch["codes"]["atoms"], batch["codes"]["weights"])
+    kl = kl.sum().item()
     mlm = torch.nn.functional.cross_entropy(logits[masked], batch["target"][masked], reduction="sum").item()
     num_masked, num_coded = masked.sum().item(), batch["codes"]["weights"].gt(0).any(dim=1).sum().item()
     assert 0 < num_coded < num_masked  # special tokens have no code
