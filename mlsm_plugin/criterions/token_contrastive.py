@@ -29,7 +29,6 @@ from mlsm_plugin.losses.token_contrastive import (
     sample_pairs,
     sample_pairs_in_pool,
     unit_rows,
-    usable_anchors,
 )
 
 logger = logging.getLogger(__name__)
@@ -128,8 +127,9 @@ class TokenContrastiveCriterion(FairseqCriterion):
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left; do not draw from it
             valid = torch.zeros_like(valid)
         weight = self.cfg.contrastive_weight
-        terms, num_anchors = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
+        terms = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
         num_masked = masked.sum()
+        num_anchors = num_masked.new_tensor(len(terms.losses))
         scale: Any = num_masked.clamp(min=1) / num_anchors.clamp(min=1)
         if model.training and self._anchor_scale is not None:
             scale = self._anchor_scale
@@ -149,10 +149,8 @@ class TokenContrastiveCriterion(FairseqCriterion):
         }
         return loss, num_masked, logging_output
 
-    def _contrast(
-        self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]
-    ) -> tuple[ContrastiveTerms, Tensor]:
-        """The loss terms of a batch, and the number of its anchors."""
+    def _contrast(self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]) -> ContrastiveTerms:
+        """The loss terms of a batch."""
         cfg, generator = self.cfg, self._generator(sample, semantics.device)
         anchors = self.contrast.anchors_in(valid, masked)
         how: Any = {"window": cfg.positive_window, "num_negatives": cfg.negatives, "generator": generator}
@@ -169,8 +167,7 @@ class TokenContrastiveCriterion(FairseqCriterion):
                 "use a larger --batch-size or --max-tokens%s",
                 "" if cfg.negatives_across_ranks else ", or --negatives-across-ranks",
             )
-        terms = contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
-        return terms, usable_anchors(anchors, positive, negative).sum()
+        return contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
 
     def _generator(self, sample: dict[str, Any], device: torch.device) -> torch.Generator:
         """A generator that depends only on the seed, the update (in validation: not on the update) and the batch."""

@@ -54,7 +54,6 @@ class LibraryEncoder:
         pad: the library's id of padding.
         layer, num_layers: which hidden state, and the layers of the whole model.
         max_tokens: longest sample in tokens, special tokens included.
-        num_embeddings: all ids are smaller than this.
         dim: width of the hidden states.
         device: device of the model.
 
@@ -78,8 +77,7 @@ class LibraryEncoder:
         check_layer(layer, self.num_layers, folder)
         self.tokenizer = tokenizer or HuggingFaceTokenizer(folder)
         self.pad = self.tokenizer.pad_id
-        self.num_embeddings = int(config.vocab_size)
-        check_vocabulary(self.tokenizer, self.num_embeddings, folder)
+        check_vocabulary(self.tokenizer, int(config.vocab_size), folder)
         self.max_tokens = positions_of(config)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
