@@ -165,15 +165,14 @@ def collect(args: argparse.Namespace) -> None:
     if args.corpus and args.corpus.resolve() in (train.resolve(), valid.resolve()):
         raise ValueError(f"--corpus {args.corpus} would be overwritten; choose another --output")
 
-    def write(_: Sequence[str]) -> int:
+    def write() -> None:
         max_bytes = int(args.max_megabytes * 1e6)
         documents = documents_of_file(args.corpus) if args.corpus else documents_of_packages(packages, max_bytes)
         write_split(documents, train, valid)
-        return 0
 
     args.output.mkdir(parents=True, exist_ok=True)
     record = StepRecord(args.output / "corpus.json")
-    record.run(Step("corpus", ["collect_corpus", *settings], inputs, [train, valid]), write)
+    record.run(Step("corpus", write, {"settings": settings}, inputs, [train, valid]))
     print(record.table())
 
 

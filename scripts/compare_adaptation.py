@@ -35,13 +35,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from comparison.linear_probe import probe_accuracy
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
-from mlsm_plugin.evaluation.linear_probe import probe_accuracy
 from mlsm_plugin.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
 from mlsm_plugin.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.files.output_lock import hold_lock

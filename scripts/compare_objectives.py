@@ -26,7 +26,7 @@ from comparison.report import OF_A_FOLDER, write_report
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF, Row
 
 from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
-from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.output_lock import hold_lock
 from mlsm_plugin.files.planned_folder import PlannedFolder

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from comparison.masked_lm_loss import frequent_types
 from torch import Tensor
 
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, chunks_of, frequent_types, masked_batches
+from mlsm_plugin.evaluation.masked_batches import MaskedBatch, chunks_of, masked_batches
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
 

@@ -124,8 +124,8 @@ STEPS = [
     Step("encode-spams", "dictionary", "mlsm encode {teacher} --dictionary dictionary --solver spams --output spams "
          "--coverage {slow}", CODED, TOKENS),
     Step("encode-sae", "sae", "mlsm encode {teacher} --dictionary sae --output codes --fp16", CODED, TOKENS),
-    Step("encode-two", "sae", "mlsm encode {teacher} --dictionary sae --output two --shard-tokens 4096 --num-processes 2 "
-         "--process-index {copy}", r"two/train.codes: (\d+) tokens", "tokens", copies=2),
+    Step("encode-two", "sae", "mlsm encode {teacher} --dictionary sae --output two --shard-tokens 4096 "
+         "--num-processes 2 --process-index {copy}", r"two/train.codes: (\d+) tokens", "tokens", copies=2),
     Step("mlsm-stored-bf16", "encode-active_set", "{mlsm} {bf16} --save-dir mlsm-stored-bf16", SPEED, TOKENS),
     Step("mlsm-stored-fp16", "encode-active_set", "{mlsm} {fp16} --save-dir mlsm-stored-fp16", SPEED, TOKENS, True),
     Step("mlsm-sae-bf16", "encode-sae", "{mlsm} {bf16} --latent-codes codes --save-dir mlsm-sae-bf16", SPEED, TOKENS),

@@ -20,7 +20,7 @@ from typing import Any
 from comparison.report import BASE, OF_A_FOLDER, page, write_report
 from comparison.rows import ROWS
 
-from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.files.atomic_files import read_json
 
 SHARED = (

@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from comparison.masked_lm_loss import frequent_types
+
 from mlsm_plugin import hub
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.evaluation.masked_lm_loss import frequent_types
 from mlsm_plugin.files.atomic_files import write_json
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.masked_lms import why_untrained

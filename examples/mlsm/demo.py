@@ -96,17 +96,17 @@ def make_everything(args: argparse.Namespace, output: Path) -> None:
         *("--log-format", "simple", "--log-interval", "50", "--no-epoch-checkpoints"),
     ]
     codes = [data_bin / f"{split}.codes" / "meta.json" for split in ("train", "valid")]
-    StepRecord(output / "steps.json").run(Step("train", train, codes, [model]), run)
+    step = Step("train", lambda: run(train), {"command": train}, codes, [model])
+    StepRecord(output / "steps.json").run(step)
     run([sys.executable, "-m", "mlsm_plugin.cli.main", "inspect", str(data_bin), "--output", f"{output}/report.html"])
 
 
-def run(command: Sequence[str]) -> int:
+def run(command: Sequence[str]) -> None:
     """Print a command as a user would type it, and run it; raises CalledProcessError if it fails."""
     spoken = {"mlsm_plugin.cli.main": "mlsm", "fairseq_cli.train": "fairseq-train"}
     shown = [spoken[command[2]], *command[3:]] if command[1] == "-m" else ["python", *command[1:]]
     print(f"\n$ {shlex.join(shown)}", flush=True)
     subprocess.run(command, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
-    return 0
 
 
 def show_what_came_out(output: Path) -> None:

@@ -12,6 +12,8 @@ from mlsm_plugin.cli.settings_flags import Depends, Parser, add_settings, settin
 from mlsm_plugin.hidden_states.blocks import BlockSettings
 
 OF_THE_DICTIONARY = "what the dictionary was learned with"
+# the fields of LearningSettings that the commands of a whole chain have
+OF_LEARNING = ("coder", "atoms", "lambda_", "iterations", "k", "matryoshka", "tokens", "seed")
 OF_THE_MODEL = "what the model can take, at most 512"
 
 

@@ -99,8 +99,7 @@ Work = tuple[str, "Callable[[], CodingEstimate]", "Callable[[], CodingFigures]"]
 
 def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Work]:
     """The name of each split of fairseq's dataset, what estimates its cost, and what codes it."""
-    from mlsm_plugin.auxiliary.corpus_coding import estimate_split
-    from mlsm_plugin.auxiliary.corpus_coding import encode_split
+    from mlsm_plugin.auxiliary.corpus_coding import encode_split, estimate_split
 
     options = {**options, "auxiliary": args.auxiliary}
     for split in args.splits or ["train", "valid"]:

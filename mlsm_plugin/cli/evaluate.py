@@ -113,7 +113,7 @@ def _loss(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The figures of the loss, or None and why there are none."""
     from mlsm_plugin.evaluation.dictionary_quality import evaluate_loss
-    from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
+    from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
     from mlsm_plugin.hidden_states.masked_lms import NoMaskedLmError, open_masked_lm
 
     try:

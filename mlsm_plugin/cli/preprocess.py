@@ -13,6 +13,7 @@ from typing import Any
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
+    OF_LEARNING,
     add_block_options,
     add_texts,
     add_workers,
@@ -33,7 +34,6 @@ from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True
 SPLITS = ("train", "valid", "test")
-OF_LEARNING = ("coder", "atoms", "lambda_", "iterations", "k", "matryoshka", "tokens", "seed")
 NEUTRAL = {"device", "threads", "batch_tokens"}  # how a step computes, and not what
 
 

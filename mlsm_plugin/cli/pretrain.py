@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mlsm_plugin.auxiliary.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
+    OF_LEARNING,
     add_block_options,
     add_run,
     block_flags,
@@ -22,7 +23,6 @@ from mlsm_plugin.cli.coding_options import (
     user_dir_flags,
 )
 from mlsm_plugin.cli.encode import encode_and_report
-from mlsm_plugin.cli.preprocess import OF_LEARNING
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.files.work_share import ALL_OF_IT
 from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun

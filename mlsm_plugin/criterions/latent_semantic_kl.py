@@ -11,7 +11,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
-from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 
 LATENT_TARGET_CHOICES = ChoiceEnum(list(LATENT_LOSSES))
 
@@ -107,14 +107,15 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         logging_output = {
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
-            "num_masked": terms.num_masked,
+            "num_masked": masked.sum(),
             "loss": terms.loss.detach(),
             "sample_size": terms.sample_size,
         }
-        if terms.latent is not None:
-            logging_output.update(latent_loss=terms.latent, num_coded=terms.num_coded, num_nonzeros=terms.num_nonzeros)
+        if terms.latent is not None and terms.nonzeros is not None:
+            coded = {"num_coded": terms.sample_size, "num_nonzeros": terms.nonzeros.sum()}
+            logging_output.update(latent_loss=terms.latent.sum(), **coded)
         if terms.mlm is not None:
-            logging_output["mlm_loss"] = terms.mlm
+            logging_output["mlm_loss"] = terms.mlm.sum()
         return terms.loss, terms.sample_size, logging_output
 
     @staticmethod

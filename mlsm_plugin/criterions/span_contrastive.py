@@ -13,8 +13,16 @@ from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
 from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
-from mlsm_plugin.losses.similarity import SIMILARITIES
-from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked, without_spans
+from mlsm_plugin.losses.span_contrastive import (
+    NO_KEY,
+    SIMILARITIES,
+    check_similarity,
+    found_spans,
+    span_batch_terms,
+    span_ngrams,
+    stacked,
+    without_spans,
+)
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 
@@ -51,8 +59,7 @@ class SpanContrastiveCriterion(FairseqCriterion):
         super().__init__(task)
         if not hasattr(task.cfg, "span_mode"):
             raise ValueError("--criterion span_contrastive needs --task nonparametric_masked_lm, which masks its spans")
-        if cfg.similarity_temperature is not None and not cfg.similarity_temperature > 0:
-            raise ValueError(f"--similarity-temperature must be positive, got {cfg.similarity_temperature}")
+        check_similarity(str(cfg.similarity), cfg.similarity_temperature)
         if cfg.negative_group_size is not None and not cfg.negatives_across_ranks:
             raise ValueError("--negative-group-size needs --negatives-across-ranks")
         self.cfg = cfg

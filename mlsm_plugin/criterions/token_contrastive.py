@@ -19,12 +19,19 @@ from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_known
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
 from mlsm_plugin.fairseq_seams.roberta_parts import recorded_hidden_states
-from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms, unit_rows, usable_anchors
-from mlsm_plugin.losses.token_pairs import NONE, sample_pairs, sample_pairs_in_pool
+from mlsm_plugin.losses.token_contrastive import (
+    ANCHORS,
+    NONE,
+    Contrast,
+    ContrastiveTerms,
+    check_contrast_weight,
+    contrastive_terms,
+    sample_pairs,
+    sample_pairs_in_pool,
+    unit_rows,
+)
 
 logger = logging.getLogger(__name__)
-
-ANCHOR_CHOICES = ChoiceEnum(["all", "unmasked", "masked"])
 
 
 @dataclass
@@ -35,7 +42,7 @@ class TokenContrastiveConfig(FairseqDataclass):
         default=1.0,
         metadata={"help": "weight of the contrastive loss; 0 trains a plain masked LM and only logs the loss"},
     )
-    contrastive_anchors: ANCHOR_CHOICES = field(  # type: ignore[valid-type]
+    contrastive_anchors: ChoiceEnum(ANCHORS) = field(  # type: ignore[valid-type]
         default="all", metadata={"help": "tokens of the masked input that are anchors"}
     )
     positive_window: int = field(
@@ -71,7 +78,8 @@ class TokenContrastiveCriterion(FairseqCriterion):
             raise ValueError(
                 "--criterion token_contrastive needs --task taco, which announces all batches of an update"
             )
-        _check_options(cfg)
+        check_contrast_weight(cfg.contrastive_weight, cfg.temperature)
+        self.contrast = Contrast(cfg.positive_window, cfg.negatives, str(cfg.contrastive_anchors))
         self.cfg = cfg
         self.dictionary = task.source_dictionary
         self._update_num = 0
@@ -99,7 +107,7 @@ class TokenContrastiveCriterion(FairseqCriterion):
         if not batch:
             return torch.zeros(3, dtype=torch.float64)
         valid, masked = self._valid_and_masked(batch)
-        may_be_anchor = self._anchors(valid, masked) & (valid.sum(dim=1, keepdim=True) > 1)
+        may_be_anchor = self.contrast.anchors_in(valid, masked) & (valid.sum(dim=1, keepdim=True) > 1)
         return torch.stack([masked.sum(), may_be_anchor.sum(), valid.any(dim=1).sum()]).double()
 
     def _valid_and_masked(self, sample: Any) -> tuple[Tensor, Tensor]:
@@ -107,10 +115,6 @@ class TokenContrastiveCriterion(FairseqCriterion):
         masked = sample["target"].ne(self.padding_idx)
         original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
         return is_known(original, self.dictionary), masked
-
-    def _anchors(self, valid: Tensor, masked: Tensor) -> Tensor:
-        which = str(self.cfg.contrastive_anchors)
-        return {"all": valid, "masked": valid & masked, "unmasked": valid & ~masked}[which]
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """Compute the loss summed over tokens, the sample size, and the logging output."""
@@ -123,8 +127,9 @@ class TokenContrastiveCriterion(FairseqCriterion):
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left; do not draw from it
             valid = torch.zeros_like(valid)
         weight = self.cfg.contrastive_weight
-        terms, num_anchors = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
+        terms = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
         num_masked = masked.sum()
+        num_anchors = num_masked.new_tensor(len(terms.losses))
         scale: Any = num_masked.clamp(min=1) / num_anchors.clamp(min=1)
         if model.training and self._anchor_scale is not None:
             scale = self._anchor_scale
@@ -138,18 +143,16 @@ class TokenContrastiveCriterion(FairseqCriterion):
             "mlm_loss": mlm.detach(),
             "contrastive_loss": terms.loss.detach(),
             "weighted_contrastive_loss": weight * terms.loss.detach(),
-            "num_correct": terms.num_correct,
-            "positive_cosine": terms.positive_cosine,
-            "negative_cosine": terms.negative_cosine,
+            "num_correct": terms.correct.sum(),
+            "positive_cosine": terms.positive_cosine.double().sum().float(),
+            "negative_cosine": terms.negative_cosine.double().sum().float(),
         }
         return loss, num_masked, logging_output
 
-    def _contrast(
-        self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]
-    ) -> tuple[ContrastiveTerms, Tensor]:
-        """The loss terms of a batch, and the number of its anchors."""
+    def _contrast(self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]) -> ContrastiveTerms:
+        """The loss terms of a batch."""
         cfg, generator = self.cfg, self._generator(sample, semantics.device)
-        anchors = self._anchors(valid, masked)
+        anchors = self.contrast.anchors_in(valid, masked)
         how: Any = {"window": cfg.positive_window, "num_negatives": cfg.negatives, "generator": generator}
         keys = None
         if cfg.negatives_across_ranks:
@@ -164,8 +167,7 @@ class TokenContrastiveCriterion(FairseqCriterion):
                 "use a larger --batch-size or --max-tokens%s",
                 "" if cfg.negatives_across_ranks else ", or --negatives-across-ranks",
             )
-        terms = contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
-        return terms, usable_anchors(anchors, positive, negative).sum()
+        return contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
 
     def _generator(self, sample: dict[str, Any], device: torch.device) -> torch.Generator:
         """A generator that depends only on the seed, the update (in validation: not on the update) and the batch."""
@@ -193,20 +195,6 @@ class TokenContrastiveCriterion(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
-
-
-def _check_options(cfg: TokenContrastiveConfig) -> None:
-    """Raise ValueError if an option is out of range."""
-    if cfg.contrastive_weight < 0:
-        raise ValueError(f"--contrastive-weight must not be negative, got {cfg.contrastive_weight}")
-    if cfg.positive_window < 2:
-        raise ValueError(
-            f"--positive-window must be at least 2, got {cfg.positive_window}: a positive is less than W tokens away"
-        )
-    if cfg.negatives < 1:
-        raise ValueError(f"--negatives must be at least 1, got {cfg.negatives}")
-    if not cfg.temperature > 0:
-        raise ValueError(f"--temperature must be positive, got {cfg.temperature}")
 
 
 def _without_lonely_anchors(counts: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset, Dictionary
 
+from mlsm_plugin.data.masked_share import MaskFates
 from mlsm_plugin.data.token_blocks import is_known
 
 
@@ -23,12 +24,8 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         vocab: the symbols, including ``<mask>``.
         return_masked_tokens: yield targets (the original id of masked tokens, padding elsewhere) instead of inputs.
         seed: seed of the masks, not negative.
-        leave_unmasked_prob: share of the masked tokens that stay unchanged in the input.
-        random_token_prob: share of the masked tokens that become a random symbol instead of ``<mask>``.
+        leave_unmasked_prob, random_token_prob: see :class:`MaskFates`.
         freq_weighted_replacement: draw random symbols in proportion to their counts in ``vocab``.
-
-    Raises:
-        ValueError: the two shares are negative, or together above 1.
     """
 
     def __init__(
@@ -44,17 +41,11 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         freq_weighted_replacement: bool = False,
     ) -> None:
         super().__init__(tokens)
-        if leave_unmasked_prob < 0 or random_token_prob < 0 or leave_unmasked_prob + random_token_prob > 1:
-            raise ValueError(
-                "--leave-unmasked-prob and --random-token-prob must not be negative and together at most 1; "
-                f"got {leave_unmasked_prob} and {random_token_prob}"
-            )
+        self.fates = MaskFates(leave_unmasked_prob, random_token_prob)
         self.probabilities = probabilities
         self.vocab = vocab
         self.return_masked_tokens = return_masked_tokens
         self.seed = seed
-        self.leave_unmasked_prob = leave_unmasked_prob
-        self.random_token_prob = random_token_prob
         weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
         weights[: vocab.nspecial] = 0
         self._cumulative = np.cumsum(weights) / weights.sum()
@@ -97,13 +88,5 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         assert not (ids == self.vocab.index("<mask>")).any(), f"sample {index} already holds <mask>"
         if self.return_masked_tokens:
             return torch.from_numpy(np.where(masked, ids, self.vocab.pad()))
-        return torch.from_numpy(self._input(ids, masked, rng))
-
-    def _input(self, ids: np.ndarray, masked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """``ids`` (T,) with each of the ``masked`` tokens (T,) replaced, kept, or hidden by ``<mask>``."""
-        fate = rng.random(len(ids))
-        replaced = masked & (fate < self.random_token_prob)
-        hidden = masked & (fate >= self.random_token_prob + self.leave_unmasked_prob)
-        result = np.where(hidden, self.vocab.index("<mask>"), ids)
-        result[replaced] = np.searchsorted(self._cumulative, rng.random(int(replaced.sum())), side="right")
-        return result
+        mask = self.vocab.index("<mask>")
+        return torch.from_numpy(self.fates.written(ids, masked, rng, mask=mask, cumulative=self._cumulative))

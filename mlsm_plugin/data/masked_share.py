@@ -1,9 +1,10 @@
-"""Whether as much of a text is masked as was asked for."""
+"""What becomes of masked tokens, and whether as much of a text is masked as was asked for."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,36 @@ logger = logging.getLogger(__name__)
 ENOUGH_TOKENS = 10_000
 MOST_SAMPLES = 1000
 FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too little
+
+
+@dataclass(frozen=True)
+class MaskFates:
+    """BERT's: a masked token stays as it is, becomes a random one, or else ``<mask>``.
+
+    Raises:
+        ValueError: the two shares of the masked tokens are negative, or together above 1.
+    """
+
+    leave_unmasked_prob: float = 0.1
+    random_token_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        shares = self.leave_unmasked_prob, self.random_token_prob
+        if min(shares) < 0 or sum(shares) > 1:
+            raise ValueError(
+                f"leave_unmasked_prob and random_token_prob must not be negative, or together above 1; got {shares}"
+            )
+
+    def written(
+        self, ids: np.ndarray, masked: np.ndarray, rng: np.random.Generator, *, mask: int, cumulative: np.ndarray
+    ) -> np.ndarray:
+        """``ids`` (T,) with the ``masked`` ones (T,) changed; ``cumulative`` (V,) is the distribution of random ids."""
+        fate = rng.random(len(ids))
+        replaced = masked & (fate < self.random_token_prob)
+        hidden = masked & (fate >= self.random_token_prob + self.leave_unmasked_prob)
+        result = np.where(hidden, mask, ids)
+        result[replaced] = np.searchsorted(cumulative, rng.random(int(replaced.sum())), side="right")
+        return result
 
 
 def samples_to_look_at(number: int) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, chunks_of, masked_batches
+from mlsm_plugin.evaluation.masked_batches import MaskedBatch, chunks_of, masked_batches
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.blocks import ModelRun, layer

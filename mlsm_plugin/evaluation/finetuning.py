@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fairseq.data import Dictionary
 from scipy import stats
 
-from mlsm_plugin.evaluation.classification_data import DICTIONARY, check_tokens, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.fairseq_seams import model_options
 from mlsm_plugin.fairseq_seams.checkpoint_states import (
@@ -25,20 +27,23 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
     read_state,
     weights_in,
 )
+from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
-from mlsm_plugin.files.atomic_files import atomic_open, copy_file, link_file, sha256_of_files
+from mlsm_plugin.files.atomic_files import atomic_directory, atomic_open, copy_file, link_file, sha256_of_files
 from mlsm_plugin.files.child_process import start_child
 from mlsm_plugin.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.files.settings import check, option
-from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
+from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub.loading import from_pretrained
-from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import KnownText
+from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
+from mlsm_plugin.tokenization.unknown_tokens import KnownText, UnknownTokens
+
+logger = logging.getLogger(__name__)
 
 PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
@@ -110,8 +115,8 @@ class Finetuning:
             regression=settings.regression, allow_single=settings.allow_single_labels,
         )  # fmt: skip
         folder = checkpoint.parent
-        if not (folder / DICTIONARY).is_file():
-            raise FileNotFoundError(f"{folder} has no {DICTIONARY}; copy it there from the binarized dataset")
+        if not (folder / DICTIONARY_NAME).is_file():
+            raise FileNotFoundError(f"{folder} has no {DICTIONARY_NAME}; copy it there from the binarized dataset")
         bpe_options(folder)  # raises an error that says what is missing
         self.tokenizer = open_tokenizer(folder)
         for texts in self.texts.values():
@@ -131,10 +136,16 @@ class Finetuning:
             ValueError: the folder holds other runs, another process is writing there, or a training fails.
         """
         with only_writer(self.output):
-            return self._run(seeds)
+            folder = self._folder()
+            self._write_data(folder)
+            results = [self._run_seed(seed) for seed in seeds]
+            best = max(results, key=lambda result: result["score"])
+            self._keep(best["seed"])
+            summary = {**summarized(results), "best_seed": best["seed"], "seeds": results}
+            folder.seal(summary)
+        return summary
 
-    def _run(self, seeds: Sequence[int]) -> dict[str, Any]:
-        folder = self._folder()
+    def _write_data(self, folder: PlannedFolder) -> None:
         data = self.output / "data"
         made = [path for path in self.output.glob("seed-*/*") if path.name != LOG]
         if folder.differences() and not made:
@@ -152,12 +163,6 @@ class Finetuning:
                     print(
                         f"{split}: {number} texts are longer than the model's {self.positions} positions; they are cut"
                     )
-        results = [self._run_seed(seed) for seed in seeds]
-        best = max(results, key=lambda result: result["score"])
-        self._keep(best["seed"])
-        summary = {**summarized(results), "best_seed": best["seed"], "seeds": results}
-        folder.seal(summary)
-        return summary
 
     def _folder(self) -> PlannedFolder:
         """The folder of the runs; its plan has the contents of all inputs.
@@ -227,12 +232,9 @@ class Finetuning:
 
     def _complete(self, folder: Path) -> None:
         """Copy what loading needs into the folder of a run's checkpoints."""
-        copies = [("data/input0/" + DICTIONARY, "input0/" + DICTIONARY)]
-        if not self.settings.regression:
-            copies.append(("data/label/" + DICTIONARY, "label/" + DICTIONARY))
-        for source, target in copies:
-            (folder / target).parent.mkdir(exist_ok=True)
-            copy_file(self.output / source, folder / target)
+        for part in ("input0",) if self.settings.regression else ("input0", "label"):
+            (folder / part).mkdir(exist_ok=True)
+            copy_file(self.output / "data" / part / DICTIONARY_NAME, folder / part / DICTIONARY_NAME)
         copy_tokenizer(self.checkpoint.parent, folder)
 
     def _evaluated(self, folder: Path) -> dict[str, Any]:
@@ -310,3 +312,79 @@ def summarized(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         "mean": {name: statistics.fmean(own) for name, own in values.items()},
         "deviation": {name: statistics.stdev(own) if len(own) > 1 else 0.0 for name, own in values.items()},
     }
+
+
+def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer, max_unk_rate: float) -> None:
+    """Check that every text has tokens; warn of unknown ones.
+
+    Raises:
+        ValueError: a text has no token, such as a zero-width space (the message names its line), or more than the share
+            ``max_unk_rate`` of the tokens of all texts is unknown.
+    """
+    found = UnknownTokens()
+    for index, own in enumerate(texts.texts):
+        for text in own:
+            encoded = tokenizer.line_encoder.encode_batch([text])
+            if not len(encoded.ids):
+                raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
+            found.tokens += len(encoded.ids) - 1  # </s>
+            found.unknown += encoded.unknown
+            found.characters.update(encoded.unknown_characters)
+    found.check(str(texts.path), max_unk_rate)
+    if found.unknown:
+        logger.warning(found.describe(str(texts.path)))
+
+
+def write_classification_data(
+    splits: Mapping[str, LabelledTexts], tokenizer: TextTokenizer, output: Path, *, positions: int, regression: bool
+) -> dict[str, int]:
+    """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``.
+
+    Args:
+        splits: texts by split; ``train`` decides which labels exist.
+        tokenizer: the tokenizer of the checkpoint.
+        output: the folder to write; nothing appears there unless everything succeeds.
+        positions: longest sample in tokens, with those that mark its beginning and its ends.
+        regression: labels are numbers, in ``label/<split>.label``.
+
+    Returns:
+        for each split how many samples are longer; training cuts them.
+    """
+    too_long = {}
+    with atomic_directory(output) as folder:
+        inputs = [folder / f"input{i}" for i in range(splits["train"].texts_per_line)]
+        for directory in (*inputs, folder / "label"):
+            directory.mkdir()
+        for name, texts in splits.items():
+            lengths = np.zeros(len(texts), np.int64)
+            for column, directory in enumerate(inputs):
+                builder = StreamingMMapBuilder(str(directory / f"{name}.bin"), len(tokenizer.dictionary))
+                for line, own in enumerate(texts.texts):
+                    ids = tokenizer.ids_of(own[column])
+                    builder.add_sentences(ids, np.array([len(ids)]))
+                    lengths[line] += 1 + len(ids)  # BOS, or the separator
+                builder.finalize(str(directory / f"{name}.idx"))
+            too_long[name] = int((lengths > positions).sum())
+        for directory in inputs:
+            tokenizer.dictionary.save(str(directory / DICTIONARY_NAME))
+        _write_labels(splits, folder / "label", regression=regression)
+    return too_long
+
+
+def _write_labels(splits: Mapping[str, LabelledTexts], folder: Path, *, regression: bool) -> None:
+    if regression:
+        for name, texts in splits.items():
+            (folder / f"{name}.label").write_text("".join(f"{label}\n" for label in texts.labels), encoding="utf-8")
+        return
+    counts = Counter(splits["train"].labels)
+    names = sorted(counts)
+    special = Dictionary().symbols  # a label that is called like one of these gets an id of its own
+    flags = {label: " #fairseq:overwrite" if label in special else "" for label in names}
+    lines = "".join(f"{label} {counts[label]}{flags[label]}\n" for label in names)
+    (folder / DICTIONARY_NAME).write_text(lines, encoding="utf-8")
+    dictionary = Dictionary.load(str(folder / DICTIONARY_NAME))
+    for name, texts in splits.items():
+        builder = StreamingMMapBuilder(str(folder / f"{name}.bin"), len(dictionary))
+        for label in texts.labels:
+            builder.add_sentences(np.array([dictionary.index(label), dictionary.eos()]), np.array([2]))
+        builder.finalize(str(folder / f"{name}.idx"))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
-from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl
+from mlsm_plugin.losses.latent_semantic import latent_semantic_kl
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 
 logger = logging.getLogger(__name__)
@@ -100,5 +100,5 @@ def _batch_sums(hub: MlsmHubInterface, batch: dict, unigram: Tensor) -> Tensor:
     atoms, weights = batch["codes"]["atoms"], batch["codes"]["weights"]
     baseline = unigram.expand(len(atoms), -1)
     count = weights.gt(0).any(dim=1).sum() if weights.size(1) else torch.tensor(0)
-    parts = [latent_semantic_kl(extra["atom_logits"], atoms, weights), latent_semantic_kl(baseline, atoms, weights)]
+    parts = [latent_semantic_kl(logits, atoms, weights).sum() for logits in (extra["atom_logits"], baseline)]
     return torch.stack([*(part.double() for part in parts), count.double()])

@@ -23,14 +23,12 @@ class BlockReader(TokenBlocks):
         settings: how the split is cut into blocks.
 
     Attributes:
-        num_tokens: tokens of the split, special symbols included.
         tokens: the samples, each with its BOS; a sample is a block, or a piece of a block that is too long.
-        starts: flat position of each block's first token, ``(n_blocks,)``, ascending.
-        sizes: number of tokens of each block without BOS, ``(n_blocks,)``.
     """
 
     def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
+        self.pad, self.num_symbols = int(self.dictionary.pad()), len(self.dictionary)
         dataset = load_split(os.path.join(data_bin, split), self.dictionary)
         self._sentences = dataset
         self._sentence_starts = np.cumsum(dataset.sizes, dtype=np.int64) - dataset.sizes
@@ -51,16 +49,10 @@ class BlockReader(TokenBlocks):
             bos=bos,
         )
 
-    @property
-    def pad(self) -> int:
-        """The id of padding."""
-        return int(self.dictionary.pad())
-
     def __len__(self) -> int:
         return len(self.sizes)
 
     def block(self, index: int) -> list[Block]:
-        """Block ``index``, in several pieces if it is longer than ``tokens_per_sample``."""
         return [Block(self.tokens[piece], self._positions[piece]) for piece in self._pieces.pieces_of(index)]
 
     def flat_tokens(self, first: int, last: int) -> np.ndarray:
@@ -76,5 +68,4 @@ class BlockReader(TokenBlocks):
         return np.concatenate(parts)[offset : offset + last - first] if parts else np.zeros(0, np.int64)
 
     def content_mask(self, tokens: Tensor) -> Tensor:
-        """Which of ``tokens`` (any shape) are neither special symbols nor padding; only those are coded."""
         return is_content(tokens, self.dictionary)

@@ -63,18 +63,18 @@ class TokenBlocks(Protocol):
     """A text that is cut into blocks.
 
     Attributes:
+        pad: the id of padding.
+        num_symbols: all ids are smaller than this.
         num_tokens: tokens of the text, special tokens included; also the number of rows of its code store.
         starts: flat position of each block's first token, ``(n_blocks,)``, strictly ascending.
         sizes: number of tokens of each block that have a position, ``(n_blocks,)``.
     """
 
+    pad: int
+    num_symbols: int
     num_tokens: int
     starts: np.ndarray
     sizes: np.ndarray
-
-    @property
-    def pad(self) -> int:
-        """The id of padding."""
 
     def __len__(self) -> int:
         """The number of blocks."""

@@ -30,14 +30,12 @@ KIND = "auxiliary checkpoint"
 
 
 class FairseqEncoder(HiddenStateEncoder):
-    """The layers of a trained encoder up to ``layer``, in eval mode.
+    """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
     Args:
-        name: a fairseq checkpoint of a RoBERTa-like model (``roberta``, ``mlsm_roberta``, ...), or a folder with one.
+        name: a fairseq checkpoint, or a folder with one.
         data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
-        layer: which hidden state.
-        device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
+        layer, device, fp16: as of :class:`HiddenStateEncoder`.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -67,20 +65,11 @@ class FairseqEncoder(HiddenStateEncoder):
         self.dim = int(roberta_parts.token_embeddings(self._encoder).embedding_dim)
 
     def to(self, device: str | torch.device) -> None:
-        """Move the model to ``device``."""
         self.device = torch.device(device)
         placed(self._encoder, self.device, half=self._half)
 
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """Hidden states of a batch.
-
-        Args:
-            tokens: ``(B, T)`` ids, right-padded.
-
-        Returns:
-            ``(B, T, dim)`` float32, on the encoder's device.
-        """
         with half_products(self.device, half=self._half):
             return roberta_parts.last_hidden_states(self._encoder, tokens.to(self.device)).float()
 
@@ -93,11 +82,7 @@ class FairseqEncoder(HiddenStateEncoder):
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
-        """The checkpoint.
-
-        Raises:
-            FileNotFoundError: it does not exist, or it is a folder with several.
-        """
+        """The checkpoint; raises FileNotFoundError if there is none, or several in a folder."""
         return [only_checkpoint(name, KIND)]
 
     @classmethod

@@ -1,26 +1,189 @@
-"""Hidden states of one layer of a Hugging Face encoder, for fairseq's ids."""
+"""Hidden states of one layer of a Hugging Face encoder, for the library's own ids and for fairseq's."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mlsm_plugin.files.hf_files import hf_folder, weight_files
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.hidden_states.library_encoder import (
-    FEWEST_LAYERS,
-    LARGEST_PADDING,
-    POSITIONS_AFTER_PADDING,
-    SUPPORTED,
-    LibraryEncoder,
-    check_vocabulary,
-    load_model,
-    positions_of,
-    supported_config,
+from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, weight_files
+from mlsm_plugin.files.hf_versions import check_read
+from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
+from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+
+# Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
+# positions are numbered from the padding id + 1.
+SUPPORTED = (
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
 )
+POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
+# extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
+LARGEST_PADDING = 1024
+HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
+
+
+class LibraryEncoder:
+    """A BERT- or RoBERTa-like model of Hugging Face's ``transformers``, DeBERTa-v2 (and v3) or ModernBERT.
+
+    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``. Needs no
+    fairseq.
+
+    Args:
+        name: a folder or hub name, with or without ``hf:``.
+        layer: which hidden state.
+        tokenizer: the tokenizer of the model; None: it lies beside the model.
+        device: device of the model; None for the GPU if there is one.
+        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        pad: the library's id of padding.
+        layer, num_layers: which hidden state, and the layers of the whole model.
+        max_tokens: longest sample in tokens, special tokens included.
+        dim: width of the hidden states.
+        device: device of the model.
+
+    Raises:
+        ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does
+            not fit the embeddings, or the layer is out of range.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        layer: int,
+        tokenizer: HuggingFaceTokenizer | None = None,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None:
+        folder = hf_folder(name, weights=True)
+        config = supported_config(folder)
+        self.layer, self.num_layers = layer, int(config.num_hidden_layers)
+        check_layer(layer, self.num_layers, folder)
+        self.tokenizer = tokenizer or HuggingFaceTokenizer(folder)
+        self.pad = self.tokenizer.pad_id
+        check_vocabulary(self.tokenizer, int(config.vocab_size), folder)
+        self.max_tokens = positions_of(config)
+        self.dim = int(config.hidden_size)
+        self.device = default_device(device)
+        self._model = load_model(folder, _first_layers(config, layer)).float().eval()
+        if config.model_type == "modernbert" and layer < self.num_layers:
+            self._model.final_norm = nn.Identity()  # follows the last layer only
+        self._half = fp16
+        self.to(self.device)
+
+    def to(self, device: str | torch.device) -> None:
+        """Move the model to ``device``."""
+        self.device = torch.device(device)
+        placed(self._model, self.device, half=self._half)
+
+    @torch.no_grad()
+    def hidden_states(self, tokens: Tensor, attended: Tensor | None = None) -> Tensor:
+        """Hidden states of a batch.
+
+        Args:
+            tokens: ``(B, T)`` the library's ids, right-padded.
+            attended: ``(B, T)`` bool, which of them are no padding; None: those that are not ``pad``.
+
+        Returns:
+            ``(B, T, dim)`` float32, on the model's device.
+        """
+        tokens = tokens.to(self.device)
+        attended = tokens.ne(self.pad) if attended is None else attended.to(self.device)
+        batch = {"input_ids": tokens, "attention_mask": attended.long()}
+        with half_products(self.device, half=self._half):
+            if self._model.config.num_hidden_layers > self.layer:
+                found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
+            else:
+                found = self._model(**batch)[0]
+        return found.float()
+
+
+def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
+    """The configuration of a model; raises ValueError if its type is not among ``types``, or it is misread."""
+    transformers = import_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers has no common error for missing files, damaged files and unknown types
+        raise ValueError(f"{folder} does not hold a Hugging Face model: {first_line(error)}") from None
+    if config.model_type not in types:
+        raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
+    check_read(config, folder)
+    return config
+
+
+def _first_layers(config: Any, number: int) -> Any:
+    """``config``, changed to that of a model of the first ``number`` layers, or of more if there is no such model."""
+    number = max(number, FEWEST_LAYERS.get(config.model_type, 0))
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:number]
+    config.num_hidden_layers = number
+    return config
+
+
+def positions_of(config: Any) -> int:
+    """Longest sample in tokens that the model can take, or that it is made for if its positions are relative."""
+    positions = int(config.max_position_embeddings)
+    if config.model_type not in POSITIONS_AFTER_PADDING:
+        return positions
+    # mpnet uses 1, whatever the configuration says
+    padding = 1 if config.model_type == "mpnet" else int(config.pad_token_id)
+    return positions - padding - 1
+
+
+def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
+    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer."""
+    needed = tokenizer.largest_id + 1
+    if not needed <= rows < needed + LARGEST_PADDING:
+        raise ValueError(
+            f"{folder}: the tokenizer's ids need {needed} embeddings, the model has {rows}; use its own tokenizer"
+        )
+
+
+def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
+    """A model of the library; weights that are no part of it, such as those of later layers, are not loaded.
+
+    Args:
+        folder: holds the weights; code from the hub never runs.
+        config: of the model to make; None: the one in the folder.
+        kind: name of the library's class that makes it.
+
+    Raises:
+        ValueError: the weights cannot be read, have other shapes, or some of them are missing.
+    """
+    transformers = import_transformers()
+    try:
+        model, info = getattr(transformers, kind).from_pretrained(
+            folder, config=config, output_loading_info=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
+        raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
+    if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
+        raise ValueError(
+            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '
+            "false in its config.json"
+        )
+    if missing:
+        why = "" if kind == "AutoModel" else "; it was saved without a masked-LM head"
+        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    return model
+
 
 __all__ = [
     "FEWEST_LAYERS",
@@ -35,20 +198,15 @@ __all__ = [
 
 
 class HuggingFaceEncoder(HiddenStateEncoder):
-    """A BERT- or RoBERTa-like model of Hugging Face's ``transformers``, DeBERTa-v2 (and v3) or ModernBERT.
-
-    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``.
+    """A :class:`LibraryEncoder` for fairseq's ids.
 
     Args:
         name: ``hf:`` followed by a folder or hub name.
         data_bin: dataset that ``mlsm binarize --tokenizer`` made with the tokenizer of the model.
-        layer: which hidden state.
-        device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
+        layer, device, fp16: as of :class:`HiddenStateEncoder`.
 
     Raises:
-        ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, its tokenizer does
-            not fit the dataset or the embeddings, or the layer is out of range.
+        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset.
         FileNotFoundError: the dataset does not exist.
     """
 
@@ -65,22 +223,22 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         from mlsm_plugin.tokenization.text_tokenizer import check_dictionary
 
         self.dictionary = load_dictionary(data_bin)
-        self._encoder = LibraryEncoder(
-            name, layer=layer, device=device, fp16=fp16, check=lambda found: check_dictionary(found, Path(data_bin))
-        )
+        folder = hf_folder(name, weights=True)
+        supported_config(folder)
+        tokenizer = HuggingFaceTokenizer(folder)
+        check_dictionary(tokenizer, Path(data_bin))
+        self._encoder = LibraryEncoder(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
         self.layer, self.num_layers = layer, self._encoder.num_layers
         self.max_tokens, self.dim = self._encoder.max_tokens, self._encoder.dim
-        self._ids = torch.from_numpy(self._encoder.tokenizer.hf_ids)
+        self._ids = torch.from_numpy(tokenizer.hf_ids)
         self.to(self._encoder.device)
 
     def to(self, device: str | torch.device) -> None:
-        """Move the model to ``device``."""
         self._encoder.to(device)
         self.device = self._encoder.device
         self._ids = self._ids.to(self.device)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """Hidden states ``(B, T, dim)``, float32, of fairseq's ids ``(B, T)``."""
         tokens = tokens.to(self.device)
         return self._encoder.hidden_states(self._ids[tokens], tokens.ne(self.dictionary.pad()))
 
@@ -94,7 +252,6 @@ class HuggingFaceEncoder(HiddenStateEncoder):
 
     @classmethod
     def layers_of(cls, name: str | os.PathLike[str]) -> int:
-        """Number of layers of the model."""
         return int(supported_config(hf_folder(name)).num_hidden_layers)
 
     @classmethod
@@ -104,7 +261,6 @@ class HuggingFaceEncoder(HiddenStateEncoder):
 
     @classmethod
     def width_of(cls, name: str | os.PathLike[str]) -> int | None:
-        """Width of the hidden states, as the configuration says."""
         return int(supported_config(hf_folder(name)).hidden_size)
 
     @classmethod

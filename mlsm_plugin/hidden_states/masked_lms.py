@@ -17,13 +17,13 @@ from mlsm_plugin.fairseq_seams.roberta_parts import changed_hidden_states
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder, load_roberta
 from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_model, supported_config
 from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 
 Change = Callable[[Tensor], Tensor]
+PathLike = str | os.PathLike[str]
 
 
 class NoMaskedLmError(ValueError):
@@ -84,26 +84,10 @@ class MaskedLm(ABC):
 
 
 class FairseqMaskedLm(MaskedLm):
-    """A RoBERTa-like model of fairseq, with its head.
-
-    Args:
-        name: a fairseq checkpoint.
-        data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
-        device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision: float16, on a CPU products in bfloat16.
-
-    Raises:
-        NoMaskedLmError: its head was not trained.
-        FileNotFoundError, ValueError: as of :class:`FairseqEncoder`.
-    """
+    """A RoBERTa-like model of fairseq, with its head; arguments and errors as of :func:`open_masked_lm`."""
 
     def __init__(
-        self,
-        name: str | os.PathLike[str],
-        data_bin: str | os.PathLike[str],
-        *,
-        device: str | torch.device | None = None,
-        fp16: bool = False,
+        self, name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
         model, cfg = load_roberta(name, data_bin, self.dictionary)
@@ -114,58 +98,40 @@ class FairseqMaskedLm(MaskedLm):
         self.to(default_device(device))
 
     def changed(self, layer: int, change: Change) -> Any:
-        """See :meth:`MaskedLm.changed`."""
         return changed_hidden_states(self._model, layer, _in_float32(change))
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """See :meth:`MaskedLm.logits`."""
         with half_products(self.device, half=self._half):
             found: Tensor = self._model(tokens, masked_tokens=masked)[0]
         return found
 
     def columns(self, tokens: Tensor) -> Tensor:
-        """The ids themselves."""
         return tokens
 
 
 class HuggingFaceMaskedLm(MaskedLm):
-    """A masked LM of Hugging Face's ``transformers``, of the types that :class:`HuggingFaceEncoder` takes.
-
-    Args:
-        name, data_bin, device, fp16: as of :class:`HuggingFaceEncoder`.
-
-    Raises:
-        NoMaskedLmError: weights of the masked-LM head are missing.
-        ValueError: as of :class:`HuggingFaceEncoder`.
-    """
+    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as of :func:`open_masked_lm`."""
 
     def __init__(
-        self,
-        name: str | os.PathLike[str],
-        data_bin: str | os.PathLike[str],
-        *,
-        device: str | torch.device | None = None,
-        fp16: bool = False,
+        self, name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
         folder = hf_folder(name, weights=True)
         config = supported_config(folder)
         try:
-            model = load_model(folder, config, "AutoModelForMaskedLM").eval()
+            self._model = load_model(folder, config, "AutoModelForMaskedLM").eval()
         except ValueError as error:
-            raise NoMaskedLmError(f"{error}; it was saved without a masked-LM head") from None
-        self._model, self._half = model, fp16
+            raise NoMaskedLmError(str(error)) from None
+        self._half = fp16
         self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids)
         self.to(default_device(device))
 
     def to(self, device: str | torch.device) -> None:
-        """See :meth:`MaskedLm.to`."""
         super().to(device)
         self._ids = self._ids.to(self.device)
 
     @contextmanager
     def changed(self, layer: int, change: Change) -> Iterator[None]:
-        """See :meth:`MaskedLm.changed`."""
         encoder, in_float32 = self._model.base_model, _in_float32(change)
 
         def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -187,46 +153,36 @@ class HuggingFaceMaskedLm(MaskedLm):
             hook.remove()
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """See :meth:`MaskedLm.logits`."""
         attended = tokens.ne(self.dictionary.pad()).long()
         with half_products(self.device, half=self._half):
             found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
         return found[masked]
 
     def columns(self, tokens: Tensor) -> Tensor:
-        """The ids of the library's tokenizer."""
         return self._ids[tokens]
 
 
-MASKED_LMS: dict[type[HiddenStateEncoder], Callable[..., MaskedLm]] = {
-    FairseqEncoder: FairseqMaskedLm,
-    HuggingFaceEncoder: HuggingFaceMaskedLm,
-}
-
-
 def open_masked_lm(
-    name: str | os.PathLike[str],
-    data_bin: str | os.PathLike[str],
-    *,
-    device: str | torch.device | None = None,
-    fp16: bool = False,
+    name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
 ) -> MaskedLm:
     """Open the masked LM of this name.
 
     Args:
         name: a fairseq checkpoint, or ``hf:`` and a folder.
-        data_bin, device, fp16: as of :class:`HiddenStateEncoder`.
+        data_bin, device, fp16: as of :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`.
 
     Raises:
-        NoMaskedLmError: the model is no masked LM, or its source has none.
+        NoMaskedLmError: the model is no masked LM, its head was not trained, or its source has none.
         FileNotFoundError, ValueError: the model cannot be opened.
     """
-    opener = MASKED_LMS.get(source_of(name))
-    if opener is None:
-        raise NoMaskedLmError(
-            f"{source_of(name).__name__} gives hidden states only, not the predictions of a masked LM"
-        )
-    return opener(name, data_bin, device=device, fp16=fp16)
+    source = source_of(name)
+    kinds: dict[type, Callable[..., MaskedLm]] = {
+        FairseqEncoder: FairseqMaskedLm,
+        HuggingFaceEncoder: HuggingFaceMaskedLm,
+    }
+    if source not in kinds:
+        raise NoMaskedLmError(f"{source.__name__} gives hidden states only, not the predictions of a masked LM")
+    return kinds[source](name, data_bin, device=device, fp16=fp16)
 
 
 def why_untrained(cfg: Any) -> str | None:

@@ -5,35 +5,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_MODULE_OF = {
-    "Adaptation": "huggingface.adaptation",
-    "CodingSettings": "auxiliary.split_coder",
-    "Contrast": "huggingface.collators",
-    "LatentSemanticCollator": "huggingface.collators",
-    "LatentSemanticModel": "huggingface.latent_semantic_model",
-    "LearningSettings": "auxiliary.coder_learning",
-    "MaskedLmCollator": "huggingface.collators",
-    "MaskedLmModel": "huggingface.masked_lm_model",
-    "Masking": "huggingface.collators",
-    "PretrainingCallback": "huggingface.trainer_callback",
-    "PretrainingSequences": "huggingface.pretraining_sequences",
-    "SpanContrastiveModel": "huggingface.span_contrastive_model",
-    "SpanDenoisingCollator": "huggingface.span_denoising",
-    "SpanGroups": "huggingface.span_groups",
-    "SpanGroupsCollator": "huggingface.span_groups",
-    "TokenContrastiveCollator": "huggingface.collators",
-    "TokenContrastiveModel": "huggingface.token_contrastive_model",
-    "TokenSequences": "huggingface.token_sequences",
-    "TrainingSettings": "huggingface.training",
-    "adapt": "huggingface.adaptation",
-    "encode_sequences": "huggingface.coding",
-    "learn_from_sequences": "huggingface.dictionaries",
-    "load_coder": "sparse_coding.coder",
-    "loss_metrics": "huggingface.trainer_callback",
-    "prepare": "huggingface.trainer_callback",
-    "save_pretrained": "files.hf_versions",
-    "write_text_sequences": "huggingface.text_sequences",
+_NAMES_IN = {
+    "auxiliary.coder_learning": "LearningSettings",
+    "auxiliary.split_coder": "CodingSettings",
+    "files.hf_versions": "save_pretrained",
+    "huggingface.adaptation": "Adaptation adapt",
+    "huggingface.coding": "encode_sequences learn_from_sequences",
+    "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "
+    "TokenContrastiveCollator",
+    "huggingface.contrastive_models": "SpanContrastiveModel TokenContrastiveModel",
+    "huggingface.latent_semantic_model": "LatentSemanticModel",
+    "huggingface.pretraining_model": "MaskedLmModel",
+    "huggingface.pretraining_sequences": "PretrainingSequences SpanGroups",
+    "huggingface.text_sequences": "write_text_sequences",
+    "huggingface.token_sequences": "TokenSequences",
+    "huggingface.trainer_callback": "PretrainingCallback loss_metrics prepare",
+    "huggingface.training": "TrainingSettings",
+    "losses.token_contrastive": "Contrast",
+    "sparse_coding.coder": "load_coder",
 }
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)
 
 

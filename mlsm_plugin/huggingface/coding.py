@@ -1,33 +1,37 @@
-"""Codes sequences of token ids with a Hugging Face model, into a code store; needs no fairseq."""
+"""Codes sequences of token ids with a Hugging Face model, and learns what codes them; needs no fairseq."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
 from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.files.hf_files import HF_PREFIX
+from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.library_encoder import LibraryEncoder
-from mlsm_plugin.huggingface.sequence_blocks import blocks_for_model
+from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks
+from mlsm_plugin.hidden_states.hf_encoder import LibraryEncoder, check_vocabulary, positions_of, supported_config
+from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.coder import SparseCoder
+from mlsm_plugin.sparse_coding.coder import SparseCoder, load_coder
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
 
 PathLike = str | os.PathLike[str]
 
 
-def source_name(model: PathLike) -> str:
-    """The name of a model among the sources of hidden states, ``hf:`` and its folder or hub name."""
+def _source_name(model: PathLike) -> str:
+    """The name of a model among the sources of hidden states."""
     return HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)
-
-
-def as_sequences(input_ids: Any) -> TokenSequences:
-    """``input_ids`` as :class:`TokenSequences`, whose kinds and errors apply."""
-    return input_ids if isinstance(input_ids, TokenSequences) else TokenSequences(input_ids)
 
 
 def encode_sequences(
@@ -61,15 +65,12 @@ def encode_sequences(
             settings or sequences, all codes of a shard are empty, or codes cannot be written (see
             :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`).
     """
-    name = source_name(model)
-    fingerprint = fitting_fingerprint(name, coder, settings.layer)
-    sequences = as_sequences(input_ids)
-    blocks, found = blocks_for_model(sequences, model, tokenizer)
+    fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
+    sequences = TokenSequences.of(input_ids)
+    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
 
     def open_model() -> LibraryEncoder:
-        encoder = LibraryEncoder(
-            model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
-        )
+        encoder = open_encoder()
         check_width(encoder, coder)
         return encoder
 
@@ -93,8 +94,158 @@ def estimate_sequences(
     share: WorkShare = ALL_OF_IT,
 ) -> CodingEstimate:
     """What :func:`encode_sequences` would cost, from a small sample; arguments and errors are those of it."""
-    fitting_fingerprint(source_name(model), coder, settings.layer)
-    blocks, found = blocks_for_model(as_sequences(input_ids), model, tokenizer)
-    encoder = LibraryEncoder(model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16)
+    fitting_fingerprint(_source_name(model), coder, settings.layer)
+    blocks, open_encoder = _blocks_and_encoder(TokenSequences.of(input_ids), model, tokenizer, settings)
+    encoder = open_encoder()
     check_width(encoder, coder)
     return estimate_blocks("sequences", blocks, encoder, coder, settings, share=share)
+
+
+def _blocks_and_encoder(
+    sequences: TokenSequences,
+    model: PathLike,
+    tokenizer: PathLike | None,
+    settings: CodingSettings | LearningSettings,
+) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
+    blocks, found = blocks_for_model(sequences, model, tokenizer)
+    return blocks, lambda: LibraryEncoder(
+        model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
+    )
+
+
+def learn_from_sequences(
+    input_ids: Any,
+    model: PathLike,
+    *,
+    output: PathLike,
+    settings: LearningSettings,
+    tokenizer: PathLike | None = None,
+    overwrite: bool = False,
+) -> SparseCoder:
+    """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
+
+    Its ``meta.json`` says the layer, the fingerprints of the model and of the sequences, and how it was learned. If
+    this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
+
+    Args:
+        input_ids: sequences of ids, special tokens included, of any kind that
+            :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences` takes.
+        model: folder or hub name of the auxiliary model, with or without ``hf:``.
+        output: folder of the coder.
+        settings: what is learned.
+        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
+        overwrite: replace another coder that is already there.
+
+    Returns:
+        the coder, loaded from its folder.
+
+    Raises:
+        ValueError: model, tokenizer and sequences do not belong together, or as of
+            :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`.
+    """
+    name, folder, sequences = _source_name(model), Path(output), TokenSequences.of(input_ids)
+    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
+    plan = learning_plan(
+        settings,
+        auxiliary=source_of(name).fingerprint_of(name),
+        split=sequences.fingerprint,
+        blocks=None,
+    )
+    learn_into(folder, settings, plan, blocks, open_encoder, overwrite=overwrite)
+    return load_coder(folder)
+
+
+class SequenceBlocks(TokenBlocks):
+    """Sequences of ids, special tokens included, each of them one block; empty ones are left out.
+
+    All tokens have positions, those of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`. The special
+    ones are not coded.
+
+    Args:
+        sequences: the text.
+        pad: the id of padding.
+        special_ids: ids of the tokens that are no text, ``pad`` among them.
+        num_symbols: number of ids of the model.
+        max_tokens: longest sequence that the model takes.
+
+    Raises:
+        ValueError: a sequence is too long, or holds an id that the model does not have.
+    """
+
+    def __init__(
+        self, sequences: TokenSequences, *, pad: int, special_ids: Collection[int], num_symbols: int, max_tokens: int
+    ) -> None:
+        lengths = np.diff(sequences.starts)
+        longest = int(lengths.argmax())
+        if lengths[longest] > max_tokens:
+            raise ValueError(
+                f"sequence {longest} has {lengths[longest]} tokens, but the model takes at most {max_tokens}; cut the "
+                f"sequences, for example with `mlsm tokenize-hf --max-length {max_tokens}`"
+            )
+        if sequences.largest_id >= num_symbols:
+            raise ValueError(_without_embedding(sequences, num_symbols))
+        self.sequences = sequences
+        self.pad, self.num_symbols = pad, num_symbols
+        self._numbers = np.flatnonzero(lengths)
+        self.num_tokens = sequences.num_tokens
+        self.starts, self.sizes = sequences.starts[self._numbers], lengths[self._numbers]
+        self._special = torch.zeros(num_symbols, dtype=torch.bool)
+        self._special[sorted(special_ids)] = True
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def block(self, index: int) -> list[Block]:
+        ids = self.sequences[int(self._numbers[index])]
+        first = int(self.starts[index])
+        return [Block(torch.from_numpy(ids), torch.arange(first, first + len(ids)))]
+
+    def content_mask(self, tokens: Tensor) -> Tensor:
+        return ~self._special[tokens]
+
+
+def blocks_for_model(
+    sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None = None
+) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
+    """The sequences as blocks for a model, and the tokenizer that says which tokens are special.
+
+    Args:
+        sequences: the text.
+        model: folder or hub name, with or without ``hf:``; its weights are not read.
+        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
+
+    Raises:
+        ValueError: the model or the tokenizer does not exist or is not supported, they do not fit each other, or the
+            sequences do not fit them, or have too many unknown tokens.
+    """
+    folder = hf_folder(model)
+    config = supported_config(folder)
+    found = HuggingFaceTokenizer(folder if tokenizer is None else tokenizer)
+    check_vocabulary(found, int(config.vocab_size), folder)
+    made_with = sequences.about.get("tokenizer")
+    if made_with not in (None, found.vocabulary_fingerprint):
+        raise ValueError(
+            f"the sequences were made with a tokenizer of another vocabulary than that of {found.folder}; make them "
+            f"with `mlsm tokenize-hf --tokenizer {found.folder}`"
+        )
+    # sequences of `mlsm tokenize-hf` were checked when they were written
+    if "max_unk_rate" not in sequences.about:
+        remedy = "to code such text all the same, make the sequences with `mlsm tokenize-hf --max-unk-rate`"
+        sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
+    blocks = SequenceBlocks(
+        sequences,
+        pad=found.pad_id,
+        special_ids=found.special_ids,
+        num_symbols=int(config.vocab_size),
+        max_tokens=positions_of(config),
+    )
+    return blocks, found
+
+
+def _without_embedding(sequences: TokenSequences, num_symbols: int) -> str:
+    number = next(index for index in range(len(sequences)) if sequences[index].max(initial=0) >= num_symbols)
+    largest = int(sequences[number].max())
+    return (
+        f"sequence {number} has the id {largest}, but the model has the ids 0 to {num_symbols - 1} only; use sequences "
+        "of its own tokenizer"
+    )

@@ -1,4 +1,5 @@
-"""Collators for the Trainer: masked LM, MLSM (Berend, 2023) and TACO (Fu et al., 2022).
+"""Collators for the Trainer: masked LM, MLSM (Berend, 2023), TACO (Fu et al., 2022), NPM (Min et al., 2022)
+and span denoising (Raffel et al., 2020).
 
 The masks of a sequence depend on the seed, the epoch and the number of the sequence only, so that a resumed run equals
 one that never stopped, whatever the number of worker processes.
@@ -12,12 +13,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.data.cooccurring_spans import SpanRules
+from mlsm_plugin.data.masked_share import MaskFates
+from mlsm_plugin.data.span_corruption import SpanCorruptionCollator
+from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, draw_spans
+from mlsm_plugin.files.settings import check, option
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
+from mlsm_plugin.losses.token_contrastive import Contrast, sample_pairs
 from mlsm_plugin.sparse_coding.stored_codes import strongest_of_padded
-from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
-from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
+from mlsm_plugin.tokenization.hf_tokenizer import (
+    check_masked_lm_tokenizer,
+    number_of_ids,
+    piece_classes,
+    special_ids,
+    unmasked_ids,
+    vocabulary_fingerprint,
+)
+from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
+from mlsm_plugin.tokenization.word_boundaries import word_boundaries
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
 
@@ -26,34 +42,27 @@ IGNORED = -100  # label of a token that is not predicted, as everywhere in the l
 class Masking:
     """BERT's masking.
 
-    Attributes:
-        mask_prob: probability that a content token is masked; of a word, with ``whole_words``.
-        leave_unmasked_prob: share of the masked tokens that stay unchanged in the input.
-        random_token_prob: share of the masked tokens that become a random token.
-        whole_words: mask all pieces of a word, or none; the pieces of a word of more than
-            :data:`~mlsm_plugin.tokenization.word_boundaries.LONGEST_WORD` are words of their own.
-        seed: seed of the masks, not negative.
-
     Raises:
         ValueError: a value is out of range.
     """
 
-    mask_prob: float = 0.15
+    mask_prob: float = option(0.15, above=0, most=1, help="share of the tokens (of whole words: of the words) to mask")
     leave_unmasked_prob: float = 0.1
+    """Share of the masked tokens that stay unchanged in the input."""
     random_token_prob: float = 0.1
-    whole_words: bool = False
+    """Share of the masked tokens that become a random token."""
+    whole_words: bool = option(
+        False, help="mask all pieces of a word, or none; the pieces of a very long word are words of their own"
+    )
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.mask_prob < 1:
-            raise ValueError(f"mask_prob must be between 0 and 1, got {self.mask_prob}")
-        shares = self.leave_unmasked_prob, self.random_token_prob
-        if min(shares) < 0 or sum(shares) > 1:
-            raise ValueError(
-                f"leave_unmasked_prob and random_token_prob must not be negative, or together above 1; got {shares}"
-            )
+        check(self)
+        if self.mask_prob == 1:
+            raise ValueError("mask_prob must be below 1")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
+        MaskFates(self.leave_unmasked_prob, self.random_token_prob)  # checks them
 
 
 class MaskedLmCollator:
@@ -72,14 +81,16 @@ class MaskedLmCollator:
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
-        check_tokenizer(tokenizer)
+        self.fates = MaskFates(self.masking.leave_unmasked_prob, self.masking.random_token_prob)
+        check_masked_lm_tokenizer(tokenizer)
         self.vocabulary = vocabulary_fingerprint(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         self.size = number_of_ids(tokenizer)
         self.special, self.unmasked = np.zeros((2, self.size), bool)
-        self.special[special_ids(tokenizer)] = True
+        self.special[sorted(special_ids(tokenizer))] = True
         self.unmasked[unmasked_ids(tokenizer)] = True
-        self._plain = np.setdiff1d([*tokenizer.get_vocab().values()], unmasked_ids(tokenizer))
+        plain = np.bincount([*tokenizer.get_vocab().values()]).astype(bool) & ~self.unmasked
+        self._cumulative = np.cumsum(plain) / plain.sum()
         self._pieces = piece_classes(tokenizer) if self.masking.whole_words else None
 
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
@@ -149,22 +160,13 @@ class MaskedLmCollator:
         for row, (sequence, places, rng) in enumerate(zip(sequences, masked, generators, strict=True)):
             original = sequence.input_ids
             length = len(original)
-            ids[row, :length] = torch.from_numpy(self._replaced(original, places, rng))
+            written = self.fates.written(original, places, rng, mask=self.mask, cumulative=self._cumulative)
+            ids[row, :length] = torch.from_numpy(written)
             labels[row, :length] = torch.from_numpy(np.where(places, original, IGNORED))
             attention[row, :length] = torch.from_numpy(original != self.pad)
             attention[row, 0] = 1  # attention to nothing may not be finite
         content = torch.tensor([int((~self.special[one.input_ids]).sum()) for one in sequences])
         return {"input_ids": ids, "attention_mask": attention, "labels": labels, "content": content}
-
-    def _replaced(self, original: np.ndarray, masked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The ids of a sequence with masks, random tokens and unchanged tokens in the places that are masked."""
-        written, fate = original.copy(), rng.random(len(original))
-        random = self._plain[rng.integers(len(self._plain), size=len(original))]
-        leave, replace = self.masking.leave_unmasked_prob, self.masking.random_token_prob
-        written[masked & (fate >= leave + replace)] = self.mask
-        at_random = masked & (fate >= leave) & (fate < leave + replace)
-        written[at_random] = random[at_random]
-        return written
 
 
 class LatentSemanticCollator(MaskedLmCollator):
@@ -237,32 +239,6 @@ class LatentSemanticCollator(MaskedLmCollator):
         return codes
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """What the tokens of a batch are compared with (Fu et al., 2022).
-
-    Attributes:
-        positive_window: W; a positive is less than W tokens from its anchor.
-        negatives: K; number of tokens of other sequences that each anchor is compared with.
-        anchors: tokens that are anchors: ``all``, ``masked`` or ``unmasked``.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    positive_window: int = 5
-    negatives: int = 50
-    anchors: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.positive_window < 2:
-            raise ValueError(f"positive_window must be at least 2, got {self.positive_window}")
-        if self.negatives < 1:
-            raise ValueError(f"negatives must be at least 1, got {self.negatives}")
-        if self.anchors not in ("all", "masked", "unmasked"):
-            raise ValueError(f"anchors must be all, masked or unmasked, got {self.anchors}")
-
-
 class TokenContrastiveCollator(MaskedLmCollator):
     """Masks sequences, and draws a positive and negatives for each anchor of the batch.
 
@@ -280,7 +256,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
 
         Returns:
             what :class:`MaskedLmCollator` gives, and ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and
-            ``negative`` (B, T, K) int64, as :func:`~mlsm_plugin.losses.token_pairs.sample_pairs` draws them.
+            ``negative`` (B, T, K) int64, as :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
         """
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
@@ -295,15 +271,118 @@ class TokenContrastiveCollator(MaskedLmCollator):
             num_negatives=self.contrast.negatives,
             generator=generator,
         )
-        anchors = {"all": content, "masked": content & masked, "unmasked": content & ~masked}[self.contrast.anchors]
+        anchors = self.contrast.anchors_in(content, masked)
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 
 
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise ValueError if a tokenizer has no mask or no padding token."""
-    for name in ("mask", "pad"):
-        if getattr(tokenizer, f"{name}_token_id", None) is None:
-            raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
+class SpanDenoisingCollator(SpanCorruptionCollator):
+    """Turns texts into batches of a stock encoder-decoder that makes its decoder's input from labels, such as T5.
+
+    Arguments, and what the spans depend on: as of :class:`~mlsm_plugin.data.span_corruption.SpanCorruptionCollator`.
+    """
+
+    def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+        """Make a batch of B ``texts``, each ids ``(n_i,)`` without EOS.
+
+        Returns:
+            ``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; int64.
+
+        Raises:
+            ValueError: a text has less than two ids, or contains a sentinel.
+        """
+        pairs = self.pairs(texts)
+        sources, targets = ([torch.from_numpy(one) for one in side] for side in zip(*pairs, strict=True))
+        attended = [torch.ones_like(source) for source in sources]
+        return {
+            "input_ids": pad_sequence(sources, batch_first=True, padding_value=self.pad),
+            "attention_mask": pad_sequence(attended, batch_first=True),
+            "labels": pad_sequence(targets, batch_first=True, padding_value=IGNORED),
+        }
+
+
+class SpanGroupsCollator:
+    """Draws the spans that several sequences of a group have in common, and masks them.
+
+    A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens.
+
+    Args:
+        tokenizer: a tokenizer of the library, with a mask token.
+        max_length: positions of the model; a span of one token becomes two masks.
+        rules: the rules by which spans are drawn.
+        seed: decides the spans of a group, together with the epoch and the number of the group.
+
+    Raises:
+        ValueError: the tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
+    """
+
+    few_masks: ClassVar[str] = (
+        "spans must occur in two sequences of a group: use larger groups, or rules that allow more or longer spans, or "
+        "ask for less (mask_prob)"
+    )
+
+    def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
+        check_masked_lm_tokenizer(tokenizer)
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
+        vocabulary, mask = tokenizer.get_vocab(), int(tokenizer.mask_token_id)
+        start, end = (vocabulary.get(symbol, mask) for symbol in SPAN_MASKS)
+        self.pad = int(tokenizer.pad_token_id)
+        self.masking = SpanMasking(
+            pieces=piece_classes(tokenizer, (start, end)),
+            rules=rules or SpanRules(),
+            start_mask=start,
+            end_mask=end,
+            pad=self.pad,
+            seed=seed,
+            max_length=max_length,
+        )
+        rest = sorted({*special_ids(tokenizer), start, end} - {self.pad})
+        self._special = torch.tensor([self.pad, *rest])
+
+    @property
+    def mask_prob(self) -> float:
+        """The share of the tokens to mask."""
+        return self.masking.rules.mask_prob
+
+    def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """How many tokens of a batch are masked, and how many there are but special ones."""
+        return int(batch["spans"]["length"].sum()), int(batch["content"].sum())
+
+    def _num_content(self, sequences: Sequence[np.ndarray]) -> int:
+        special = self._special.numpy()
+        return sum(int((~np.isin(ids, special)).sum()) for ids in sequences)
+
+    def __call__(self, groups: Sequence[SpanGroup]) -> dict[str, Any]:
+        """A batch of groups with S sequences in all and n spans.
+
+        Returns:
+            ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
+            of :func:`~mlsm_plugin.data.span_groups.collate_groups`, ``special``: ids that cannot be retrieved, padding
+            first, ``content`` (number of groups,): the number of tokens of each but special ones, and ``labels``
+            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts them, then
+            :data:`~mlsm_plugin.huggingface.collators.IGNORED`.
+
+        Raises:
+            ValueError: the groups are not those of :class:`SpanGroups`.
+        """
+        check_samples(groups, SpanGroup)
+        drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
+        batch = collate_groups(drawn, self.masking)
+        masked, context = (
+            ids if ids.size(1) else ids.new_full((len(ids), 1), self.pad)  # all sequences are empty
+            for ids in (batch["net_input"]["src_tokens"], batch["context"]["src_tokens"])
+        )
+        counts = torch.tensor([len(one["spans"]) for one in drawn])
+        places = torch.arange(max(1, int(counts.max())))
+        return {
+            # the first entry: the Trainer takes its length as that of the batch, which it counts in groups
+            "labels": torch.where(places < counts[:, None], 1, IGNORED),
+            "input_ids": masked,
+            "attention_mask": (masked != self.pad).long(),
+            "context_ids": context,
+            "spans": batch["spans"],
+            "special": self._special,
+            "content": torch.tensor([self._num_content(one.sequences) for one in groups]),
+        }
 
 
 def check_samples(samples: Sequence[Any], kind: type) -> None:
@@ -314,31 +393,3 @@ def check_samples(samples: Sequence[Any], kind: type) -> None:
                 f"the collator got a {type(other).__name__}, not a {kind.__name__}: wrap the ids in "
                 f"{kind.__name__}s(ids), whose samples have the number and the epoch on which their masks depend"
             )
-
-
-def number_of_ids(tokenizer: Any) -> int:
-    """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
-def special_ids(tokenizer: Any) -> list[int]:
-    """Ids that are no text, never masked and never coded: of tokens that begin, end and pad a text, and of masks."""
-    names = ("cls", "sep", "bos", "eos", "pad", "mask")
-    found = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
-    return sorted(int(number) for number in found if number is not None)
-
-
-def unmasked_ids(tokenizer: Any) -> list[int]:
-    """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    return sorted({*special_ids(tokenizer), *([] if unknown is None else [int(unknown)])})
-
-
-def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
-    """The classes of all ids of a tokenizer; ``masks`` holds ids that are special, too.
-
-    Raises:
-        ValueError: nothing in the vocabulary marks where words begin or end.
-    """
-    found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
-    return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})

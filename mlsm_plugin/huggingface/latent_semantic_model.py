@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.masked_lms import head_of, initialize, open_masked_lm
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
-from mlsm_plugin.losses.latent_semantic_terms import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.huggingface.masked_lm_heads import head_of, initialize, stock_masked_lm
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
+from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -57,7 +56,7 @@ class LatentSemanticModel(PretrainingModel):
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
             num_atoms = len(saved["bias"])
-        model: LatentSemanticModel = cls.of(open_masked_lm(path), num_atoms=num_atoms, **options)
+        model: LatentSemanticModel = cls.of(stock_masked_lm(path), num_atoms=num_atoms, **options)
         if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
             model.latent_head.load_state_dict(saved)
         return model
@@ -82,73 +81,40 @@ class LatentSemanticModel(PretrainingModel):
         self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
         initialize(self.latent_head, self)
 
-    def forward(
+    def _objective(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor,
         codes: dict[str, Tensor] | None = None,
-        content: Tensor | None = None,
-        num_items_in_batch: Any = None,
         **options: Any,
-    ) -> Any:
-        """The loss of a batch of :class:`~mlsm_plugin.huggingface.collators.LatentSemanticCollator`.
-
-        Args:
-            input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
-            codes: of the masked tokens; may be None if ``latent_weight`` is 0.
-            content: ``(B,)`` number of tokens of each sequence but special ones, for ``masked_share``; or None.
-            num_items_in_batch: number of masked tokens of the update; None: those of the batch.
-            options: of the stock class.
-
-        Raises:
-            ValueError: the batch has no codes.
-        """
-        if labels is None or input_ids is None:
-            return super().forward(  # type: ignore[misc]
-                input_ids=input_ids, attention_mask=attention_mask, **options
-            )
+    ) -> tuple[Tensor, Any, list[Tensor]]:
         if self.latent_weight > 0 and codes is None:
             raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
         head, masked = head_of(self), labels != IGNORED
         transformed = head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked])
-        token_logits = head.project(transformed) if self.mlm_weight > 0 else None
-        atom_logits = self.latent_head(transformed) if self.latent_weight > 0 else None
         idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
         idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
-
-        def terms_of(rows: slice, zero: Tensor | None = None) -> Any:
-            return latent_semantic_terms(
-                targets=labels[masked][rows],
-                token_logits=None if token_logits is None else token_logits[rows],
-                atom_logits=None if atom_logits is None else atom_logits[rows],
-                codes=None if codes is None else {name: values[rows] for name, values in codes.items()},
-                latent_weight=self.latent_weight,
-                mlm_weight=self.mlm_weight,
-                latent_target=self.latent_target,
-                zero=zero,
-            )
-
-        terms = terms_of(slice(None), zero_with_gradient(idle).to(labels.device))
+        terms = latent_semantic_terms(
+            targets=labels[masked],
+            token_logits=head.project(transformed) if self.mlm_weight > 0 else None,
+            atom_logits=self.latent_head(transformed) if self.latent_weight > 0 else None,
+            codes=codes,
+            latent_weight=self.latent_weight,
+            mlm_weight=self.mlm_weight,
+            latent_target=self.latent_target,
+            zero=zero_with_gradient(idle).to(labels.device),
+        )
+        num_masked = masked.sum()
+        nothing = labels.new_zeros(len(labels))
+        kl, mlm = [nothing, nothing], [nothing, nothing]
+        if terms.latent is not None and terms.nonzeros is not None:
+            kl = [sums_of_rows(terms.latent, masked), sums_of_rows(terms.nonzeros > 0, masked)]
+        if terms.mlm is not None:
+            mlm = [sums_of_rows(terms.mlm, masked), masked.sum(dim=1)]
         # the Trainer counts masked tokens, and the sample size those of them that have a code
-        share = 1.0 if num_items_in_batch is None else terms.num_masked / terms.sample_size.clamp(min=1)
-        loss = self._mean(terms.loss * share, terms.sample_size, num_items_in_batch)
-        num_content = self._num_content(content, labels)
-        if self.training:
-            return self._result(loss, [*self._sums(terms), num_content.sum()])
-        ends = masked.sum(dim=1).cumsum(0).tolist()
-        rows = [
-            [*self._sums(terms_of(slice(start, end))), number]
-            for start, end, number in zip([0, *ends], ends, num_content, strict=False)
-        ]
-        return self._result(loss, torch.stack([torch.stack([part.double() for part in row]) for row in rows]))
-
-    @staticmethod
-    def _sums(terms: Any) -> list[Tensor]:
-        nothing = torch.zeros((), device=terms.num_masked.device)
-        kl = [nothing, nothing] if terms.latent is None else [terms.latent, terms.num_coded]
-        mlm = [nothing, nothing] if terms.mlm is None else [terms.mlm, terms.num_masked]
-        return [*kl, *mlm, terms.num_masked]
+        loss = terms.loss * (num_masked / terms.sample_size.clamp(min=1))
+        return loss, num_masked, [*kl, *mlm, masked.sum(dim=1)]
 
     def save_pretrained(
         self,

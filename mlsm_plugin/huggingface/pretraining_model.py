@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mlsm_plugin.huggingface.masked_lms import head_of, open_masked_lm
+from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.huggingface.masked_lm_heads import head_of, stock_masked_lm
 
 
 class PretrainingModel:
@@ -32,10 +34,12 @@ class PretrainingModel:
     accepts_loss_kwargs: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ()
     means: ClassVar[dict[str, tuple[str, str]]] = {}
-    config: Any
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
     set_objective: Callable[..., None]
+    # from the tensors of a batch to the loss, summed over the labels, their number, and (B,) for each of the parts but
+    # the last, which is the number of tokens that are not special
+    _objective: Callable[..., tuple[Tensor, Any, list[Tensor]]]
     _collected: Tensor | None = None
 
     @classmethod
@@ -61,7 +65,43 @@ class PretrainingModel:
         Raises:
             ValueError: as of :meth:`of`; the model does not exist, or has no trained masked-LM head.
         """
-        return cls.of(open_masked_lm(path), **options)
+        return cls.of(stock_masked_lm(path), **options)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        content: Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **batch: Any,
+    ) -> Any:
+        """The loss of a batch of the objective's collator.
+
+        Args:
+            input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
+            content: ``(B,)`` number of tokens of each sequence or group but special ones, for ``masked_share``; or
+                None.
+            num_items_in_batch: number of labels of the update; None: those of the batch.
+            batch: the rest of the batch, and options of the stock class.
+
+        Raises:
+            ValueError: the batch is that of another collator.
+        """
+        if labels is None or input_ids is None:
+            return super().forward(  # type: ignore[misc]
+                input_ids=input_ids, attention_mask=attention_mask, **batch
+            )
+        loss, number, parts = self._objective(input_ids, attention_mask, labels, **batch)
+        number = number if num_items_in_batch is None else num_items_in_batch
+        loss = loss / torch.as_tensor(number, device=loss.device).clamp(min=1)
+        parts = [*parts, labels.new_zeros(len(labels)) if content is None else content]
+        rows = torch.stack([part.detach().double() for part in parts], dim=1)
+        if not self.training:
+            return {"loss": loss, "parts": rows}
+        sums = rows.sum(dim=0)
+        self._collected = sums if self._collected is None else self._collected + sums
+        return {"loss": loss}
 
     def taken_parts(self) -> dict[str, float]:
         """The means over the tokens since the last call, over all ranks, which all have to call it; by name."""
@@ -83,27 +123,23 @@ class PretrainingModel:
             input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options
         )
 
-    @staticmethod
-    def _num_content(content: Tensor | None, labels: Tensor) -> Tensor:
-        """How many tokens of each sequence or group are not special, ``(B,)``; 0 if the batch does not say so."""
-        return labels.new_zeros(len(labels)) if content is None else content
 
-    @staticmethod
-    def _mean(total: Tensor, count: Tensor, num_items_in_batch: Any) -> Tensor:
-        """A sum divided by the number of items of the update; where that is not given, of the batch."""
-        number = count if num_items_in_batch is None else num_items_in_batch
-        return total / torch.as_tensor(number, device=total.device).clamp(min=1)
+class MaskedLmModel(PretrainingModel):
+    """A masked LM that computes its loss as the stock class does, faster and with exact means over an update."""
 
-    def _result(self, loss: Tensor, parts: list[Tensor] | Tensor) -> dict[str, Tensor]:
-        """The output of the forward pass; ``parts`` has the sums of the batch, or of each of its rows."""
-        sums = torch.stack([part.detach().double() for part in parts]) if isinstance(parts, list) else parts
-        if not self.training:
-            return {"loss": loss, "parts": sums}
-        self._collected = sums if self._collected is None else self._collected + sums
-        return {"loss": loss}
+    parts: ClassVar[tuple[str, ...]] = ("mlm", "masked", "content")
+    means: ClassVar[dict[str, tuple[str, str]]] = {"mlm_loss": ("mlm", "masked"), "masked_share": ("masked", "content")}
 
+    def set_objective(self) -> None:
+        """There are no options."""
 
-_subclasses: dict[tuple[type, type], type] = {}
+    def _objective(
+        self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor, **options: Any
+    ) -> tuple[Tensor, Any, list[Tensor]]:
+        head, masked = head_of(self), labels != IGNORED
+        logits = head.project(head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked]))
+        losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
+        return losses.sum(), masked.sum(), [sums_of_rows(losses, masked), masked.sum(dim=1)]
 
 
 def _subclass(objective: type, model_class: type) -> type:
@@ -114,8 +150,11 @@ def _subclass(objective: type, model_class: type) -> type:
     return _subclasses[objective, stock]
 
 
+_subclasses: dict[tuple[type, type], type] = {}
+
+
 def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
-    """The sum of what belongs to each row of a batch, ``(B,)``, without gradient.
+    """The sum of what belongs to each row of a batch, ``(B,)`` float64, without gradient.
 
     Args:
         values: ``(n,)`` one for each chosen place, in their order.

@@ -1,4 +1,4 @@
-"""The datasets of the library's Trainer: sequences with their number, the epoch and, for MLSM, their codes."""
+"""The datasets of the library's Trainer: sequences or groups of them, with the number, the epoch and maybe codes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from mlsm_plugin.data.span_groups import consecutive_groups
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.stored_codes import covered_positions
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions, recorded_coverage
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,18 @@ class PretrainingSequence:
     codes: SequenceCodes | None
 
 
-class PretrainingSequences(Dataset):
+class _WithEpoch(Dataset):
+    """A dataset whose samples hold the epoch, which all worker processes see."""
+
+    def __init__(self) -> None:
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides masks and spans."""
+        self._epoch[0] = epoch
+
+
+class PretrainingSequences(_WithEpoch):
     """Sequences of ids for the collators of this package.
 
     In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch; all worker
@@ -68,9 +80,9 @@ class PretrainingSequences(Dataset):
     """
 
     def __init__(self, input_ids: Any, codes: str | os.PathLike[str] | None = None) -> None:
-        self.sequences = input_ids if isinstance(input_ids, TokenSequences) else TokenSequences(input_ids)
+        self.sequences = TokenSequences.of(input_ids)
         self.codes = None if codes is None else _open_codes(codes, self.sequences)
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        super().__init__()
 
     @property
     def num_atoms(self) -> int:
@@ -82,10 +94,6 @@ class PretrainingSequences(Dataset):
         if self.codes is None:
             raise ValueError("these sequences have no codes; pass the folder of their codes")
         return self.codes.store.num_atoms
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the masks."""
-        self._epoch[0] = epoch
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -108,8 +116,40 @@ def _open_codes(directory: str | os.PathLike[str], sequences: TokenSequences) ->
             f"the codes in {directory} were made from another text, or from these sequences in another order; "
             "code these sequences, or pass those that were coded"
         )
-    coverage = float(store.meta.get("coverage", 1.0))
-    seed = store.meta.get("coverage_seed")
-    if coverage < 1 and seed is None:
-        raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
-    return SequenceCodes(store, coverage, int(seed or 0))
+    return SequenceCodes(store, *recorded_coverage(store.meta, directory))
+
+
+@dataclass(frozen=True)
+class SpanGroup:
+    """Sequences that follow each other, ``(T_i,)`` each; the epoch and the index decide their spans."""
+
+    sequences: list[np.ndarray]
+    index: int
+    epoch: int
+
+
+class SpanGroups(_WithEpoch):
+    """Groups of sequences that follow each other in the corpus; the Trainer's batch size counts groups.
+
+    Args:
+        input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.
+        group_size: sequences of a group, at least 2.
+
+    Raises:
+        ValueError: the groups would be too small, or there is only one sequence.
+    """
+
+    def __init__(self, input_ids: Any, group_size: int = 16) -> None:
+        self.sequences = TokenSequences.of(input_ids)
+        if group_size < 2:
+            raise ValueError(f"group_size must be at least 2, got {group_size}: spans are found in other sequences")
+        if len(self.sequences) < 2:
+            raise ValueError("the text is only one sequence; spans are found in other sequences of a group")
+        self.groups = consecutive_groups(len(self.sequences), group_size)
+        super().__init__()
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> SpanGroup:
+        return SpanGroup([self.sequences[int(one)] for one in self.groups[index]], int(index), int(self._epoch[0]))

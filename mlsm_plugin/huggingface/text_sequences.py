@@ -13,8 +13,7 @@ from typing import Any
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.hidden_states.library_encoder import positions_of, supported_config
-from mlsm_plugin.huggingface.packing import check_max_length, packed
+from mlsm_plugin.hidden_states.hf_encoder import positions_of, supported_config
 from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
@@ -24,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 1000
 LONGEST_DEFAULT = 512
+FEWEST = 3  # a token, and those that begin and end a sequence
 ADVICE = "Pass --overwrite to replace it, or choose another --output"
 
 
@@ -73,7 +73,7 @@ def write_text_sequences(
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> tuple[TokenSequences, bool]:
-    """Tokenize text and write sequences of whole lines, see :func:`~mlsm_plugin.huggingface.packing.packed`.
+    """Tokenize text and write sequences of whole lines, see :func:`packed`.
 
     The folder appears as a whole. Only a few lines are in memory at a time.
 
@@ -131,3 +131,40 @@ def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
     folder = PlannedFolder(output, plan, plan_file=None, advice=ADVICE)
     # a kill can leave one of the files alone
     return folder.is_complete() and all((output / name).exists() for name in (IDS_FILE, STARTS_FILE))
+
+
+def check_max_length(max_length: int) -> None:
+    """Raise ValueError if ``max_length`` leaves no room for a token between the two that surround a sequence."""
+    if max_length < FEWEST:
+        raise ValueError(f"--max-length must be at least {FEWEST}: two special tokens and one of the text")
+
+
+def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int, end: int) -> Iterator[list[int]]:
+    """Sequences of whole lines, as many as fit, each between ``begin`` and ``end``.
+
+    A line that does not fit begins a new sequence. One that is longer than a sequence is cut; what follows it is packed
+    with its last piece.
+
+    Args:
+        lines: the ids of each line; None between two documents, which share no sequence.
+        max_length: longest sequence, ``begin`` and ``end`` included.
+        begin, end: ids around each sequence.
+
+    Raises:
+        ValueError: ``max_length`` leaves no room for a token.
+    """
+    check_max_length(max_length)
+    room = max_length - 2
+    current: list[int] = []
+    for line in lines:
+        if current and (line is None or len(current) + len(line) > room):
+            yield [begin, *current, end]
+            current = []
+        if not line:
+            continue
+        cut = max(0, (len(line) - 1) // room * room)  # where the last piece of a long line begins
+        for first in range(0, cut, room):
+            yield [begin, *line[first : first + room], end]
+        current.extend(line[cut:])
+    if current:
+        yield [begin, *current, end]

@@ -63,6 +63,11 @@ class TokenSequences:
             raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
         self._read: tuple[str, int] | None = None
 
+    @classmethod
+    def of(cls, input_ids: Any) -> TokenSequences:
+        """``input_ids`` itself if it is such a corpus, else the corpus that it makes."""
+        return input_ids if isinstance(input_ids, cls) else cls(input_ids)
+
     def _opened(self, path: Path) -> Any:
         """What the class takes, of a file or folder; None if it is a folder that :meth:`write` made."""
         if path.is_file():

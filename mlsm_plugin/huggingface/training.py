@@ -18,6 +18,7 @@ import torch
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import first_line, import_transformers
 from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
@@ -26,48 +27,31 @@ NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to r
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained; the optimizer is AdamW with betas 0.9 and 0.98.
-
-    Attributes:
-        updates: number of updates.
-        batch_size: sequences (NPM: groups) of a batch on each device.
-        accumulate: batches of an update.
-        learning_rate: the largest rate; it rises over ``warmup`` and falls linearly to 0.
-        warmup: share of the updates in which the rate rises.
-        weight_decay: of AdamW.
-        bf16: ``auto`` (where it is fast), ``on`` or ``off``.
-        evaluate_every: updates between two evaluations, and between two checkpoints.
-        seed: of the order, of dropout and of new parameters.
-        workers: processes that make batches.
-        cpu: do not use a GPU.
+    """How a model is trained; the optimizer is AdamW with betas 0.9 and 0.98. The rate falls linearly to 0.
 
     Raises:
         ValueError: a value is out of range.
     """
 
-    updates: int = 1000
-    batch_size: int = 32
-    accumulate: int = 1
-    learning_rate: float = 2e-4
-    warmup: float = 0.06
+    updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
+    batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) of a batch on each device")
+    accumulate: int = option(1, least=1, help="batches of an update")
+    learning_rate: float = option(2e-4, above=0, help="largest learning rate")
+    warmup: float = option(0.06, least=0, most=1, help="share of the updates with rising rate")
     weight_decay: float = 0.01
-    bf16: str = "auto"
-    evaluate_every: int = 500
-    seed: int = 1
-    workers: int = 0
-    cpu: bool = False
+    bf16: str = option(
+        "auto", choices=("auto", "on", "off"),
+        help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
+    )  # fmt: skip
+    evaluate_every: int = option(500, least=1, help="updates between evaluations and checkpoints")
+    seed: int = seed("of everything")
+    workers: int = option(0, least=0, help="processes that make batches")
+    cpu: bool = option(False, help="do not use a GPU")
 
     def __post_init__(self) -> None:
-        for name in ("updates", "batch_size", "accumulate", "learning_rate", "evaluate_every"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
-        for name in ("seed", "workers", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"--warmup must be in [0, 1], got {self.warmup}")
-        if self.bf16 not in ("auto", "on", "off"):
-            raise ValueError(f"--bf16 must be auto, on or off, got {self.bf16}")
+        check(self)
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     @property
     def device_type(self) -> str:

@@ -8,14 +8,73 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlsm_plugin.losses.similarity import SIMILARITIES, default_temperature, similarities
-
+SIMILARITIES = ("inner", "l2")
+NO_KEY = -1
 # maximum number of scores that are computed at once
 CHUNK_ENTRIES = 1 << 22
 CHUNK_ENTRIES_GPU = 1 << 26
 
 
-def span_contrastive_loss(
+def similarities(queries: Tensor, keys: Tensor, similarity: str) -> Tensor:
+    """The scores of all pairs: ``inner`` products, or negative squared ``l2`` distances.
+
+    Args:
+        queries: ``(n, d)``.
+        keys: ``(m, d)``, with the same dtype.
+        similarity: one of :data:`SIMILARITIES`.
+
+    Returns:
+        ``(n, m)``; more similar pairs have larger scores.
+    """
+    products = queries @ keys.T
+    if similarity == "inner":
+        return products
+    return products.mul_(2).sub_(queries.square().sum(dim=1)[:, None]).sub_(keys.square().sum(dim=1))
+
+
+def check_similarity(similarity: str, temperature: float | None) -> None:
+    """Raise ValueError if an option of the similarity is out of range."""
+    if similarity not in SIMILARITIES:
+        raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
+    if temperature is not None and not temperature > 0:
+        raise ValueError(f"similarity temperature must be positive, got {temperature}")
+
+
+def default_temperature(dim: int) -> float:
+    """The default temperature, by which scores are divided: the square root of the width ``dim``."""
+    return math.sqrt(dim)
+
+
+def similarity_of(cfg: Any) -> str:
+    """The similarity with which a model was trained, from the whole configuration in its checkpoint.
+
+    It is ``inner`` if the criterion does not have this option.
+    """
+    return str(getattr(cfg.criterion, "similarity", None) or "inner")
+
+
+def temperature_of(cfg: Any, dim: int) -> float:
+    """The temperature with which a model of width ``dim`` was trained; ``cfg`` is as in :func:`similarity_of`."""
+    return getattr(cfg.criterion, "similarity_temperature", None) or default_temperature(dim)
+
+
+class SpanTerms(NamedTuple):
+    """The loss, and what is logged with it.
+
+    Attributes:
+        loss: summed loss, float32 scalar with gradient.
+        losses: ``(n,)`` that of each query, 0 without positives.
+        found: ``(n,)`` bool, whether the best candidate of a query is a positive.
+        counted: ``(n,)`` bool, whether a query has positives.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    found: Tensor
+    counted: Tensor
+
+
+def span_contrastive_terms(
     queries: Tensor,
     keys: Tensor,
     positives: Tensor,
@@ -23,7 +82,7 @@ def span_contrastive_loss(
     *,
     similarity: str = "inner",
     temperature: float | None = None,
-) -> Tensor:
+) -> SpanTerms:
     """The sum over queries of -log(sum over positives of exp(score) / sum over candidates of exp(score)).
 
     The score of a query and a key is their inner product, or their negative squared distance, divided by the
@@ -38,7 +97,7 @@ def span_contrastive_loss(
         temperature: a positive number; None: sqrt(d).
 
     Returns:
-        float32 scalar (float64 for float64 queries), in nats.
+        the loss in nats, in float32 (float64 for float64 queries), and what is logged with it.
 
     Raises:
         ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
@@ -46,35 +105,6 @@ def span_contrastive_loss(
     Reference:
         Min et al., "Nonparametric Masked Language Modeling", 2022.
     """
-    return span_contrastive_terms(
-        queries, keys, positives, candidates, similarity=similarity, temperature=temperature
-    ).loss
-
-
-class SpanTerms(NamedTuple):
-    """The loss, and what is logged with it.
-
-    Attributes:
-        loss: summed loss, float32 scalar with gradient.
-        found: ``(n,)`` bool, whether the best candidate of a query is a positive.
-        counted: ``(n,)`` bool, whether a query has positives.
-    """
-
-    loss: Tensor
-    found: Tensor
-    counted: Tensor
-
-
-def span_contrastive_terms(
-    queries: Tensor,
-    keys: Tensor,
-    positives: Tensor,
-    candidates: Tensor,
-    *,
-    similarity: str = "inner",
-    temperature: float | None = None,
-) -> SpanTerms:
-    """Compute :func:`span_contrastive_loss`, and what is logged with it."""
     expected = (len(queries), len(keys))
     if queries.dim() != 2 or keys.dim() != 2 or queries.size(1) != keys.size(1):
         raise ValueError(f"expected queries (n, d) and keys (m, d), got {tuple(queries.shape)} and {tuple(keys.shape)}")
@@ -82,11 +112,8 @@ def span_contrastive_terms(
         raise ValueError(
             f"expected positives and candidates {expected}, got {tuple(positives.shape)} and {tuple(candidates.shape)}"
         )
-    if similarity not in SIMILARITIES:
-        raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
+    check_similarity(similarity, temperature)
     temperature = default_temperature(queries.size(1)) if temperature is None else temperature
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be positive, got {temperature}")
     with torch.autocast(queries.device.type, enabled=False):  # --amp would round the scores
         return SpanTerms(*_SpanLoss.apply(queries, keys, positives, candidates, similarity, temperature))
 
@@ -103,13 +130,14 @@ class _SpanLoss(torch.autograd.Function):
         candidates: Tensor,
         similarity: str,
         temperature: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the loss, ``found`` and ``counted`` (see :class:`SpanTerms`)."""
+    ) -> tuple[Tensor, ...]:
+        """Compute the parts of :class:`SpanTerms`."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         q, k = queries.detach().to(dtype), keys.detach().to(dtype)
         with_gradient = any(ctx.needs_input_grad[:2])
         q_gradient, k_gradient = torch.zeros_like(q), torch.zeros_like(k)
         total = q.new_zeros((), dtype=torch.float64)
+        losses = q.new_zeros(len(q))
         found = torch.zeros(len(q), dtype=torch.bool, device=q.device)
         counted = torch.zeros_like(found)
         entries = CHUNK_ENTRIES if q.device.type == "cpu" else CHUNK_ENTRIES_GPU
@@ -121,7 +149,8 @@ class _SpanLoss(torch.autograd.Function):
             scores = similarities(q[rows], k, similarity).div_(temperature).masked_fill_(~candidates[rows], -math.inf)
             of_positives = scores.masked_fill(~positive, -math.inf)
             all_sum, positive_sum = scores.logsumexp(dim=1), of_positives.logsumexp(dim=1)
-            total += (all_sum - positive_sum)[has].sum()
+            losses[rows][has] = (all_sum - positive_sum)[has]
+            total += losses[rows][has].sum()
             counted[rows] = has
             if len(k):
                 found[rows] = positive.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1) & has
@@ -137,8 +166,8 @@ class _SpanLoss(torch.autograd.Function):
                     k_gradient += 2 * (pull.T @ q[rows] - pull.sum(dim=0)[:, None] * k)
         ctx.save_for_backward(q_gradient, k_gradient)
         ctx.dtypes = (queries.dtype, keys.dtype)
-        ctx.mark_non_differentiable(found, counted)
-        return total.to(dtype), found, counted
+        ctx.mark_non_differentiable(losses, found, counted)
+        return total.to(dtype), losses, found, counted
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -174,3 +203,82 @@ def occurrences(tokens: Tensor, ngrams: Tensor, lengths: Tensor) -> tuple[Tensor
         begins[rows, :, :room] = match
         ends[rows, :, length - 1 :] = match
     return begins, ends
+
+
+def span_batch_terms(
+    features: Tensor,
+    keys: Tensor,
+    tokens: Tensor,
+    spans: dict[str, Tensor],
+    ngrams: Tensor,
+    *,
+    first: int = 0,
+    single: bool = False,
+    similarity: str = "inner",
+    temperature: float | None = None,
+) -> dict[str, SpanTerms]:
+    """The loss of the starts of the spans and, unless ``single``, of their ends.
+
+    Args:
+        features: ``(B, T', d)`` hidden states of the masked sequences.
+        keys: ``(m, d)`` hidden states of the tokens that can be retrieved.
+        tokens: ``(S, T)`` ids of the sequences with the keys, in the same order; :data:`NO_KEY` where there is none.
+        spans: ``(n,)`` each: the ``sequence`` of a span, ``query_start`` and ``query_end``, the places of its masks in
+            the masked sequence, and its ``length``.
+        ngrams: ``(n, L)`` ids of each span; those after its length do not count.
+        first: number among the ``S`` sequences of the first of the ``B``.
+        single: a span is one token with one mask.
+        similarity, temperature: as of :func:`span_contrastive_terms`.
+
+    Returns:
+        the terms by name, ``start`` and ``end``.
+    """
+    column = (tokens != NO_KEY).flatten()
+    sequence_of_key = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.size(1))[column]
+    candidates = sequence_of_key != (spans["sequence"] + first)[:, None]  # (n, m)
+    places = dict(zip(("start", "end"), occurrences(tokens, ngrams, spans["length"]), strict=True))
+    if single:
+        del places["end"]
+    terms = {}
+    for name, found in places.items():
+        queries = features[spans["sequence"], spans[f"query_{name}"]]
+        positives = found.flatten(1)[:, column]
+        terms[name] = span_contrastive_terms(
+            queries, keys, positives, candidates, similarity=similarity, temperature=temperature
+        )
+    return terms
+
+
+def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
+    """The ids of each span, ``(n, longest)``; ids after its length do not count.
+
+    Args:
+        context: ``(B, T)`` ids without masks.
+        spans: the ``sequence``, ``start`` and ``length`` of each span in it, ``(n,)``.
+    """
+    lengths = spans["length"]
+    if len(lengths) == 0:
+        return context.new_zeros(0, 1)
+    offsets = torch.arange(int(lengths.max()), device=context.device)
+    places = (spans["start"][:, None] + offsets).clamp(max=context.size(1) - 1)
+    return context[spans["sequence"][:, None], places]
+
+
+def without_spans(spans: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``spans`` with none left."""
+    return {name: values[:0] for name, values in spans.items()}
+
+
+def stacked(masked: Tensor, context: Tensor, pad: int) -> Tensor:
+    """Both batches of ids ``(B, T')`` and ``(B, T)`` below each other, right-padded, for one forward pass."""
+    width = max(masked.size(1), context.size(1))
+    both = masked.new_full((2 * len(masked), width), pad)
+    both[: len(masked), : masked.size(1)] = masked
+    both[len(masked) :, : context.size(1)] = context
+    return both
+
+
+def found_spans(terms: dict[str, SpanTerms]) -> dict[str, Any]:
+    """How many spans were retrieved: ``num_starts_found``, ``num_ends_found`` if there are ends, ``num_found``."""
+    counts = {f"num_{name}s_found": term.found.sum() for name, term in terms.items()}
+    return {**counts, "num_found": torch.stack([term.found for term in terms.values()]).all(dim=0).sum()}

@@ -1,60 +1,160 @@
-"""The TACO loss: nearby tokens have similar global semantics (Fu et al., ACL 2022)."""
+"""The TACO loss, and the tokens that it compares: positives nearby, negatives in other sequences (Fu et al., 2022)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlsm_plugin.losses.token_pairs import NONE
+NONE = -1  # in the place of an index
+SHORTEST = 1e-8  # vectors shorter than this count as zero, as their gradient would not be finite
+ANCHORS = ("all", "unmasked", "masked")
 
-# Vectors shorter than this count as zero, as their gradient would not be finite.
-SHORTEST = 1e-8
+
+@dataclass(frozen=True)
+class Contrast:
+    """What the tokens of a batch are compared with (Fu et al., 2022).
+
+    Attributes:
+        positive_window: W; a positive is less than W tokens from its anchor.
+        negatives: K; number of tokens of other sequences that each anchor is compared with.
+        anchors: tokens that are anchors: ``all``, ``masked`` or ``unmasked``.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    positive_window: int = 5
+    negatives: int = 50
+    anchors: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.positive_window < 2:
+            raise ValueError(f"positive_window must be at least 2, got {self.positive_window}")
+        if self.negatives < 1:
+            raise ValueError(f"negatives must be at least 1, got {self.negatives}")
+        if self.anchors not in ANCHORS:
+            raise ValueError(f"anchors must be all, masked or unmasked, got {self.anchors}")
+
+    def anchors_in(self, valid: Tensor, masked: Tensor) -> Tensor:
+        """The anchors ``(B, T)`` among the tokens that may be compared, bool as both arguments."""
+        return {"all": valid, "masked": valid & masked, "unmasked": valid & ~masked}[self.anchors]
+
+
+def check_contrast_weight(weight: float, temperature: float) -> None:
+    """Raise ValueError if the weight of the loss or the divisor of the cosines is out of range."""
+    if weight < 0:
+        raise ValueError(f"contrastive_weight must not be negative, got {weight}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+
+
+def sample_pairs(
+    valid: Tensor, *, window: int, num_negatives: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw a positive and negatives for every valid token of a batch.
+
+    The positive of token t is drawn uniformly from the valid tokens t' of its sequence with 0 < |t - t'| < window; if
+    there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with
+    replacement, from the valid tokens of the other sequences.
+
+    Args:
+        valid: ``(B, T)`` bool, False for padding, BOS and EOS.
+        window: limit of the distance, at least 2.
+        num_negatives: K, at least 1.
+        generator: source of randomness, on the device of ``valid``.
+
+    Returns:
+        positive ``(B, T)`` and negative ``(B, T, K)``: int64 indices into the flattened batch x length. A token gets
+        -1 if it is not valid, or if there is nothing to draw from.
+
+    Raises:
+        ValueError: ``window`` or ``num_negatives`` is too small, or ``valid`` is not a bool matrix.
+
+    Reference:
+        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
+    """
+    flat = valid.flatten().nonzero().squeeze(1)  # (N,), the valid tokens of one sequence after the other
+    positive, negative = sample_pairs_in_pool(
+        valid, window=window, num_negatives=num_negatives, pool_size=len(flat), first=0, generator=generator
+    )
+    if len(flat) == 0:
+        return positive, negative
+    return torch.where(positive == NONE, NONE, flat[positive]), torch.where(negative == NONE, NONE, flat[negative])
+
+
+def sample_pairs_in_pool(
+    valid: Tensor, *, window: int, num_negatives: int, pool_size: int, first: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """:func:`sample_pairs` with negatives from a pool of tokens, and indices into that pool.
+
+    Args:
+        pool_size: number of tokens in the pool; all are valid.
+        first: index in the pool of the first valid token of this batch; the others follow in order.
+    """
+    if valid.dim() != 2 or valid.dtype != torch.bool:
+        raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
+    if window < 2 or num_negatives < 1:
+        raise ValueError(f"expected window >= 2 and num_negatives >= 1, got {window} and {num_negatives}")
+    counts = valid.sum(dim=1)
+    starts = counts.cumsum(0) - counts + first  # index of each sequence in the pool
+    nearby = _draw_nearby(valid, window, generator)
+    positive = torch.where(nearby == NONE, NONE, nearby + starts[:, None])
+    return positive, _draw_others(valid, starts, counts, pool_size, num_negatives, generator)
+
+
+def _draw(number: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Draw integers of ``shape``, uniform in [0, number); results are only valid where ``number`` is positive."""
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=number.device)
+    return (uniform * number).long()
+
+
+def _draw_nearby(valid: Tensor, window: int, generator: torch.Generator) -> Tensor:
+    """Draw the positive of each token, as a number among the valid tokens of its sequence: (B, T), -1 for none."""
+    before = F.pad(valid.cumsum(dim=1), (1, 0))  # (B, T + 1): number of valid tokens before each
+    position = torch.arange(valid.size(1), device=valid.device)
+    lowest = before[:, (position - window + 1).clamp(min=0)]
+    number = before[:, (position + window).clamp(max=valid.size(1))] - lowest - 1  # without the token itself
+    lonely = number < 1
+    lowest = lowest.masked_fill(lonely, 0)
+    number = torch.where(lonely, before[:, -1:] - 1, number)
+    drawn = lowest + _draw(number, number.shape, generator)
+    drawn += drawn >= before[:, :-1]  # skips the token itself
+    return drawn.masked_fill(~valid | (number < 1), NONE)
+
+
+def _draw_others(
+    valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
+) -> Tensor:
+    """Draw the negatives of each token, as indices into the pool: (B, T, K), -1 for none.
+
+    In the pool, sequence i has the tokens from ``starts[i]`` to ``starts[i] + counts[i] - 1`` (both (B,)).
+    """
+    starts, counts = starts[:, None, None], counts[:, None, None]
+    drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
+    drawn += counts * (drawn >= starts)  # skips the token's own sequence
+    return drawn.masked_fill_(~valid[:, :, None] | (counts == pool_size), NONE)
 
 
 class ContrastiveTerms(NamedTuple):
-    """Sums over the anchors, float32 scalars; only the loss has a gradient.
+    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient.
 
     Attributes:
-        loss: InfoNCE, in nats.
-        num_correct: number of anchors whose positive is nearer than all negatives.
+        loss: InfoNCE in nats, summed, float32 scalar with gradient.
+        losses: that of each anchor.
+        correct: whether its positive is nearer than all negatives, bool.
         positive_cosine: cosine of an anchor and its positive.
         negative_cosine: mean cosine of an anchor and its negatives.
     """
 
     loss: Tensor
-    num_correct: Tensor
+    losses: Tensor
+    correct: Tensor
     positive_cosine: Tensor
     negative_cosine: Tensor
-
-
-def token_contrastive_loss(
-    semantics: Tensor, anchors: Tensor, positive: Tensor, negative: Tensor, *, temperature: float
-) -> Tensor:
-    """InfoNCE of unit vectors, summed over the anchors; its memory does not grow with K.
-
-    For an anchor a, a positive p and negatives n_1, ..., n_K, all divided by their L2 norms, the loss is
-    ``-log(exp(a p / temperature) / (exp(a p / temperature) + sum_k exp(a n_k / temperature)))``. Only a has a gradient.
-
-    Args:
-        semantics: ``(B, T, d)``, any floating dtype. A vector of zeros has cosine 0 with all others, and gradient 0.
-        anchors: ``(B, T)`` bool.
-        positive, negative: ``(B, T)`` and ``(B, T, K)``, as :func:`sample_pairs` makes them. A token without a positive
-            or without negatives is not an anchor.
-        temperature: a positive number.
-
-    Returns:
-        float32 scalar (float64 for float64 semantics), in nats.
-
-    Raises:
-        ValueError: the shapes do not fit together.
-
-    Reference:
-        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
-    """
-    return contrastive_terms(semantics, anchors, positive, negative, temperature=temperature).loss
 
 
 def contrastive_terms(
@@ -66,11 +166,25 @@ def contrastive_terms(
     temperature: float,
     keys: Tensor | None = None,
 ) -> ContrastiveTerms:
-    """Compute :func:`token_contrastive_loss`, and what is logged with it.
+    """InfoNCE of unit vectors, summed over the anchors; its memory does not grow with K.
+
+    For an anchor a, a positive p and negatives n_1, ..., n_K, all divided by their L2 norms, the loss is
+    ``-log(exp(a p / temperature) / (exp(a p / temperature) + sum_k exp(a n_k / temperature)))``. Only a has a gradient.
 
     Args:
+        semantics: ``(B, T, d)``, any floating dtype. A vector of zeros has cosine 0 with all others, and gradient 0.
+        anchors: ``(B, T)`` bool.
+        positive, negative: ``(B, T)`` and ``(B, T, K)``, as :func:`sample_pairs` makes them. A token without a positive
+            or without negatives is not an anchor.
+        temperature: a positive number.
         keys: ``(m, d)`` unit vectors, without gradient, that ``positive`` and ``negative`` index; None: those of
             ``semantics``.
+
+    Raises:
+        ValueError: the shapes do not fit together.
+
+    Reference:
+        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
     """
     shape = semantics.shape[:2]
     if semantics.dim() != 3 or not shape == anchors.shape == positive.shape == negative.shape[:2]:
@@ -131,26 +245,20 @@ class _InfoNce(torch.autograd.Function):
         anchor = own[chosen]  # (a, d)
         cosine = _cosines(anchor, keys, candidates)  # (a, 1 + K)
         logits = (cosine - cosine[:, :1]) / temperature
-        normalizer = logits.logsumexp(dim=1)  # equals the loss, as the positive's logit is 0
-        sums = (
-            normalizer.double().sum(),
-            (cosine[:, 0] > cosine[:, 1:].amax(dim=1)).double().sum(),
-            cosine[:, 0].double().sum(),
-            cosine[:, 1:].mean(dim=1).double().sum(),
-        )
+        losses = logits.logsumexp(dim=1)  # as the positive's logit is 0
+        correct = cosine[:, 0] > cosine[:, 1:].amax(dim=1)
+        of_anchors = losses, correct, cosine[:, 0].clone(), cosine[:, 1:].mean(dim=1)
         if gradient is not None:
-            probability = (logits - normalizer[:, None]).exp()
+            probability = (logits - losses[:, None]).exp()
             probability[:, 0] -= 1
             # gradient of the unit vectors
             pull = F.embedding_bag(candidates, keys, per_sample_weights=probability, mode="sum") / temperature
             gradient[chosen] = pull - (pull * anchor).sum(dim=1, keepdim=True) * anchor
-        if gradient is not None:
             gradient /= _norms(semantics.detach().to(gradient.dtype))  # 0 for vectors that count as zero
             ctx.save_for_backward(gradient)
         ctx.dtype = semantics.dtype
-        terms = tuple(term.to(own.dtype) for term in sums)
-        ctx.mark_non_differentiable(*terms[1:])
-        return terms
+        ctx.mark_non_differentiable(*of_anchors)
+        return losses.double().sum().to(own.dtype), *of_anchors
 
     @staticmethod
     @torch.autograd.function.once_differentiable

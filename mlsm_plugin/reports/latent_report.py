@@ -63,18 +63,10 @@ class _Occurrences:
     windows: np.ndarray  # (n, 2 * window + 1) ids, NOTHING beyond the block
 
     def __getitem__(self, rows: np.ndarray) -> _Occurrences:
-        return _Occurrences(
-            self.atoms[rows], self.types[rows], self.weights[rows], self.order[rows], self.windows[rows]
-        )
+        return _Occurrences(*(values[rows] for values in vars(self).values()))
 
     def joined(self, other: _Occurrences) -> _Occurrences:
-        return _Occurrences(
-            np.concatenate([self.atoms, other.atoms]),
-            np.concatenate([self.types, other.types]),
-            np.concatenate([self.weights, other.weights]),
-            np.concatenate([self.order, other.order]),
-            np.concatenate([self.windows, other.windows]),
-        )
+        return _Occurrences(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @classmethod
     def none(cls, window: int) -> _Occurrences:

@@ -18,7 +18,7 @@ from mlsm_plugin.files.sharded_store import MissingShardsError
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.losses.similarity import similarity_of
+from mlsm_plugin.losses.span_contrastive import similarity_of
 from mlsm_plugin.retrieval.datastore_files import DICTIONARY_FILE, FORMAT, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.tokenization.text_files import numbered_lines

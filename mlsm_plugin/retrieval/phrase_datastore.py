@@ -20,7 +20,7 @@ from mlsm_plugin.files.npy_files import map_npy, npy_header
 from mlsm_plugin.files.planned_folder import META_FILE, PLAN_FILE
 from mlsm_plugin.files.sharded_store import shard_path
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.losses.similarity import similarities
+from mlsm_plugin.losses.span_contrastive import similarities
 from mlsm_plugin.retrieval.datastore_builder import CHUNK_ENTRIES, DatastoreBuilder, DatastoreSettings
 from mlsm_plugin.retrieval.datastore_files import BLOCKS_FILE, FORMAT, TOKENS_FILE, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size

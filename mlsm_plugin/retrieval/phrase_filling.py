@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.files.settings import check, option
-from mlsm_plugin.losses.similarity import similarities, similarity_of, temperature_of
+from mlsm_plugin.losses.span_contrastive import similarities, similarity_of, temperature_of
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.unknown_tokens import check_known

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.losses.similarity import similarities
+from mlsm_plugin.losses.span_contrastive import similarities
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 from mlsm_plugin.tokenization.masked_text import ids_between_masks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,18 @@ NO_POSITION = -1
 def atom_dtype(num_atoms: int) -> np.dtype:
     """The integer type of stored atoms: uint16 if it can number all atoms, else uint32."""
     return np.dtype(np.uint16 if num_atoms <= 2**16 else np.uint32)
+
+
+def recorded_coverage(meta: Mapping[str, Any], directory: str | os.PathLike[str]) -> tuple[float, int]:
+    """The share of the positions that a code store covers, and its seed, from its ``meta.json``.
+
+    Raises:
+        ValueError: the share is below 1, and its seed is missing.
+    """
+    coverage, seed = float(meta.get("coverage", 1.0)), meta.get("coverage_seed")
+    if coverage < 1 and seed is None:
+        raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
+    return coverage, int(seed or 0)
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:

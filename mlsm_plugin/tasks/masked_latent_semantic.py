@@ -20,7 +20,7 @@ from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets, replace_masks
 from mlsm_plugin.fairseq_seams.token_slices import combined_splits
 from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.stored_codes import check_top
+from mlsm_plugin.sparse_coding.stored_codes import check_top, recorded_coverage
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 logger = logging.getLogger(__name__)
@@ -287,13 +287,8 @@ def coverages_of(store: CodeStore) -> list[SplitCoverage]:
     Raises:
         ValueError: a store covers only a share of its split, but lacks the seed of that share.
     """
-    coverages = []
-    for directory, meta in zip(store.directories, store.metas, strict=True):
-        coverage, seed = meta.get("coverage", 1.0), meta.get("coverage_seed")
-        if coverage < 1 and seed is None:
-            raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
-        coverages.append(SplitCoverage(meta["token_count"], float(coverage), int(seed or 0)))
-    return coverages
+    stores = zip(store.directories, store.metas, strict=True)
+    return [SplitCoverage(meta["token_count"], *recorded_coverage(meta, directory)) for directory, meta in stores]
 
 
 def check_masking_fits(

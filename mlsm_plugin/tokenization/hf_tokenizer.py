@@ -15,6 +15,7 @@ import numpy as np
 
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
 from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 # roles of the library's special tokens; the unknown token stands for a word
@@ -53,8 +54,7 @@ class HuggingFaceTokenizer:
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
         self.begin_id, self.pad_id, self.end_id = begin, pad, end
         self.unknown_id = unknown
-        roles = (getattr(self._tokenizer, f"{role}_token_id", None) for role in ROLES)
-        self.special_ids = frozenset(int(number) for number in roles if number is not None)
+        self.special_ids = special_ids(self._tokenizer)
         vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
         special = {begin, pad, end, unknown, mask}
         plain = [(number, token) for number, token in vocabulary if number not in special]
@@ -124,6 +124,40 @@ def vocabulary_fingerprint(tokenizer: Any) -> str:
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     begin, pad, end = _surrounding_ids(tokenizer)
     return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids that are no text, never masked and never coded: those that begin, separate, end, pad and mask."""
+    roles = (getattr(tokenizer, f"{role}_token_id", None) for role in ROLES)
+    return frozenset(int(number) for number in roles if number is not None)
+
+
+def check_masked_lm_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer of the library has no mask or no padding token."""
+    for name in ("mask", "pad"):
+        if getattr(tokenizer, f"{name}_token_id", None) is None:
+            raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
+
+
+def number_of_ids(tokenizer: Any) -> int:
+    """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def unmasked_ids(tokenizer: Any) -> list[int]:
+    """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return sorted({*special_ids(tokenizer), *([] if unknown is None else [int(unknown)])})
+
+
+def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
+    """The classes of all ids of a tokenizer; ``masks`` holds ids that are special, too.
+
+    Raises:
+        ValueError: nothing in the vocabulary marks where words begin or end.
+    """
+    found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
+    return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})
 
 
 def _first_id(tokenizer: Any, *roles: str) -> int | None:

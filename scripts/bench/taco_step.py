@@ -74,8 +74,7 @@ from torch import Tensor
 
 from mlsm_plugin.criterions import token_contrastive
 from mlsm_plugin.criterions.token_contrastive import TokenContrastiveConfig, TokenContrastiveCriterion
-from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.losses.token_contrastive import ContrastiveTerms, contrastive_terms, sample_pairs
 
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
 TINY_FLAGS = (
@@ -106,13 +105,15 @@ def straightforward_terms(
     gathered = (unit.detach() if keys is None else keys)[candidates]  # (a, 1 + K, d)
     cosine = torch.einsum("ad,akd->ak", unit[chosen], gathered)
     labels = candidates.new_zeros(len(candidates))
-    loss = F.cross_entropy(cosine / temperature, labels, reduction="sum")
+    losses = F.cross_entropy(cosine / temperature, labels, reduction="none")
+    total = losses.sum()
     with torch.no_grad():
         return ContrastiveTerms(
-            loss,
-            num_correct=(cosine[:, 0] > cosine[:, 1:].amax(dim=1)).sum(),
-            positive_cosine=cosine[:, 0].sum(),
-            negative_cosine=cosine[:, 1:].mean(dim=1).sum(),
+            total,
+            losses.detach(),
+            correct=cosine[:, 0] > cosine[:, 1:].amax(dim=1),
+            positive_cosine=cosine[:, 0],
+            negative_cosine=cosine[:, 1:].mean(dim=1),
         )
 
 

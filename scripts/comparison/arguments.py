@@ -10,7 +10,7 @@ from pathlib import Path
 
 from comparison.measures import Task
 from comparison.rows import CODERS, ROWS, SELF, ordered
-from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 
 FILES = ("train", "valid", "held_out", "pairs", "tasks", "auxiliary", "output")  # arguments that are paths
 

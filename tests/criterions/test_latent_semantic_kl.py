@@ -10,7 +10,7 @@ from fairseq import tasks
 from fairseq.logging import metrics
 
 from mlsm_plugin.criterions.latent_semantic_kl import LatentSemanticKlCriterion
-from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl, strongest_atom_cross_entropy
+from mlsm_plugin.losses.latent_semantic import latent_semantic_kl, strongest_atom_cross_entropy
 from tests.tiny_run import INFERENCE_COPY, batches, seeded_model, training_config
 
 LOSSES = [latent_semantic_kl, strongest_atom_cross_entropy]
@@ -109,7 +109,8 @@ def test_loss_is_the_weighted_sum_of_its_parts(run, model, weights):
     batch = run.batch
     masked = batch["target"].ne(run.task.source_dictionary.pad())
     logits, extra = model(batch["net_input"]["src_tokens"], project_atoms=True)
-    kl = latent_semantic_kl(extra["atom_logits"][masked], batch["codes"]["atoms"], batch["codes"]["weights"]).item()
+    kl = latent_semantic_kl(extra["atom_logits"][masked], batch["codes"]["atoms"], batch["codes"]["weights"])
+    kl = kl.sum().item()
     mlm = torch.nn.functional.cross_entropy(logits[masked], batch["target"][masked], reduction="sum").item()
     num_masked, num_coded = masked.sum().item(), batch["codes"]["weights"].gt(0).any(dim=1).sum().item()
     assert 0 < num_coded < num_masked  # special tokens have no code

@@ -177,7 +177,7 @@ def test_checkpoint_without_the_masks_of_spans_loads_and_they_begin_as_its_mask(
         ("--mask-prob", 0, r"mask_prob must be in \(0, 1\], got 0"),
         ("--span-length-p", 2, r"length_p must be in \(0, 1\], got 2"),
         ("--context-masking-ratio", 2, r"--context-masking-ratio must be in \[0, 1\], got 2"),
-        ("--similarity-temperature", 0, "--similarity-temperature must be positive, got 0"),
+        ("--similarity-temperature", 0, "similarity temperature must be positive, got 0"),
         ("--negative-group-size", 2, "--negative-group-size needs --negatives-across-ranks"),
     ],
 )

@@ -13,8 +13,7 @@ from fairseq import tasks
 from fairseq.logging import metrics
 
 from mlsm_plugin.criterions.token_contrastive import TokenContrastiveCriterion
-from mlsm_plugin.losses.token_contrastive import token_contrastive_loss
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.losses.token_contrastive import contrastive_terms, sample_pairs
 from tests.tiny_run import INFERENCE_COPY, batches, seeded_model, training_config
 
 NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
@@ -39,7 +38,7 @@ def parts_of(criterion: Any, model: Any, sample: Any) -> tuple[torch.Tensor, tor
     anchors = {"all": valid, "masked": valid & masked, "unmasked": valid & ~masked}[which]
     drawn = criterion._generator(sample, semantics.device)
     positive, negative = sample_pairs(valid, window=5, num_negatives=criterion.cfg.negatives, generator=drawn)
-    loss = token_contrastive_loss(semantics, anchors, positive, negative, temperature=0.07)
+    loss = contrastive_terms(semantics, anchors, positive, negative, temperature=0.07).loss
     count = int((anchors & (positive >= 0) & (negative[:, :, 0] >= 0)).sum())
     return mlm, loss, int(masked.sum()), count
 
@@ -224,10 +223,10 @@ def test_metrics_are_means_over_the_tokens_of_all_workers() -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--contrastive-weight", -1, "--contrastive-weight must not be negative, got -1.0"),
-        ("--positive-window", 1, "--positive-window must be at least 2, got 1"),
-        ("--negatives", 0, "--negatives must be at least 1, got 0"),
-        ("--temperature", 0, "--temperature must be positive, got 0.0"),
+        ("--contrastive-weight", -1, "contrastive_weight must not be negative, got -1.0"),
+        ("--positive-window", 1, "positive_window must be at least 2, got 1"),
+        ("--negatives", 0, "negatives must be at least 1, got 0"),
+        ("--temperature", 0, "temperature must be positive, got 0.0"),
     ],
 )
 def test_options_without_meaning_are_refused(pipeline: Any, flag: str, value: int, message: str) -> None:

@@ -179,7 +179,7 @@ def test_each_split_of_a_combined_one_has_its_own_coverage():
 
 
 def test_shares_of_the_masked_tokens_must_be_shares():
-    with pytest.raises(ValueError, match=r"together at most 1; got 0\.6 and 0\.5"):
+    with pytest.raises(ValueError, match=r"together above 1; got \(0\.6, 0\.5\)"):
         masked_pair([], [], [], 0.1, leave_unmasked_prob=0.6, random_token_prob=0.5)
 
 

@@ -8,7 +8,7 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
-from mlsm_plugin.evaluation.classification_data import check_tokens, write_classification_data
+from mlsm_plugin.evaluation.finetuning import check_tokens, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
 from tests.tiny_models import TinyData

@@ -17,7 +17,7 @@ from mlsm_plugin.evaluation.dictionary_quality import (
     evaluate_loss,
     evaluate_reconstruction,
 )
-from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import open_masked_lm
 from mlsm_plugin.hidden_states.sources import open_encoder
@@ -141,7 +141,7 @@ def test_drawn_blocks_are_whole_and_enough(reader: BlockReader) -> None:
 
 
 def test_without_a_masked_token_there_is_no_loss(tiny: TinyData, reader: BlockReader, monkeypatch: Any) -> None:
-    monkeypatch.setattr("mlsm_plugin.evaluation.masked_lm_loss.MASKED_SHARE", 1e-9)
+    monkeypatch.setattr("mlsm_plugin.evaluation.masked_batches.MASKED_SHARE", 1e-9)
     model = open_masked_lm(tiny.model, tiny.data_bin, device="cpu")
     losses = evaluate_loss(reader, model, perfect_sae(), replace(SETTINGS, max_tokens=1))
     assert losses.pop("masked_tokens") == 0

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
-from mlsm_plugin.losses.span_contrastive import span_contrastive_loss
-from mlsm_plugin.losses.token_contrastive import token_contrastive_loss
+from mlsm_plugin.losses.span_contrastive import span_contrastive_terms
+from mlsm_plugin.losses.token_contrastive import contrastive_terms
 from tests.conftest import REPOSITORY
 
 RANK = """
 import sys
 import torch
-from mlsm_plugin.losses.token_contrastive import contrastive_terms, unit_rows
-from mlsm_plugin.losses.token_pairs import sample_pairs_in_pool
+from mlsm_plugin.losses.token_contrastive import contrastive_terms, sample_pairs_in_pool, unit_rows
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -43,7 +42,7 @@ torch.distributed.destroy_process_group()
 RANK_OF_SPANS = """
 import sys
 import torch
-from mlsm_plugin.losses.span_contrastive import span_contrastive_loss
+from mlsm_plugin.losses.span_contrastive import span_contrastive_terms
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -54,7 +53,7 @@ keys.requires_grad_()
 all_keys, _ = gather_rows_with_gradient(keys)
 all_ids, _ = gather_rows(ids)
 positives = phrases[:, None] == all_ids
-loss = span_contrastive_loss(queries, all_keys, positives, torch.ones_like(positives))
+loss = span_contrastive_terms(queries, all_keys, positives, torch.ones_like(positives)).loss
 loss.backward()
 torch.save({"loss": loss.detach(), "queries": queries.grad, "keys": keys.grad}, f"{folder}/result{rank}.pt")
 torch.distributed.destroy_process_group()
@@ -114,7 +113,7 @@ def test_negatives_of_all_ranks_give_the_loss_and_gradient_of_one_rank_with_all_
     assert torch.equal(has, valid)
     assert bool((sequence.flatten()[negative] != sequence[:, :, None])[has].all())
     semantics.requires_grad_()
-    loss = token_contrastive_loss(semantics, valid, positive, negative, temperature=0.1)
+    loss = contrastive_terms(semantics, valid, positive, negative, temperature=0.1).loss
     loss.backward()
     assert float(sum(result["loss"] for result in results)) == pytest.approx(float(loss.detach()), rel=1e-5)
     rows = semantics.grad.split([shape[0] for shape in shapes])
@@ -138,7 +137,7 @@ def test_gradients_of_all_ranks_reach_the_keys(tmp_path: Path, sizes: tuple[tupl
     queries.requires_grad_()
     keys.requires_grad_()
     positives = phrases[:, None] == ids
-    loss = span_contrastive_loss(queries, keys, positives, torch.ones_like(positives))
+    loss = span_contrastive_terms(queries, keys, positives, torch.ones_like(positives)).loss
     loss.backward()
     assert float(loss) > 0
     torch.testing.assert_close(sum(result["loss"] for result in results), loss.detach())

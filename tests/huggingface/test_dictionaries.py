@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-from mlsm_plugin.huggingface.coding import encode_sequences
-from mlsm_plugin.huggingface.dictionaries import learn_from_sequences
+from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 from tests.huggingface.coded_model import LAYER, CodedModel, coded_model, files_of, settings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsm_plugin.huggingface.packing import check_max_length, packed
+from mlsm_plugin.huggingface.text_sequences import check_max_length, packed
 
 BEGIN, END = -1, -2
 Lines = list[list[int] | None]

@@ -18,7 +18,7 @@ from mlsm_plugin.hub.modernbert_export import modernbert_weights
 from mlsm_plugin.hub.roberta_export import roberta_weights
 from mlsm_plugin.huggingface import LatentSemanticModel, SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.losses.token_pairs import sample_pairs
+from mlsm_plugin.losses.token_contrastive import sample_pairs
 from tests.conftest import Pipeline
 from tests.tiny_models import save_model
 from tests.tiny_run import batches, seeded_model, training_config

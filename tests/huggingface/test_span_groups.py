@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from mlsm_plugin.huggingface import SpanContrastiveModel
-from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.span_groups import SpanGroups, SpanGroupsCollator
+from mlsm_plugin.huggingface import SpanContrastiveModel, SpanGroups
+from mlsm_plugin.huggingface.collators import IGNORED, SpanGroupsCollator
 from mlsm_plugin.huggingface.trainer_callback import prepare
 from tests.huggingface.tiny_corpus import CLS, MASK, PAD, SEP, make_tokenizer, random_ids, tiny_bert
 

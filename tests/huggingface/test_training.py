@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlsm_plugin.huggingface.collators import MaskedLmCollator
-from mlsm_plugin.huggingface.masked_lm_model import MaskedLmModel
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, last_checkpoint, make_trainer, save_trained, train
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert

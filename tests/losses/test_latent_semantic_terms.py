@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlsm_plugin.losses.latent_semantic_terms import check_weights, latent_semantic_terms
+from mlsm_plugin.losses.latent_semantic import check_weights, latent_semantic_terms
 
 
 def masked_tokens(*, empty: int = 0) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_both_losses_are_means_over_their_own_tokens(latent: float, mlm: float, 
 def test_parts_that_have_no_weight_are_not_needed() -> None:
     batch = masked_tokens()
     only_mlm = {**batch, "atom_logits": None, "codes": None}
-    assert latent_semantic_terms(**only_mlm, latent_weight=0, mlm_weight=1).num_coded is None
+    assert latent_semantic_terms(**only_mlm, latent_weight=0, mlm_weight=1).nonzeros is None
     only_kl = {**batch, "token_logits": None}
     assert latent_semantic_terms(**only_kl, latent_weight=1, mlm_weight=0).mlm is None
     zero = torch.zeros((), requires_grad=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from mlsm_plugin.losses.similarity import similarities, similarity_of, temperature_of
+from mlsm_plugin.losses.span_contrastive import similarities, similarity_of, temperature_of
 
 QUERIES = torch.tensor([[1.0, 0.0], [2.0, -1.0]])
 KEYS = torch.tensor([[1.0, 1.0], [0.0, 3.0], [2.0, -1.0]])

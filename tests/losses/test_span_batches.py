@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.losses.span_batches import (
+from mlsm_plugin.losses.span_contrastive import (
     NO_KEY,
     found_spans,
     span_batch_terms,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlsm_plugin.losses import span_contrastive
-from mlsm_plugin.losses.span_contrastive import occurrences, span_contrastive_loss, span_contrastive_terms
+from mlsm_plugin.losses.span_contrastive import occurrences, span_contrastive_terms
 
 NO_DROPOUT = ("--dropout", 0, "--attention-dropout", 0)
 
@@ -72,7 +72,9 @@ def test_loss_and_gradients_are_those_of_the_plain_formula(chunk_entries: int, m
             for leaf, gradient in zip(own, expected_gradients, strict=True):
                 torch.testing.assert_close(leaf.grad.double(), gradient, rtol=tolerance, atol=20 * tolerance)
             assert terms.counted.tolist() == counted
-        assert span_contrastive_terms(*leaves, *rest[:2], **how).found.tolist() == found
+        terms = span_contrastive_terms(*leaves, *rest[:2], **how)
+        assert terms.found.tolist() == found
+        torch.testing.assert_close(terms.losses.sum(), terms.loss.detach())
 
     check()
 
@@ -85,7 +87,7 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     expected, _, _ = oracle(queries.double(), keys.double(), positives, candidates, "inner", None)
     leaves = [queries.clone().requires_grad_(), keys.clone().requires_grad_()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = span_contrastive_loss(*leaves, positives, candidates)
+        loss = span_contrastive_terms(*leaves, positives, candidates).loss
     loss.backward()
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
@@ -107,7 +109,7 @@ def test_no_matrix_of_all_scores_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
     queries, keys = torch.randn(200, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
     positives = torch.rand(200, 1000) < 0.01
     with Recorder():
-        span_contrastive_loss(queries, keys, positives, torch.ones_like(positives)).backward()
+        span_contrastive_terms(queries, keys, positives, torch.ones_like(positives)).loss.backward()
     assert max(sizes) < 200 * 1000 / 10
 
 
@@ -117,14 +119,14 @@ def test_no_matrix_of_all_scores_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"keys": torch.zeros(3, 5)}, r"expected queries \(n, d\) and keys \(m, d\), got \(2, 4\) and \(3, 5\)"),
         ({"positives": torch.zeros(2, 2, dtype=torch.bool)}, r"expected positives and candidates \(2, 3\)"),
         ({"similarity": "cosine"}, "similarity must be one of inner, l2, got cosine"),
-        ({"temperature": 0.0}, r"the temperature must be positive, got 0\.0"),
+        ({"temperature": 0.0}, r"temperature must be positive, got 0\.0"),
     ],
 )
 def test_arguments_that_do_not_belong_together_are_named(change: dict[str, Any], message: str) -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     arguments = {"queries": torch.zeros(2, 4), "keys": torch.zeros(3, 4), "positives": mask, "candidates": mask}
     with pytest.raises(ValueError, match=message):
-        span_contrastive_loss(**{**arguments, **change})
+        span_contrastive_terms(**{**arguments, **change})
 
 
 @settings(max_examples=80, deadline=None)

@@ -143,7 +143,7 @@ def test_from_text_to_codes_without_fairseq(english_text: tuple[Path, Path], tmp
     learned = run(
         f"""
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-from mlsm_plugin.huggingface.dictionaries import learn_from_sequences
+from mlsm_plugin.huggingface.coding import learn_from_sequences
 for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iterations=5))):
     settings = LearningSettings(layer=2, coder=kind, atoms=24, tokens=500, batch_size=50, threads=1, **more)
     print(learn_from_sequences({str(tmp_path / "tokens")!r}, {str(model)!r}, output={str(tmp_path)!r} + "/" + kind,

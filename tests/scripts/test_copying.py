@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, evaluate_masked_lm
+from mlsm_plugin.evaluation.masked_batches import MaskedBatch
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks, run_in
@@ -19,6 +19,8 @@ from tests.scripts.script_module import SCRIPTS, load_script, runner_of
 from tests.tiny_models import TinyData
 
 copying = load_script("copying")
+from comparison.masked_lm_loss import evaluate_masked_lm  # noqa: E402
+
 MASK, FREQUENT = 99, 5  # ids below 5 are frequent, 0 is padding
 
 

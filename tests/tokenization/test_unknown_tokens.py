@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.hub import from_pretrained
-from mlsm_plugin.huggingface.sequence_blocks import blocks_for_model
+from mlsm_plugin.huggingface.coding import blocks_for_model
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.tokenization.unknown_tokens import (

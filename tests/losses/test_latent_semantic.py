@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.losses.latent_semantic_kl import latent_semantic_kl, strongest_atom_cross_entropy
+from mlsm_plugin.losses.latent_semantic import latent_semantic_kl, strongest_atom_cross_entropy
 
 LOSSES = [latent_semantic_kl, strongest_atom_cross_entropy]
 
@@ -68,7 +68,7 @@ problems = st.builds(
 
 def loss_and_gradient(function, logits, atoms, weights):
     logits = torch.tensor(logits, requires_grad=True)
-    loss = function(logits, torch.tensor(atoms), torch.tensor(weights))
+    loss = function(logits, torch.tensor(atoms), torch.tensor(weights)).sum()
     loss.backward()
     assert loss.shape == ()
     assert loss.dtype == torch.float32
@@ -108,9 +108,9 @@ def test_kl_on_numbers_worked_out_by_hand():
     atoms = torch.tensor([[0, -1, 2], [1, -1, -1]])
     weights = torch.tensor([[3.0, 9.0, 1.0], [0.5, 0.0, 0.0]])
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.25) - math.log(0.2)
-    assert latent_semantic_kl(logits, atoms, weights).item() == pytest.approx(expected, abs=1e-6)
+    assert latent_semantic_kl(logits, atoms, weights).sum().item() == pytest.approx(expected, abs=1e-6)
     expected = -math.log(0.5) - math.log(0.2)
-    assert strongest_atom_cross_entropy(logits, atoms, weights).item() == pytest.approx(expected, abs=1e-6)
+    assert strongest_atom_cross_entropy(logits, atoms, weights).sum().item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_kl_is_zero_when_the_prediction_is_the_target():
@@ -150,9 +150,9 @@ def test_half_precision_logits_are_summed_in_float32(loss, dtype):
     logits, atoms, weights = make_problem(3, 500, 40, 6, 3.0)
     rounded = torch.tensor(logits).to(dtype)
     codes = torch.tensor(atoms), torch.tensor(weights).half()
-    value = loss(rounded, *codes)
+    value = loss(rounded, *codes).sum()
     assert value.dtype == torch.float32
-    assert torch.equal(value, loss(rounded.float(), *codes))
+    assert torch.equal(value, loss(rounded.float(), *codes).sum())
     assert value.item() > 500  # so that a sum in half precision would be rounded visibly
 
 
@@ -161,7 +161,7 @@ def test_half_precision_logits_are_summed_in_float32(loss, dtype):
 def test_huge_logits_stay_finite(loss, dtype):
     logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4], [1e4, 1e4, 1e4]], dtype=dtype, requires_grad=True)
     codes = torch.tensor([[1, -1], [0, 2], [-1, -1]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]])
-    value = loss(logits, *codes)
+    value = loss(logits, *codes).sum()
     value.backward()
     first, second = logits[0].float(), math.log(3) if loss is strongest_atom_cross_entropy else math.log(1.5)
     assert value.item() == pytest.approx((first[0] - first[1]).item() + second, rel=1e-5)

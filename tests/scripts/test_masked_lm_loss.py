@@ -11,11 +11,15 @@ import torch
 from fairseq.data import Dictionary
 
 from mlsm_plugin import hub
-from mlsm_plugin.evaluation.masked_lm_loss import MASKED_SHARE, evaluate_masked_lm
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import NoMaskedLmError
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
+from tests.scripts.script_module import load_script
 from tests.tiny_models import TinyData, save_untrained_npm
+
+load_script("compare_objectives")
+from comparison.masked_lm_loss import evaluate_masked_lm  # noqa: E402
 
 BLOCKS = BlockSettings(24, "none")
 

@@ -10,8 +10,11 @@ import torch
 from scipy.optimize import minimize
 
 from mlsm_plugin import hub
-from mlsm_plugin.evaluation.linear_probe import logistic_regression, probe_accuracy, sentence_means
+from tests.scripts.script_module import load_script
 from tests.tiny_models import TinyData
+
+load_script("compare_objectives")
+from comparison.linear_probe import logistic_regression, probe_accuracy, sentence_means  # noqa: E402
 
 
 def rows_and_labels(seed: int, number: int, dim: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

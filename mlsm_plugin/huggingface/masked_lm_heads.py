@@ -10,10 +10,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
+from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.hidden_states.hf_encoder import load_model
 
 Step = Callable[[Tensor], Tensor]
-HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
 
 
 @dataclass(frozen=True)
@@ -101,36 +101,18 @@ def _electra(model: Any) -> Head | None:
     return None if project is None else _head(model.generator_predictions, project)
 
 
-def open_masked_lm(path: str | os.PathLike[str], **options: Any) -> Any:
-    """An ``AutoModelForMaskedLM`` in float32, in which it is trained; code from the hub never runs.
+def stock_masked_lm(path: str | os.PathLike[str]) -> Any:
+    """An ``AutoModelForMaskedLM`` in float32, in which it is trained.
 
     Args:
         path: a folder or hub name.
-        options: passed on to ``from_pretrained``; with ``dtype``, the weights have that one.
 
     Raises:
         ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
     """
-    transformers = import_transformers()
-    folder = hf_folder(path, weights=True)
-    try:
-        model, info = transformers.AutoModelForMaskedLM.from_pretrained(
-            folder, trust_remote_code=False, output_loading_info=True, **options
-        )
-    except Exception as error:  # transformers has no common error for missing and damaged files and unknown types
-        raise ValueError(f"{folder} does not hold a masked LM of Hugging Face: {first_line(error)}") from None
-    missing = sorted(info["missing_keys"])
-    if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
-        raise ValueError(
-            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '
-            "false in its config.json"
-        )
-    if missing:
-        raise ValueError(
-            f"{folder} lacks {len(missing)} weights of a masked LM, such as {missing[0]}; it was saved without its head"
-        )
+    model = load_model(hf_folder(path, weights=True), kind="AutoModelForMaskedLM").float()
     head_of(model)
-    return model if {"dtype", "torch_dtype"} & options.keys() else model.float()
+    return model
 
 
 def initialize(projection: nn.Linear, model: Any) -> None:

@@ -1,0 +1,75 @@
+"""Batches of a split with masks, the same for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.data.token_blocks import is_content, is_known
+from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, batches_of
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions
+
+MASKED_SHARE = 0.15  # of the content tokens, as in BERT; all of them become <mask>
+
+
+class MaskedBatch(NamedTuple):
+    """A batch of blocks, right-padded; all parts are ``(B, T)``."""
+
+    inputs: Tensor
+    """ids, masks included"""
+    masked: Tensor
+    """which tokens are predicted"""
+    targets: Tensor
+    """ids without masks"""
+    content: Tensor
+    """which tokens are not BOS, EOS or padding"""
+
+
+def masked_batches(
+    reader: BlockReader, chunks: Iterable[list[Block]], *, seed: int, batch_tokens: int
+) -> Iterator[MaskedBatch]:
+    """Blocks with masks, which depend on the seed and the positions of the tokens; batches without any are left out.
+
+    Args:
+        reader: of the split.
+        chunks: lists of its blocks.
+        seed: decides which tokens are masked.
+        batch_tokens: tokens in a batch, padding included.
+    """
+    mask, pad = reader.dictionary.index("<mask>"), reader.dictionary.pad()
+    for blocks in chunks:
+        for tokens, positions in batches_of(blocks, pad=pad, max_tokens=batch_tokens):
+            content = is_content(tokens, reader.dictionary)
+            drawn = covered_positions(positions.numpy(), coverage=MASKED_SHARE, seed=seed)
+            masked = is_known(tokens, reader.dictionary) & torch.from_numpy(drawn)
+            if masked.any():
+                inputs = torch.where(masked, torch.full_like(tokens, mask), tokens)
+                yield MaskedBatch(inputs, masked, tokens, content)
+
+
+def chunks_of(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, what: str) -> Iterator[list[Block]]:
+    """Blocks, about ``batch_tokens`` tokens of text at a time, with a progress bar.
+
+    Args:
+        reader: of the split.
+        numbers: of the blocks, ascending.
+        batch_tokens: tokens in a chunk.
+        what: name of the bar.
+    """
+    chunk: list[Block] = []
+    size = 0
+    with Progress(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
+        for number in numbers:
+            if chunk and size + int(reader.sizes[number]) > batch_tokens:
+                yield chunk
+                progress.update(size)
+                chunk, size = [], 0
+            chunk += reader.block(int(number))
+            size += int(reader.sizes[number])
+        yield chunk
+        progress.update(size)
