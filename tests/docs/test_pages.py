@@ -150,7 +150,7 @@ def _check_extras(requirement: str) -> None:
         "mlsm no-such-command",
         "fairseq-train data-bin --user-dir mlsm_plugin --task taco --arch taco_small --no-such-flag",
         "make no-such-target",
-        "python scripts/compare_objectives.py --no-such-flag",
+        "python research/compare_objectives.py --no-such-flag",
         "pip install mlsm_plugin[no-such-extra]",
         "no-such-program",
     ],

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.evaluation.minimal_pairs import read_pairs
-from tests.scripts.script_module import load_script, runner_of
+from tests.script_module import load_script, runner_of
 
-pairs = load_script("agreement_pairs")
+pairs = load_script("research/agreement_pairs.py")
 COUNTED = ["A dog barks .", "These dogs bark .", "Every city has many cities .", "This bus and several buses ."]
 NUMBERS = {"dog": 1, "dogs": 2, "city": 1, "cities": 2, "bus": 1, "buses": 2}
 

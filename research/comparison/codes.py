@@ -10,7 +10,7 @@ from comparison.rows import RANDOM
 from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.hidden_states.sources import source_of
 
-CONTROL_SCRIPT = REPOSITORY / "scripts" / "control_codes.py"
+CONTROL_SCRIPT = REPOSITORY / "research" / "control_codes.py"
 
 
 def blocks_of(args: argparse.Namespace) -> list[object]:

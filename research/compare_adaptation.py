@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Adapt a Hugging Face model to a text with MLM, MLSM + MLM and TACO at equal time, and compare what comes out.
 
-    python scripts/compare_adaptation.py MODEL --text reviews.txt --valid held_out.txt \
+    python research/compare_adaptation.py MODEL --text reviews.txt --valid held_out.txt \
         --train sst2/train.tsv --test sst2/dev.tsv --output DIR [--minutes 10] [--seeds 1 2]
 
 Each objective gets ``--minutes`` of the machine. What comes before its training (dictionary, codes) is timed in

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Put several results of ``scripts/compare_objectives.py`` into one table and one plot.
+"""Put several results of ``research/compare_objectives.py`` into one table and one plot.
 
-    python scripts/merge_comparisons.py --add a/comparison.json --add b/comparison.json --output merged
+    python research/merge_comparisons.py --add a/comparison.json --add b/comparison.json --output merged
 
 For seeds of several machines, and for rows with other settings, which need another name: ``--add b/comparison.json
 "mlsm+mlm=mlsm+mlm, lambda 0.1"``. Where the updates of ``mlm`` take longer in a result, its ``--updates`` may be fewer,
@@ -147,7 +147,7 @@ def read(words: Sequence[str]) -> tuple[str, Figures]:
         raise ValueError(f"{' '.join(pairs)}: write OLD=NEW for each row that has another name")
     figures = read_json(file)
     if not isinstance(figures, dict) or not set(figures) >= PARTS:
-        raise ValueError(f"{file} is not a comparison.json of scripts/compare_objectives.py")
+        raise ValueError(f"{file} is not a comparison.json of research/compare_objectives.py")
     if "texts" not in figures:
         raise ValueError(f"{file} is from an older version; run compare_objectives.py again in its folder")
     figures["settings"].setdefault("mask_prob", MASKED_SHARE)  # before there was the option

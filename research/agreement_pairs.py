@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make minimal pairs from a text by rules: agreement in number, and exchanged words.
 
-    python scripts/agreement_pairs.py held_out.txt --output DIR [--number 1000] [--seed 1]
+    python research/agreement_pairs.py held_out.txt --output DIR [--number 1000] [--seed 1]
 
 Writes JSON lines in BLiMP's format, for ``mlsm evaluate-pairs``:
 

@@ -15,10 +15,10 @@ from mlsm_plugin.evaluation.masked_lm_loss import MaskedBatch, evaluate_masked_l
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks, run_in
-from tests.scripts.script_module import SCRIPTS, load_script, runner_of
+from tests.script_module import load_script, runner_of
 from tests.tiny_models import TinyData
 
-copying = load_script("copying")
+copying = load_script("research/copying.py")
 MASK, FREQUENT = 99, 5  # ids below 5 are frequent, 0 is padding
 
 
@@ -69,7 +69,7 @@ def test_the_documented_command_prints_a_table(tiny: TinyData, tmp_path: Path) -
     runs = tmp_path / "comparison" / "runs"
     runs.mkdir(parents=True)
     for link, target in (
-        (tmp_path / "scripts", SCRIPTS),
+        (tmp_path / "research", REPOSITORY / "research"),
         (runs.parent / "data-bin", tiny.data_bin),
         (runs / "mlm-1", tiny.model.parent),
         (runs / "mlm-2", tiny.model.parent),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.script_module import load_script, runner_of
+from tests.script_module import load_script, runner_of
 
-hold_out = load_script("hold_out")
+hold_out = load_script("research/hold_out.py")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hold documents out of a text.
 
-    python scripts/hold_out.py abc.txt brown.txt.gz --output texts [--every 50]
+    python research/hold_out.py abc.txt brown.txt.gz --output texts [--every 50]
 
 Writes ``texts/train.txt`` and ``texts/held_out.txt``. Documents are separated by blank lines. Every N-th document of
 each file is held out, the first one included, so that all sources are in both texts.

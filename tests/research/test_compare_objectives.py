@@ -27,9 +27,9 @@ from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
-from tests.scripts.script_module import load_script
+from tests.script_module import load_script
 
-load_script("compare_objectives")
+load_script("research/compare_objectives.py")
 from comparison.costs import ModelSize, Phase, Schedule, cost_to_reach, schedule_of_phases, updates_within  # noqa: E402
 from comparison.report import (  # noqa: E402
     cost_table,
@@ -45,14 +45,14 @@ from comparison.rows import ROWS, ordered  # noqa: E402
 from tests.tiny_models import TinyData  # noqa: E402
 from tests.tiny_run import seeded_model, training_config  # noqa: E402
 
-SCRIPT = REPOSITORY / "scripts" / "compare_objectives.py"
+SCRIPT = REPOSITORY / "research" / "compare_objectives.py"
 PAGES = [(REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("comparison.md", "comparison_log.md")]
 COMMON = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load_script("compare_objectives")
+    return load_script("research/compare_objectives.py")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def with_options(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: st
 
 def documented_commands() -> list[list[str]]:
     commands = [shlex.split(block.replace("\\\n", " ")) for page in PAGES for block in bash_blocks(page)]
-    return [words for words in commands if words[1] == "scripts/compare_objectives.py"]
+    return [words for words in commands if words[1] == "research/compare_objectives.py"]
 
 
 def test_documented_commands_are_understood(script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

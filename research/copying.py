@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does a masked LM copy tokens that are visible elsewhere in their block?
 
-    python scripts/copying.py comparison/data-bin comparison/runs/*/checkpoint_last.pt [--split valid]
+    python research/copying.py comparison/data-bin comparison/runs/*/checkpoint_last.pt [--split valid]
 
 Measures the loss of the masked rarer tokens that are visible elsewhere in their block, in bits: as they are, with these
 copies masked too, and, as a control, with as many other rarer tokens masked instead. What copies are worth to a model

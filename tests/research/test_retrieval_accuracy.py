@@ -15,10 +15,10 @@ from mlsm_plugin import hub
 from mlsm_plugin.tokenization.masked_text import MASK
 from tests.conftest import REPOSITORY, mlsm
 from tests.documented import bash_blocks, run_in
-from tests.scripts.script_module import SCRIPTS, load_script, runner_of
+from tests.script_module import load_script, runner_of
 from tests.tiny_models import TinyData, save_untrained_npm
 
-retrieval_accuracy = load_script("retrieval_accuracy")
+retrieval_accuracy = load_script("research/retrieval_accuracy.py")
 WORDS = st.sampled_from(["the", "name", "Names", "is", "of", "a", "bound.", "3", ",", "zyzzyva", "the-name", MASK])
 
 
@@ -102,7 +102,7 @@ def test_the_documented_commands_run(tiny: TinyData, tmp_path: Path) -> None:
         (tmp_path / "comparison" / "runs").mkdir(parents=True, exist_ok=True)
         (tmp_path / "comparison" / "runs" / folder).symlink_to(source)
     (tmp_path / "comparison" / "tokenizer").symlink_to(tiny.tokenizer)
-    (tmp_path / "scripts").symlink_to(SCRIPTS)
+    (tmp_path / "research").symlink_to(REPOSITORY / "research")
     documents = tiny.text.read_text(encoding="utf-8").replace("\n", "\n\n")
     for name in ("train.txt", "valid.txt", "held_out.txt"):
         (tmp_path / name).write_text(documents, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Import a script of ``scripts/`` as a module."""
+"""Import a script of ``scripts/`` or ``research/`` as a module."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-SCRIPTS = REPOSITORY / "scripts"
 
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+def load_script(path: str) -> ModuleType:
+    """The script at ``path``, such as ``research/copying.py``."""
+    file = REPOSITORY / path
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
-    if str(SCRIPTS) not in sys.path:
-        sys.path.append(str(SCRIPTS))  # where Python finds the parts of a script that is started
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # where Python finds the parts of a script that is started
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[file.stem] = module
     spec.loader.exec_module(module)
     return module
 

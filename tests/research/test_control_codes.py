@@ -22,10 +22,10 @@ from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from tests.auxiliary.toy_coder import ToyCoder
-from tests.scripts.script_module import load_script, runner_of
+from tests.script_module import load_script, runner_of
 from tests.tiny_models import TinyData
 
-controls = load_script("control_codes")
+controls = load_script("research/control_codes.py")
 BLOCKS = BlockSettings(24)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.script_module import load_script
+from tests.script_module import load_script
 
-load_script("compare_objectives")
+load_script("research/compare_objectives.py")
 from comparison.commands import Commands  # noqa: E402
 
 BUSY = "import time\nwhile time.process_time() < 0.6: pass\nbytearray(200_000_000)\n"

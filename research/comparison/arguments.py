@@ -1,4 +1,4 @@
-"""The command line of ``scripts/compare_objectives.py``."""
+"""The command line of ``research/compare_objectives.py``."""
 
 from __future__ import annotations
 

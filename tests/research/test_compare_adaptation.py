@@ -12,10 +12,10 @@ import pytest
 from transformers import AutoModelForMaskedLM
 
 from tests.conftest import REPOSITORY
-from tests.scripts.script_module import load_script
+from tests.script_module import load_script
 from tests.tiny_hf_models import make_model
 
-compare = load_script("compare_adaptation")
+compare = load_script("research/compare_adaptation.py")
 
 
 def test_the_table_has_means_and_deviations() -> None:
@@ -37,7 +37,7 @@ def words(english_text: tuple[Path, Path], tmp_path: Path) -> list[str]:
     for name in ("train", "test"):
         (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     words = [
-        *("scripts/compare_adaptation.py", model, "--text", tmp_path / "text.txt"),
+        *("research/compare_adaptation.py", model, "--text", tmp_path / "text.txt"),
         *("--valid", tmp_path / "valid.txt", "--train", tmp_path / "train.tsv", "--test", tmp_path / "test.tsv"),
         *("--output", tmp_path / "out", "--minutes", 0.02, "--seeds", 1, "--max-length", 32, "--batch-size", 4),
         *("--atoms", 40, "--timing-updates", 1, 3, "--objectives", "mlm", "mlsm+mlm", "--quiet"),

@@ -14,9 +14,9 @@ import pytest
 from mlsm_plugin.files.atomic_files import read_json
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
-from tests.scripts.script_module import load_script, runner_of
+from tests.script_module import load_script, runner_of
 
-merge_comparisons = load_script("merge_comparisons")
+merge_comparisons = load_script("research/merge_comparisons.py")
 from comparison.report import cost_table, loss_table, rates_table, seeds_table, use_table  # noqa: E402
 
 DOCS = REPOSITORY / "docs"
@@ -139,7 +139,7 @@ def test_results_from_before_there_was_a_share_of_masked_tokens_have_15_percent(
         ({"rows": ["mlm"], "costs": {"mlm": {"updates": 20, "seconds": 10.0}}}, (), "mlm has 20 updates in"),
         ({}, ("taco=other",), "has no row taco; it has mlm"),
         ({}, ("mlm",), "mlm: write OLD=NEW"),
-        (None, (), "is not a comparison.json of scripts/compare_objectives.py"),
+        (None, (), "is not a comparison.json of research/compare_objectives.py"),
     ],
 )
 def test_what_cannot_be_compared_is_not_merged(
@@ -189,7 +189,7 @@ def test_published_tables_are_those_of_the_published_figures() -> None:
 
 def test_documented_commands_run(run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = [shlex.split(block.replace("\\\n", " ")) for block in bash_blocks(PAGE)]
-    commands = [words for words in commands if words[1] == "scripts/merge_comparisons.py"]
+    commands = [words for words in commands if words[1] == "research/merge_comparisons.py"]
     assert len(commands) == 2
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(DOCS)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Codes that lack what is claimed to help: controls for MLSM.
 
-    python scripts/control_codes.py DATA_BIN --codes DIR --output DIR --kind exchanged [--splits train valid]
-    python scripts/control_codes.py --dictionary DIR --output DIR --kind random-dictionary
+    python research/control_codes.py DATA_BIN --codes DIR --output DIR --kind exchanged [--splits train valid]
+    python research/control_codes.py --dictionary DIR --output DIR --kind random-dictionary
 
 Kinds:
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often does a model find the word that was masked in a sentence: retrieved from a corpus, or predicted?
 
-    python scripts/retrieval_accuracy.py text.txt --retrieve npm.pt DATASTORE --predict mlm.pt
+    python research/retrieval_accuracy.py text.txt --retrieve npm.pt DATASTORE --predict mlm.pt
 
 Masks a random word in each line of a text, one that is a single token, so that a masked LM can predict it too. A model
 with a datastore is right if its best phrase is this word. It may answer with phrases of several tokens, and only with
