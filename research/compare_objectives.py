@@ -3,7 +3,7 @@
 
 Writes ``comparison.json``, ``comparison.md`` and ``comparison.png`` to --output, anew after each run. Run the same
 command again to resume after a stop; a later one may add rows, seeds, tasks and pairs, and names the earlier ones, too,
-since the files have what the last command names. docs/comparison.md explains the protocol.
+since the files have what the last command names. docs/research/comparison.md explains the protocol.
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ from tests.tiny_models import TinyData  # noqa: E402
 from tests.tiny_run import seeded_model, training_config  # noqa: E402
 
 SCRIPT = REPOSITORY / "research" / "compare_objectives.py"
-PAGES = [(REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("comparison.md", "comparison_log.md")]
+PAGES = [
+    (REPOSITORY / "docs" / "research" / name).read_text(encoding="utf-8")
+    for name in ("comparison.md", "comparison_log.md")
+]
 COMMON = ("--train", "train.txt", "--valid", "valid.txt", "--held-out", "held_out.txt", "--output", "out")
 
 

@@ -1,4 +1,4 @@
-"""Results of several folders in one table; and the tables of docs/comparison.md are those of the figures beside it."""
+"""Results of several folders in one table; and the published tables are those of the figures beside them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ merge_comparisons = load_script("research/merge_comparisons.py")
 from comparison.report import cost_table, loss_table, rates_table, seeds_table, use_table  # noqa: E402
 
 DOCS = REPOSITORY / "docs"
-PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
-PUBLISHED = DOCS / "comparison_25m.json"
+RESULTS = DOCS / "research"
+PAGE = (RESULTS / "comparison.md").read_text(encoding="utf-8")
+PUBLISHED = RESULTS / "comparison_25m.json"
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_plain_masked_lm_cannot_be_missing(
 def test_published_tables_are_those_of_the_published_figures() -> None:
     figures = read_json(PUBLISHED)
     for table in (cost_table, rates_table, loss_table, seeds_table, use_table):
-        assert table(figures) in PAGE, f"docs/comparison.md should have\n{table(figures)}"
+        assert table(figures) in PAGE, f"docs/research/comparison.md should have\n{table(figures)}"
 
 
 def test_documented_commands_run(run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_the_table_and_the_file_have_all_models(
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 def test_the_documented_commands_run(tiny: TinyData, tmp_path: Path) -> None:
-    page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "research" / "comparison.md").read_text(encoding="utf-8")
     (block,) = (block for block in bash_blocks(page) if "retrieval_accuracy.py" in block)
     for folder, source in (("mlm-3", tiny.model.parent), ("npm-3", save_untrained_npm(tiny, tmp_path / "npm").parent)):
         (tmp_path / "comparison" / "runs").mkdir(parents=True, exist_ok=True)
