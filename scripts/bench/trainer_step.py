@@ -3,8 +3,8 @@
 
     python scripts/bench/trainer_step.py [--type bert] [--layers 4] [--dim 256] [--vocab 8000] [--rounds 7]
 
-In each round every training takes ``--steps`` updates in the ``Trainer`` of transformers, from the collation of the batch
-in the main process to the end of the optimizer's step; the order rotates. The figure of a round is the median of its
+In each round every training takes ``--steps`` updates in transformers' ``Trainer``, from the collation of the batch in
+the main process to the end of the optimizer's step; the order rotates. The figure of a round is the median of its
 steps but the first two, and the ratio is the median over the rounds of the ratios within a round:
 
 - ``stock``: the stock model with transformers' ``DataCollatorForLanguageModeling``;
