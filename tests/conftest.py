@@ -28,7 +28,7 @@ settings.load_profile("project")
 LONGEST = (
     *("attacks/test_faults.py", "attacks/test_killed_commands.py", "runs/test_training_runs.py"),
     *("attacks/test_hostile_batches.py", "attacks/test_killed_training.py", "docs/test_readme.py"),
-    *("scripts/test_compare_objectives.py", "runs/test_modern_runs.py", "runs/test_npm_runs.py"),
+    *("research/test_compare_objectives.py", "runs/test_modern_runs.py", "runs/test_npm_runs.py"),
     *("scripts/test_benches.py", "attacks/test_two_at_once.py", "docs/test_huggingface.py"),
     *("runs/test_denoising_runs.py", "examples/test_npm_example.py"),
 )

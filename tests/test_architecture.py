@@ -149,7 +149,7 @@ def test_the_architecture_page_names_every_folder_in_this_order() -> None:
 
 
 def test_progress_is_shown_in_one_way() -> None:
-    scripts = (REPOSITORY / "scripts").rglob("*.py")
+    scripts = [path for folder in ("scripts", "research") for path in (REPOSITORY / folder).rglob("*.py")]
     own = [path for path in (*modules().values(), *scripts) if "tqdm.tqdm" in imported_by(path)]
     assert own == [PLUGIN / PROGRESS]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mlsm_plugin.fairseq_seams.roberta_parts import encoder_output
 
 # On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
-# (docs/speed.md); the fused kernel takes less memory.
+# (docs/research/learning_curves.md); the fused kernel takes less memory.
 LONGEST_UNFUSED = 512
 # Added to the score of a token that is not seen. It is finite, so that a token that sees nothing gets finite hidden
 # states, and twice this number is a float16.

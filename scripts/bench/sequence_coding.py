@@ -3,8 +3,9 @@
     python scripts/bench/sequence_coding.py TEXT [--tokens 200000] [--rounds 5]
 
 A BERT with random weights and a WordPiece tokenizer are made from the text. The text is binarized and cut into blocks;
-the sequences are these blocks, in the library's ids, in a folder and in a ``datasets.Dataset``. In every round each way
-codes all of it into a new store, and the order rotates; a ratio is the median over the rounds of ratios within a round.
+the sequences are these blocks, in ids of that tokenizer, in a folder and in a ``datasets.Dataset``. In every
+round each way codes all of it into a new store, and the order rotates; a ratio is the median over the rounds of ratios
+within a round.
 It includes what is done once: fingerprints, opening the model, sealing the store. Target: at least 0.95 of the speed.
 """
 

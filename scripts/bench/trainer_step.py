@@ -3,11 +3,11 @@
 
     python scripts/bench/trainer_step.py [--type bert] [--layers 4] [--dim 256] [--vocab 8000] [--rounds 7]
 
-In each round every training takes ``--steps`` updates in the library's own ``Trainer``, from the collation of the batch
-in the main process to the end of the optimizer's step; the order rotates. The figure of a round is the median of its
+In each round every training takes ``--steps`` updates in transformers' ``Trainer``, from the collation of the batch in
+the main process to the end of the optimizer's step; the order rotates. The figure of a round is the median of its
 steps but the first two, and the ratio is the median over the rounds of the ratios within a round:
 
-- ``stock``: the stock model with the library's ``DataCollatorForLanguageModeling``;
+- ``stock``: the stock model with transformers' ``DataCollatorForLanguageModeling``;
 - ``mlm``: ``MaskedLmModel``, whose head sees the masked tokens only;
 - ``mlsm + mlm``: ``LatentSemanticModel`` with codes from a store;
 - ``taco``: ``TokenContrastiveModel``.
@@ -152,7 +152,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--type", default="bert", help="type of the model, as in the library's configurations")
+    parser.add_argument("--type", default="bert", help="type of the model, as in configurations of transformers")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=8000)

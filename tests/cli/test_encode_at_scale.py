@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.sparse_coding import lasso
 from mlsm_plugin.sparse_coding.code_store import CodeStore
@@ -24,7 +23,7 @@ from tests.cli.coding_runs import (
     meta_of,
     start_mlsm,
 )
-from tests.conftest import REPOSITORY, Pipeline, failing_mlsm, mlsm
+from tests.conftest import Pipeline, failing_mlsm, mlsm
 
 Capture = pytest.CaptureFixture[str]
 
@@ -315,17 +314,3 @@ def test_more_atoms_than_two_bytes_can_number(pipeline: Pipeline, data_bin: Path
     assert (stored >= 2**16).sum() >= 3
     read, _ = CodeStore(data_bin / "valid.codes").lookup(np.arange(meta_of(data_bin / "valid.codes")["token_count"]))
     assert 2**16 <= read.max() == stored.max() < count
-
-
-# ---- documentation -----------------------------------------------------------------------------------------
-
-
-def test_commands_of_the_documentation_are_understood() -> None:
-    text = (REPOSITORY / "docs" / "encoding.md").read_text(encoding="utf-8")
-    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.S)).replace("\\\n", "")
-    commands = [line.split() for line in blocks.splitlines() if "-hf " not in line]  # test_pages.py checks those
-    assert len(commands) >= 6
-    for words in commands:
-        arguments = words[words.index("encode") :]
-        assert " ".join(words).startswith(("mlsm encode", "srun", "torchrun"))
-        assert build_parser("encode").parse_args(arguments).data_bin == "data-bin"

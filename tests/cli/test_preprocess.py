@@ -90,13 +90,6 @@ def test_command_makes_everything_that_training_reads(folder: Path) -> None:
     assert (folder / "run" / "auxiliary" / "checkpoint_best.pt").is_file()
 
 
-@pytest.mark.slow
-def test_script_is_the_same_as_the_command(here: Path) -> None:
-    script = [sys.executable, str(REPOSITORY / "scripts" / "preprocess.py"), *whole_command()[1:]]
-    run = subprocess.run(script, capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert list(steps_in(run.stdout).values()) == ["current"] * 5
-
-
 def test_second_run_skips_every_step_and_touches_nothing(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = files_of(here / "run")
     states = run_again(capfd)

@@ -11,12 +11,13 @@ from tests.documented import bash_blocks
 
 README = REPOSITORY / "README.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"  # its commands need files of the page; test_contributing.py runs them
-DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
+USER_PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
+DOCS = [*USER_PAGES, *sorted((REPOSITORY / "docs" / "research").glob("*.md"))]
 PAGES = [
     page
     for page in (
         *(README, CONTRIBUTING, REPOSITORY / "CHANGELOG.md", *DOCS),
-        *sorted(REPOSITORY.glob("examples/*/README.md")),
+        *(REPOSITORY / "research" / "README.md", *sorted(REPOSITORY.glob("examples/*/README.md"))),
     )
     if page.exists()
 ]

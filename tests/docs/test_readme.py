@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from mlsm_plugin.sparse_coding.encode import normalize_rows
-from tests.conftest import TINY_MODEL, TINY_TRAINING
-from tests.docs.pages import block_with, commands_of, read
+from tests.conftest import CRITERIONS, TINY_MODEL, TINY_TRAINING
+from tests.docs.pages import block_with, read
 from tests.documented import TINY_HYDRA, bash_blocks, clean_folder, run_in
 
 pytestmark = pytest.mark.slow
 
-README = read("README.md")
+README, COMMANDS = read("README.md"), read("docs/commands.md")
 EXAMPLE = read("examples/mlsm/README.md")
 SMALLER = {
     "--vocab-size 30000": "--vocab-size 400",
@@ -36,8 +36,8 @@ SMALLER = {
 
 
 def pipeline_commands() -> list[str]:
-    """The third column's commands of the pipeline table, in order."""
-    rows = [row.split("|")[2].strip() for row in README.splitlines() if row.startswith("| ") and row.count("|") == 5]
+    """The commands of the table of steps, in order."""
+    rows = [row.split("|")[2].strip() for row in COMMANDS.splitlines() if row.startswith("| ") and row.count("|") == 5]
     return [row.strip("`") for row in rows if row.startswith("`")]
 
 
@@ -62,6 +62,28 @@ def test_every_command_of_the_pipeline_table_runs_in_order(folder: Path) -> None
     assert (folder / "model" / "checkpoint_best.pt").exists()
 
 
+OBJECTIVES = [("plain_masked_lm", "masked_lm"), *re.findall(r"^\| \[.+?\| `(\w+)` \| `(\w+)` \|", README, flags=re.M)]
+
+
+@pytest.mark.usefixtures("warm_python")
+@pytest.mark.parametrize(("task", "criterion"), OBJECTIVES, ids=[task for task, _ in OBJECTIVES])
+def test_three_commands_train_a_model(folder: Path, task: str, criterion: str) -> None:
+    """With each objective of the table; the codes of MLSM are those of the steps above."""
+    assert set(CRITERIONS.items()) == set(OBJECTIVES)
+    tokenizer, binarize, training = block_with("README.md", "fairseq-train").replace("\\\n", "").splitlines()
+    if not (folder / "data-bin" / "train.idx").exists():
+        run_in(folder, smaller(tokenizer))
+        run_in(folder, binarize)
+    training = training.replace("plain_masked_lm --criterion masked_lm", f"{task} --criterion {criterion}")
+    sizes = "--encoder-layers 2 --encoder-embed-dim 32 --encoder-attention-heads 2 --num-workers 0 --cpu"
+    if task == "span_denoising":
+        assert "--arch denoising_small" in README
+        training = training.replace("mlsm_modern_small", "denoising_small")
+        sizes += " --decoder-layers 1 --decoder-attention-heads 2"
+    run_in(folder, f"{training.replace('--save-dir model', f'--save-dir {task}')} {sizes} --max-update 2")
+    assert (folder / task / "checkpoint_best.pt").exists()
+
+
 @pytest.mark.usefixtures("warm_python")
 def test_the_recipe_runs_through_both_phases(folder: Path) -> None:
     recipe = block_with("README.md", "pretrain.sh")
@@ -83,7 +105,6 @@ def test_the_hydra_command_runs(folder: Path) -> None:
 def test_checkpoints_are_used_as_documented(folder: Path) -> None:
     """Fine-tuning, minimal pairs, curves; needs the model of the pipeline table."""
     page = "docs/using_models.md"
-    assert all(command in commands_of(README) for command in commands_of(read(page)))
     finetune, pairs, plot, export = bash_blocks(read(page))
     rows = [f"{label}\t{text}" for label, text in (("good", "A fine name."), ("bad", "No value at all."))]
     for split in ("train", "valid"):
@@ -127,7 +148,7 @@ def test_the_documented_lines_code_hidden_states() -> None:
     random = np.random.default_rng(0)
     dictionary = normalize_rows(random.normal(size=(40, 16)).astype(np.float32))
     names = {"hidden": random.normal(size=(30, 16)).astype(np.float32), "dictionary": dictionary}
-    exec(python_block("docs/sparse_coding.md"), names)
+    exec(python_block("docs/dictionaries.md"), names)
     assert names["result"].codes.shape == (30, 40)
     assert max(names["result"].gap) < 1e-4
 
@@ -162,7 +183,7 @@ def test_the_commands_of_the_docs_run(folder: Path) -> None:
 
     for codes in ("train.codes", "valid.codes"):
         shutil.rmtree(folder / "data-bin" / codes)
-    block = doc_command("online_and_coverage.md", "--coverage 0.3")
+    block = doc_command("encoding.md", "--coverage 0.3")
     run_in(folder, block)
     meta = json.loads((folder / "data-bin" / "train.codes" / "meta.json").read_text())
     assert (meta["coverage"], meta["coverage_seed"]) == (0.3, 7)
@@ -170,7 +191,7 @@ def test_the_commands_of_the_docs_run(folder: Path) -> None:
     for codes in ("train.codes", "valid.codes"):
         shutil.rmtree(folder / "data-bin" / codes)
     shutil.rmtree(folder / "model-of-docs")
-    run_in(folder, doc_command("online_and_coverage.md", "--latent-source online"))
+    run_in(folder, doc_command("encoding.md", "--latent-source online"))
     assert (folder / "model-of-docs" / "checkpoint_best.pt").exists()
 
 

@@ -20,7 +20,10 @@ from tests.conftest import REPOSITORY
 
 pytest.importorskip("setuptools", minversion="70.1", reason="older ones need the package `wheel` to build one")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-SOURCES = ("mlsm_plugin", "tests", "scripts", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+SOURCES = (
+    *("mlsm_plugin", "tests", "scripts", "research", "examples"),
+    *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
+)
 
 
 @pytest.fixture(scope="module")

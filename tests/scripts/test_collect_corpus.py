@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.scripts.script_module import load_script
+from tests.script_module import load_script
 
-collect_corpus = load_script("collect_corpus")
+collect_corpus = load_script("scripts/collect_corpus.py")
 
 DOCSTRING = """Compute the weighted mean of the ``rows`` of `x`,
 along an axis.  See :func:`numpy.average` for what a weight is. This part is cut

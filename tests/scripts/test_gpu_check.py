@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.cli.main import COMMANDS
-from tests.scripts.script_module import load_script, runner_of
+from tests.script_module import load_script, runner_of
 
-gpu_check = load_script("gpu_check")
+gpu_check = load_script("scripts/gpu_check.py")
 Step = gpu_check.Step
 # in a chain, or no device
 ELSEWHERE = {"auxiliary", "average", "binarize", "convert", "doctor", "encode-hf", "plot"}

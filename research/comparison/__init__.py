@@ -1,0 +1,1 @@
+"""The parts of ``research/compare_objectives.py``."""

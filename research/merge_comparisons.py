@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Put several results of ``research/compare_objectives.py`` into one table and one plot.
+
+    python research/merge_comparisons.py --add a/comparison.json --add b/comparison.json --output merged
+
+For seeds of several machines, and for rows with other settings, which need another name: ``--add b/comparison.json
+"mlsm+mlm=mlsm+mlm, lambda 0.1"``. Where the updates of ``mlm`` take longer in a result, its ``--updates`` may be fewer,
+so that they cost as much. A run (row and seed) that several results have is taken from the first one. Writes
+``comparison.json``, ``comparison.md`` and ``comparison.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from comparison.report import BASE, OF_A_FOLDER, page, write_report
+from comparison.rows import ROWS
+
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
+from mlsm_plugin.files.atomic_files import read_json
+
+SHARED = (
+    *("arch", "layers", "width", "heads", "vocab_size", "batch_size", "tokens_per_sample"),
+    *("labelled", "finetune_epochs", "finetune_lr", "finetune_seeds"),
+)  # settings that make losses and accuracies comparable
+PARTS = frozenset(("settings", "rows", "tasks", "pair_sets", "costs", "baseline", "runs"))
+OF_CODES = (
+    *("coder", "atoms", "k", "dictionary_tokens", "auxiliary_size", "layer", "share"),
+    *("latent_weight", "latent_until", "latent_source"),
+)  # settings that rows without codes do not depend on
+TOLERANCE = 0.05  # of costs: machines differ, and seconds are measured
+Figures = dict[str, Any]
+
+
+def renamed(figures: Figures, names: dict[str, str], file: str) -> Figures:
+    """The figures with other names of rows.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    for old in names:
+        if old not in figures["rows"]:
+            raise ValueError(f"{file} has no row {old}; it has {', '.join(figures['rows'])}")
+    return {
+        **figures,
+        "rows": [names.get(name, name) for name in figures["rows"]],
+        "costs": {names.get(name, name): cost for name, cost in figures["costs"].items()},
+        "runs": [{**run, "row": names.get(run["row"], run["row"])} for run in figures["runs"]],
+    }
+
+
+def other_settings(name: str, figures: Figures, first: Figures) -> dict[str, Any]:
+    """The settings of a row that differ from those of the first result."""
+    without = (*OF_A_FOLDER, *(OF_CODES if name in ROWS and ROWS[name].codes is None else ()))
+    own = {**figures["settings"], **figures.get("other_settings", {}).get(name, {})}
+    common = first["settings"]
+    return {key: value for key, value in own.items() if key not in without and value != common.get(key)}
+
+
+def budget(figures: Figures) -> float:
+    """The seconds of a row; the last update of some would be above it."""
+    return float(max(cost["seconds"] for cost in figures["costs"].values()))
+
+
+def check(figures: Figures, merged: Figures, file: str) -> None:
+    """Check that the runs of a result can be compared with those that are merged.
+
+    Raises:
+        ValueError: they have another text, size or budget, or a row of the same name has other settings or costs.
+    """
+    if figures["texts"] != merged["texts"]:
+        raise ValueError(f"{file} has other texts than the first result; the losses cannot be compared")
+    for name in SHARED:
+        own, first = figures["settings"].get(name), merged["settings"].get(name)
+        if own != first:
+            raise ValueError(f"{file} has {name} {own}, the first result {first}; they cannot be compared")
+    own, first = figures["settings"]["updates"], merged["settings"]["updates"]
+    seconds, of_first = budget(figures), budget(merged)
+    if own != first and abs(seconds - of_first) > TOLERANCE * of_first:
+        raise ValueError(
+            f"{file} has a budget of {own:,} updates, {seconds:,.0f} s; the first result has {first:,}, "
+            f"{of_first:,.0f} s; they cannot be compared"
+        )
+    for name in ("tasks", "pair_sets"):
+        if figures[name] and merged[name] and figures[name] != merged[name]:
+            raise ValueError(f"{file} has the {name} {figures[name]}, and not {merged[name]}")
+    for name in set(figures["costs"]) & set(merged["costs"]):
+        own, first = other_settings(name, figures, merged), merged["other_settings"].get(name, {})
+        if own != first:
+            raise ValueError(
+                f"{name} has other settings in {file} ({own or 'those of the first result'}) than before "
+                f'({first or "those of the first result"}); give it another name: --add {file} "{name}=NAME"'
+            )
+        for what in ("updates", "seconds"):
+            own, first = figures["costs"][name][what], merged["costs"][name][what]
+            if abs(own - first) > TOLERANCE * first:
+                raise ValueError(
+                    f"{name} has {own:,.0f} {what} in {file} and {first:,.0f} before; give it another name: "
+                    f'--add {file} "{name}=NAME"'
+                )
+
+
+def merge(results: Sequence[tuple[str, Figures]]) -> Figures:
+    """One result of several; where both have a run, that of the first one.
+
+    Args:
+        results: names of files, and the figures.
+
+    Raises:
+        ValueError: they cannot be compared.
+    """
+    merged: Figures = {**results[0][1], "other_settings": dict(results[0][1].get("other_settings", {}))}
+    for file, figures in results[1:]:
+        check(figures, merged, file)
+        known = {(run["row"], run["seed"]) for run in merged["runs"]}
+        for name in figures["rows"]:
+            different = other_settings(name, figures, merged)
+            if name not in merged["rows"] and different:
+                merged["other_settings"][name] = different
+        merged["rows"] = [*merged["rows"], *(name for name in figures["rows"] if name not in merged["rows"])]
+        merged["costs"] = {**figures["costs"], **merged["costs"]}
+        merged["runs"] = [*merged["runs"], *(run for run in figures["runs"] if (run["row"], run["seed"]) not in known)]
+        if not (merged["baseline"] or {}).get("finetuned"):  # of a result without tasks
+            merged["baseline"] = figures["baseline"]
+        for name in ("tasks", "pair_sets"):
+            merged[name] = merged[name] or figures[name]
+    if BASE not in merged["rows"]:
+        raise ValueError(
+            f"no result has the row {BASE}, with which the others are compared; they have {merged['rows']}"
+        )
+    return merged
+
+
+def read(words: Sequence[str]) -> tuple[str, Figures]:
+    """Read a result, and give its rows their new names.
+
+    Args:
+        words: the file, then ``OLD=NEW`` for each name.
+    """
+    file, *pairs = words
+    names = dict(pair.partition("=")[::2] for pair in pairs)
+    if not all(names.values()):
+        raise ValueError(f"{' '.join(pairs)}: write OLD=NEW for each row that has another name")
+    figures = read_json(file)
+    if not isinstance(figures, dict) or not set(figures) >= PARTS:
+        raise ValueError(f"{file} is not a comparison.json of research/compare_objectives.py")
+    if "texts" not in figures:
+        raise ValueError(f"{file} is from an older version; run compare_objectives.py again in its folder")
+    figures["settings"].setdefault("mask_prob", MASKED_SHARE)  # before there was the option
+    return file, renamed(figures, names, file)
+
+
+def main() -> int:
+    """Merge and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", nargs="+", action="append", required=True, metavar=("JSON", "OLD=NEW"),
+                        help="a result, and new names for its rows")  # fmt: skip
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the three files")
+    args = parser.parse_args()
+    try:
+        figures = merge([read(words) for words in args.add])
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"merge_comparisons.py: {error}\n")
+    args.output.mkdir(parents=True, exist_ok=True)
+    write_report(figures, args.output)
+    print(page(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""How often does a model find the word that was masked in a sentence: retrieved from a corpus, or predicted?
+
+    python research/retrieval_accuracy.py text.txt --retrieve npm.pt DATASTORE --predict mlm.pt
+
+Masks a random word in each line of a text, one that is a single token, so that a masked LM can predict it too. A model
+with a datastore is right if its best phrase is this word. It may answer with phrases of several tokens, and only with
+what its corpus has. Rarer words are those beyond the most frequent types that make up half of the training text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from comparison.masked_lm_loss import frequent_types
+
+from mlsm_plugin import hub
+from mlsm_plugin.cli.main import HelpFormatter
+from mlsm_plugin.files.atomic_files import write_json
+from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.hidden_states.masked_lms import why_untrained
+from mlsm_plugin.retrieval import PhraseDatastore
+from mlsm_plugin.retrieval.phrase_filling import FillingSettings
+from mlsm_plugin.tokenization.masked_text import MASK
+
+FEWEST_WORDS = 5
+TOP = 5
+
+
+@dataclass(frozen=True)
+class MaskedWord:
+    """A sentence with a masked word: what is before it, the word, what follows, and whether the word is a rarer one."""
+
+    before: str
+    word: str
+    after: str
+    rarer: bool
+
+    def filled(self, word: str) -> str:
+        """The sentence with another word."""
+        return " ".join(part for part in (self.before, word, self.after) if part)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of the words that are the best answer, or among the best five; ``rarer``: best answer, rarer words."""
+
+    model: str
+    best: float
+    top: float
+    rarer: float
+
+
+def mask_words(lines: Sequence[str], model: Any, *, count: int, seed: int) -> list[MaskedWord]:
+    """A random word of each of ``count`` random lines; only words of letters that are a single token of ``model``.
+
+    Raises:
+        ValueError: no line has such a word.
+    """
+    dictionary, drawn = model.task.source_dictionary, random.Random(seed)
+    frequent, found = frequent_types(dictionary), []
+    for line in drawn.sample(lines, len(lines)):
+        words = line.split()
+        tokens = [dictionary.index(model.bpe.encode(word)) if word.isalpha() else dictionary.unk() for word in words]
+        places = [place for place, token in enumerate(tokens) if token != dictionary.unk()]
+        if len(words) >= FEWEST_WORDS and places and MASK not in line:
+            place = drawn.choice(places)
+            parts = (" ".join(words[:place]), words[place], " ".join(words[place + 1 :]))
+            found.append(MaskedWord(*parts, rarer=not bool(frequent[tokens[place]])))
+            if len(found) == count:
+                break
+    if not found:
+        raise ValueError(f"no line has {FEWEST_WORDS} words, one of which is a single token")
+    return found
+
+
+def accuracy_of(name: str, masked: Sequence[MaskedWord], answers: Callable[[str], list[str]]) -> Accuracy:
+    """How often ``answers`` of a text with a mask, whole texts and best first, have the text as it was."""
+    best = top = rarer = 0
+    for one in Progress(masked, desc=name, unit="word"):
+        given = answers(one.filled(MASK))
+        right = given[:1] == [one.filled(one.word)]
+        best, top, rarer = best + right, top + (one.filled(one.word) in given), rarer + (right and one.rarer)
+    of_rarer = sum(one.rarer for one in masked)
+    return Accuracy(name, best / len(masked), top / len(masked), rarer / max(1, of_rarer))
+
+
+def retrieving(model: Any, datastore: PhraseDatastore, *, max_length: int) -> Callable[[str], list[str]]:
+    """Fills the mask with the best phrases of a datastore, of at most ``max_length`` tokens."""
+
+    def answers(text: str) -> list[str]:
+        before, after = text.split(MASK)
+        found = model.fill_phrase(text, datastore, TOP, max_length=max_length)
+        return [before + candidate.phrase + after for candidate in found]
+
+    return answers
+
+
+def predicting(model: Any) -> Callable[[str], list[str]]:
+    """Fills the mask with the most likely tokens.
+
+    Raises:
+        ValueError: the masked-LM head of the model was not trained.
+    """
+    why = why_untrained(model.cfg)
+    if why is not None:
+        raise ValueError(f"{why}: --predict needs a masked LM")
+    return lambda text: [filled.strip() for filled, _, _ in model.fill_mask(text, topk=TOP)]
+
+
+def datastore_of(folder: str, checkpoint: str) -> PhraseDatastore:
+    """A datastore; it must have been made with the checkpoint.
+
+    Raises:
+        ValueError: it was made with another one.
+    """
+    datastore = PhraseDatastore(folder)
+    datastore.check_belongs_to(hub.checkpoint_of(checkpoint))
+    return datastore
+
+
+def main() -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=HelpFormatter)
+    parser.add_argument("text", metavar="FILE", help="UTF-8 text, one sentence a line")
+    parser.add_argument(
+        "--retrieve", nargs=2, action="append", default=[], metavar=("CHECKPOINT", "DATASTORE"),
+        help="a model, and a datastore that `mlsm npm datastore` made with it; can be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--predict", action="append", default=[], metavar="CHECKPOINT", help="a masked LM; can be repeated"
+    )
+    parser.add_argument(
+        "--max-length", type=int, default=FillingSettings.max_length, metavar="N", help="longest phrase in tokens"
+    )
+    parser.add_argument("--count", type=int, default=1000, metavar="N", help="number of words to mask")
+    parser.add_argument("--seed", type=int, default=1, help="decides which words are masked")
+    parser.add_argument("--output", type=Path, metavar="JSON", help="also write the figures to this file")
+    args = parser.parse_args()
+    if not (args.retrieve or args.predict):
+        parser.error("there is no model: give --retrieve or --predict")
+    for name in ("count", "max_length"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    found = []
+    try:
+        with open(args.text, encoding="utf-8") as file:
+            lines = [line for line in file if line.strip()]
+        stores = [datastore_of(folder, checkpoint) for checkpoint, folder in args.retrieve]
+        first = args.retrieve[0][0] if args.retrieve else args.predict[0]
+        masked = mask_words(lines, hub.from_pretrained(first), count=args.count, seed=args.seed)
+        for (checkpoint, _), store in zip(args.retrieve, stores, strict=True):
+            answers = retrieving(hub.from_pretrained(checkpoint), store, max_length=args.max_length)
+            found.append(accuracy_of(f"{checkpoint}, retrieved", masked, answers))
+        for checkpoint in args.predict:
+            answers = predicting(hub.from_pretrained(checkpoint))
+            found.append(accuracy_of(f"{checkpoint}, predicted", masked, answers))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+    most = Counter(one.word for one in masked).most_common(1)[0][1] / len(masked)
+    rarer = sum(one.rarer for one in masked)
+    if args.output:
+        models = [asdict(one) for one in found]
+        write_json(args.output, {"words": len(masked), "rarer": rarer, "most_frequent": most, "models": models})
+    rows = ["| model | best, % | among the best five, % | best, rarer words, % |", "| --- | --- | --- | --- |"]
+    for one in found:
+        figures = " | ".join(f"{100 * share:.1f}" for share in (one.best, one.top, one.rarer))
+        rows.append(f"| {one.model} | {figures} |")
+    print("\n".join(rows))
+    print(f"{len(masked):,} words, {rarer:,} of them rarer; always the most frequent one: {100 * most:.1f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
