@@ -148,17 +148,17 @@ STEPS = [
          "{on}", CODED, TOKENS, seconds=200),
     Step("pretrain", "data", "mlsm pretrain data --save-dir pretrain --arch {arch} {narrow} --max-update {updates} "
          "--stages 50 {codes} --tokens-per-sample {length} --batch-size {batch} {cpu} {on}", SPEED, TOKENS),
-    Step("evaluate", "dictionary", "dictionary", "mlsm evaluate dictionary dictionary {teacher}", r"loss\D*([\d.]+)"),
+    Step("evaluate-dictionary", "dictionary", "mlsm evaluate dictionary dictionary {teacher}", r"loss\D*([\d.]+)"),
     Step("inspect", "encode-active_set", "mlsm inspect data --output report.html", r"(\d+) atoms", "atoms"),
     Step("datastore", "npm-bf16", "mlsm npm datastore data --checkpoint npm-bf16/checkpoint_last.pt "
          "--output datastore --tokens-per-sample {length} {on}"),
-    Step("npm", "fill", "datastore", "mlsm npm fill --checkpoint npm-bf16 --datastore datastore {fill} {on}", r"mask (1)"),
-    Step("npm", "classify", "datastore labelled", "mlsm npm classify --checkpoint npm-bf16 --datastore datastore --input "
+    Step("fill", "datastore", "mlsm npm fill --checkpoint npm-bf16 --datastore datastore {fill} {on}", r"mask (1)"),
+    Step("classify", "datastore labelled", "mlsm npm classify --checkpoint npm-bf16 --datastore datastore --input "
          'valid.tsv --template "{} It is <mask>." --verbalizer words.tsv {on}', r"accuracy ([\d.]+)"),
     Step("finetune", "mlm-bf16 labelled", "{finetune} --output finetune {cpu}", r"mean +([\d.]+)", "accuracy"),
     Step("finetune-fp16", "mlm-bf16 labelled", "{finetune} --output finetune-fp16 --fp16", r"mean +([\d.]+)",
          "accuracy", True),
-    Step("evaluate", "pairs", "mlm-bf16 labelled", "mlsm evaluate pairs --checkpoint mlm-bf16 --input pairs.jsonl {on}",
+    Step("evaluate-pairs", "mlm-bf16 labelled", "mlsm evaluate pairs --checkpoint mlm-bf16 --input pairs.jsonl {on}",
          r"accuracy ([\d.]+)", "accuracy"),
     Step("infill", "denoising-bf16", 'mlsm infill --checkpoint denoising-bf16 "It <extra_id_0> the array." {on}',
          r"<extra_id_0> +(\S+)"),
@@ -166,9 +166,9 @@ STEPS = [
          "model = from_pretrained('mlm-bf16').to('{device}')\n"
          "print('filled', len(model.fill_mask('It is the <mask>.', topk=3)))\"", r"filled (\d+)", "words"),
     Step("hf", "mlm-bf16", "mlsm convert mlm-bf16 hf {lines}", r"at most ([\d.e+-]+)", "of logits"),
-    Step("convert", "hf", "mlsm convert hf imported {lines}", r"at most ([\d.e+-]+)", "of logits"),
-    Step("tokenize-hf", "hf", "mlsm binarize --format sequences train.txt --tokenizer hf --max-length {length} --output ids",
-         r"sequences, ([\d,]+) tokens", "tokens"),
+    Step("import", "hf", "mlsm convert hf imported {lines}", r"at most ([\d.e+-]+)", "of logits"),
+    Step("binarize-sequences", "hf", "mlsm binarize --format sequences --train train.txt --tokenizer hf:hf "
+         "--max-length {length} --output ids", r"sequences, ([\d,]+) tokens", "tokens"),
     *(
         Step(f"adapt-{objective}", "hf", f"{{adapt}} --objective {objective} --output adapt-{objective} {more}", BETTER)
         for objective, more in (("mlm", ""), ("mlsm", "{codes}"), ("mlsm+mlm", "{codes}"), ("taco", ""), ("npm", ""))
