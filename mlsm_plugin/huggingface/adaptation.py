@@ -31,8 +31,7 @@ from mlsm_plugin.huggingface.collators import (
 )
 from mlsm_plugin.huggingface.contrastive_models import SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.masked_lm_heads import stock_masked_lm
-from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, stock_masked_lm
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
