@@ -154,10 +154,10 @@ def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
 
 def _learning(args: argparse.Namespace, *, half: bool) -> LearningSettings:
     from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-    from mlsm_plugin.huggingface.adaptation import last_layer
+    from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
 
     return LearningSettings(
-        layer=last_layer(args.auxiliary or args.model) if args.layer is None else args.layer,
+        layer=HuggingFaceEncoder.layers_of(args.auxiliary or args.model) if args.layer is None else args.layer,
         coder=args.coder,
         atoms=args.atoms,
         tokens=args.tokens,
