@@ -18,7 +18,8 @@ from mlsm_plugin.files.planned_folder import PlannedFolder, Standing
 from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hidden_states.encoder import TokenVectors
-from mlsm_plugin.hidden_states.stream import HiddenStateStream, sample_hidden_states
+from mlsm_plugin.hidden_states.samples import sample_hidden_states
+from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.dictionary import Dictionary, coder_health, import_published, learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows

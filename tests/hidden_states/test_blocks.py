@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks, batches_of, hidden_states_of
-from mlsm_plugin.hidden_states.stream import HiddenStateStream, sample_hidden_states, type_counts
+from mlsm_plugin.hidden_states.samples import sample_hidden_states, type_counts
+from mlsm_plugin.hidden_states.stream import HiddenStateStream
 
 PAD, BOS, SPECIAL = 0, 1, 3
 Lists = st.lists(st.lists(st.integers(2, 9), min_size=1, max_size=6), min_size=1, max_size=9)

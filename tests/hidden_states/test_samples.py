@@ -8,7 +8,7 @@ import torch
 
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.hidden_states.stream import sample_hidden_states, type_counts
+from mlsm_plugin.hidden_states.samples import sample_hidden_states, type_counts
 from tests.tiny_models import TinyData
 
 

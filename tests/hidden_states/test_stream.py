@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.hidden_states.stream import HiddenStateStream, type_counts
+from mlsm_plugin.hidden_states.samples import type_counts
+from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from tests.tiny_models import TinyData
 
 
