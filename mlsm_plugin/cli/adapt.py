@@ -58,7 +58,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     import torch
 
     from mlsm_plugin.files.work_share import work_share
-    from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt, last_layer
+    from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
+    from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
     from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     training = settings_of(TrainingSettings, args, **({} if args.updates is not None else {"updates": 1}))
     learning = None
     if args.objective in WITH_CODES:
-        layer = args.layer if hasattr(args, "layer") else last_layer(args.auxiliary or args.model)
+        layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
         learning = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16)
     settings = settings_of(
         Adaptation,

@@ -13,8 +13,6 @@ from torch import Tensor
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 
-LATENT_TARGET_CHOICES = ChoiceEnum(list(LATENT_LOSSES))
-
 
 @dataclass
 class LatentSemanticKlConfig(FairseqDataclass):
@@ -30,7 +28,7 @@ class LatentSemanticKlConfig(FairseqDataclass):
             "what follows is masked LM (default: the weight stays)"
         },
     )
-    latent_target: LATENT_TARGET_CHOICES = field(  # type: ignore[valid-type]
+    latent_target: ChoiceEnum(list(LATENT_LOSSES)) = field(  # type: ignore[valid-type]
         default="distribution",
         metadata={"help": "distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"},
     )
@@ -114,8 +112,8 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         if terms.latent is not None and terms.nonzeros is not None:
             coded = {"num_coded": terms.sample_size, "num_nonzeros": terms.nonzeros.sum()}
             logging_output.update(latent_loss=terms.latent.sum(), **coded)
-        if terms.mlm is not None:
-            logging_output["mlm_loss"] = terms.mlm.sum()
+        if terms.mlm_sum is not None:
+            logging_output["mlm_loss"] = terms.mlm_sum
         return terms.loss, terms.sample_size, logging_output
 
     @staticmethod

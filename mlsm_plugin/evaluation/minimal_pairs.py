@@ -67,68 +67,21 @@ def check_head_was_trained(interface: Any) -> None:
         raise ValueError(f"{why}: sentences cannot be scored")
 
 
+@torch.no_grad()
 def pseudo_log_likelihoods(
-    interface: Any, sentences: Sequence[str], *, batch_tokens: int = 8192, progress: bool = False
+    interface: Any, encoded: Sequence[Tensor], *, batch_tokens: int = 8192, progress: bool = False
 ) -> list[float]:
     """For each sentence the sum over its tokens of ``log p(token | all others)``, in nats.
 
     Args:
         interface: a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`.
-        sentences: texts.
+        encoded: ids of each sentence with BOS and EOS, ``(T,)``.
         batch_tokens: tokens in a forward pass; a sentence of n tokens takes n rows.
         progress: show a bar.
 
     Raises:
-        ValueError: a sentence has no token, or more than the model has positions, or a score is not finite.
+        ValueError: a score is not finite.
     """
-    encoded = [_encode(interface, sentence, "") for sentence in sentences]
-    return _scores(interface, encoded, batch_tokens=batch_tokens, progress=progress)
-
-
-def compare_pairs(
-    interface: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192, progress: bool = False
-) -> list[int]:
-    """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
-
-    It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``. The result does not depend
-    on ``batch_tokens``: sentences with the same ids have the same score, and pairs close to a tie are scored again,
-    each sentence in a batch of its own.
-
-    Raises:
-        ValueError: as of :func:`pseudo_log_likelihoods`; the message names file and line.
-    """
-    encoded = [_encode(interface, text, pair.where) for pair in pairs for text in (pair.good, pair.bad)]
-    unique = {tuple(tokens.tolist()): tokens for tokens in encoded}
-    found = _scores(interface, list(unique.values()), batch_tokens=batch_tokens, progress=progress)
-    scores = dict(zip(unique, found, strict=True))
-
-    def difference(good: tuple[int, ...], bad: tuple[int, ...]) -> float:
-        if good == bad or abs(scores[good] - scores[bad]) >= 2 * TIE:
-            return scores[good] - scores[bad]
-        alone = [_scores(interface, [unique[ids]], batch_tokens=BATCH_OF_ONE)[0] for ids in (good, bad)]
-        return alone[0] - alone[1]
-
-    ids = [tuple(tokens.tolist()) for tokens in encoded]
-    differences = [difference(good, bad) for good, bad in zip(ids[::2], ids[1::2], strict=True)]
-    return [0 if abs(value) < TIE else 1 if value > 0 else -1 for value in differences]
-
-
-def _encode(interface: Any, text: str, where: str) -> Tensor:
-    """Ids ``(T,)`` of a sentence with BOS and EOS; ``where`` it stands, for error messages."""
-    tokens: Tensor = interface.encode(text)
-    limit = int(interface.model.max_positions())
-    shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
-    place = f"{where}: a sentence" if where else "a sentence"
-    if len(tokens) == 2:
-        raise ValueError(f"{place} has no token, so that it cannot be scored: {shown}")
-    if len(tokens) > limit:
-        raise ValueError(f"{place} has {len(tokens)} tokens, more than the {limit} positions of the model: {shown}")
-    return tokens
-
-
-@torch.no_grad()
-def _scores(interface: Any, encoded: list[Tensor], *, batch_tokens: int, progress: bool = False) -> list[float]:
-    """See :func:`pseudo_log_likelihoods`."""
     scores = [0.0] * len(encoded)
     mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
     with Progress(
@@ -153,12 +106,55 @@ def _scores(interface: Any, encoded: list[Tensor], *, batch_tokens: int, progres
     return scores
 
 
+def compare_pairs(
+    interface: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192, progress: bool = False
+) -> list[int]:
+    """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
+
+    It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``. The result does not depend
+    on ``batch_tokens``: sentences with the same ids have the same score, and pairs close to a tie are scored again,
+    each sentence in a batch of its own.
+
+    Raises:
+        ValueError: a sentence has no token, or more than the model has positions (the message names file and line), or
+            a score is not finite.
+    """
+    encoded = [_encode(interface, text, pair.where) for pair in pairs for text in (pair.good, pair.bad)]
+    unique = {tuple(tokens.tolist()): tokens for tokens in encoded}
+    found = pseudo_log_likelihoods(interface, list(unique.values()), batch_tokens=batch_tokens, progress=progress)
+    scores = dict(zip(unique, found, strict=True))
+
+    def difference(good: tuple[int, ...], bad: tuple[int, ...]) -> float:
+        if good == bad or abs(scores[good] - scores[bad]) >= 2 * TIE:
+            return scores[good] - scores[bad]
+        alone = [pseudo_log_likelihoods(interface, [unique[ids]], batch_tokens=BATCH_OF_ONE)[0] for ids in (good, bad)]
+        return alone[0] - alone[1]
+
+    ids = [tuple(tokens.tolist()) for tokens in encoded]
+    differences = [difference(good, bad) for good, bad in zip(ids[::2], ids[1::2], strict=True)]
+    return [0 if abs(value) < TIE else 1 if value > 0 else -1 for value in differences]
+
+
+def _encode(interface: Any, text: str, where: str) -> Tensor:
+    """Ids ``(T,)`` of a sentence with BOS and EOS; ``where`` it stands, for error messages."""
+    tokens: Tensor = interface.encode(text)
+    limit = int(interface.model.max_positions())
+    shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
+    if len(tokens) == 2:
+        raise ValueError(f"{where}: a sentence has no token, so that it cannot be scored: {shown}")
+    if len(tokens) > limit:
+        raise ValueError(
+            f"{where}: a sentence has {len(tokens)} tokens, more than the {limit} positions of the model: {shown}"
+        )
+    return tokens
+
+
 def _log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
     """Log-probabilities ``(n,)`` float64 of the targets ``(n,)``, given logits ``(n, V)``."""
     return logits.log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
 
 
-def _batches(encoded: list[Tensor], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
+def _batches(encoded: Sequence[Tensor], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
     """Batches of (sentence, place of its mask) for all tokens but BOS and EOS, similar lengths together."""
     rows: list[tuple[int, int]] = []
     for sentence in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):

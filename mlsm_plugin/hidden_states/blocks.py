@@ -117,8 +117,7 @@ def hidden_states_of(
     Args:
         blocks, reader, encoder: the text and the model.
         max_tokens: tokens in one forward pass.
-        keep: a function of tokens and positions (both of one shape) that returns whose hidden states are wanted (bool,
-            the same shape); None for those of all content tokens.
+        keep: of tokens and positions, whose hidden states are wanted (all of one shape); None: of content tokens.
 
     Returns:
         positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.

@@ -37,25 +37,19 @@ HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configur
 
 
 class LibraryEncoder:
-    """A BERT- or RoBERTa-like model of Hugging Face's ``transformers``, DeBERTa-v2 (and v3) or ModernBERT.
+    """A model of ``transformers`` of one of the types in ``SUPPORTED``; needs no fairseq.
 
-    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``. Needs no
-    fairseq.
+    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``.
 
     Args:
         name: a folder or hub name, with or without ``hf:``.
         layer: which hidden state.
         tokenizer: the tokenizer of the model; None: it lies beside the model.
-        device: device of the model; None for the GPU if there is one.
-        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
+        device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
 
     Attributes:
         tokenizer: the tokenizer.
         pad: the library's id of padding.
-        layer, num_layers: which hidden state, and the layers of the whole model.
-        max_tokens: longest sample in tokens, special tokens included.
-        dim: width of the hidden states.
-        device: device of the model.
 
     Raises:
         ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does

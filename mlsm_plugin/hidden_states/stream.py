@@ -1,4 +1,4 @@
-"""Hidden states of random blocks: a sample of them, or endless shuffled batches of which only a buffer is in memory."""
+"""Endless shuffled batches of hidden states, of which only a buffer is in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.blocks import TokenBlocks, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 
-BLOCKS_AT_ONCE = 64
 # hidden states that are shuffled together: 100 MB with 384 dimensions
 BUFFER_ROWS = 1 << 16
 BLOCKS_AT_ONCE = 64

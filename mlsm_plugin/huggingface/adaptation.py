@@ -16,12 +16,12 @@ from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
-from mlsm_plugin.files.hf_files import hf_folder, weight_files
+from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, positions_of, supported_config
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, check_vocabulary, supported_config
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
     LatentSemanticCollator,
@@ -32,8 +32,7 @@ from mlsm_plugin.huggingface.collators import (
 )
 from mlsm_plugin.huggingface.contrastive_models import SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.masked_lm_heads import stock_masked_lm
-from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, stock_masked_lm
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -159,34 +158,25 @@ def _check(settings: Adaptation) -> tuple[Any, int]:
     if settings.objective in WITH_CODES:
         _learning(settings)
     length = settings.max_length or default_max_length(source)
-    limit = min([positions_of(config), *([_positions(settings.auxiliary)] if settings.auxiliary else [])])
+    limit = min(map(HuggingFaceEncoder.usual_tokens_of, {settings.model, settings.coded_model}))
     if length > limit:
         raise ValueError(f"--max-length {length} is more than the {limit} positions of the model")
     stock_masked_lm(source)  # last, as it takes longest; the training opens it again
     return tokenizer, length
 
 
-def _positions(model: str) -> int:
-    return positions_of(supported_config(hf_folder(model)))
-
-
 def _learning(settings: Adaptation) -> LearningSettings:
     """How the dictionary is learned; by default a TopK autoencoder on the last layer."""
     if settings.learning is not None:
         return settings.learning
-    return LearningSettings(layer=last_layer(settings.coded_model), coder="topk")
-
-
-def last_layer(model: str) -> int:
-    """The number of the last hidden state of a model."""
-    return int(supported_config(hf_folder(model)).num_hidden_layers)
+    return LearningSettings(layer=HuggingFaceEncoder.layers_of(settings.coded_model), coder="topk")
 
 
 def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
     """Everything that decides the result, as values that JSON can hold."""
     plan: dict[str, Any] = {
         "objective": settings.objective,
-        "model": _fingerprint(settings.model),
+        "model": HuggingFaceEncoder.fingerprint_of(settings.model),
         "texts": sha256_of_files(*settings.texts),
         "max_length": length,
         "masking": asdict(settings.masking),
@@ -197,7 +187,10 @@ def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
         plan["valid_texts"] = sha256_of_files(*settings.valid_texts)
     if settings.objective in WITH_CODES:
         plan["learning"] = {name: value for name, value in asdict(_learning(settings)).items() if name != "device"}
-        plan |= {"auxiliary": _fingerprint(settings.coded_model), "latent_top": settings.latent_top}
+        plan |= {
+            "auxiliary": HuggingFaceEncoder.fingerprint_of(settings.coded_model),
+            "latent_top": settings.latent_top,
+        }
     return plan
 
 
@@ -214,11 +207,6 @@ def _processes(output: Path, count: int) -> int:
             "--nproc-per-node), or choose another --output"
         )
     return there
-
-
-def _fingerprint(model: str) -> str:
-    folder = hf_folder(model, weights=True)
-    return sha256_of_files(folder / "config.json", *weight_files(folder))
 
 
 def _prepared(settings: Adaptation, length: int, share: WorkShare, *, anew: bool) -> Texts:
@@ -316,7 +304,10 @@ def _parts_of(settings: Adaptation, texts: Texts, tokenizer: Any) -> tuple[Any, 
     if settings.objective == "npm":
         rules = SpanRules(mask_prob=settings.masking.mask_prob)
         collator = SpanGroupsCollator(
-            tokenizer, max_length=_positions(settings.model), rules=rules, seed=settings.masking.seed
+            tokenizer,
+            max_length=HuggingFaceEncoder.usual_tokens_of(settings.model),
+            rules=rules,
+            seed=settings.masking.seed,
         )
         return SpanContrastiveModel.of(stock), (SpanGroups(texts[0]), SpanGroups(texts[1])), collator
     if settings.objective in WITH_CODES:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.masked_lm_heads import head_of
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.losses.span_contrastive import (
     NO_KEY,
     check_similarity,

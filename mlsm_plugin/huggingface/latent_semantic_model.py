@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.masked_lm_heads import head_of, initialize, stock_masked_lm
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, stock_masked_lm, sums_of_rows
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
@@ -79,7 +78,9 @@ class LatentSemanticModel(PretrainingModel):
         head = head_of(self)
         weight = self.get_input_embeddings().weight  # type: ignore[attr-defined]
         self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
-        initialize(self.latent_head, self)
+        # as the library initializes the linear layers of the model
+        nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
+        nn.init.zeros_(self.latent_head.bias)
 
     def _objective(
         self,

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.hidden_states.hf_encoder import load_model
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.masked_lm_heads import head_of, stock_masked_lm
+
+Step = Callable[[Tensor], Tensor]
 
 
 class PretrainingModel:
@@ -34,6 +38,7 @@ class PretrainingModel:
     accepts_loss_kwargs: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ()
     means: ClassVar[dict[str, tuple[str, str]]] = {}
+    config: Any
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
     set_objective: Callable[..., None]
@@ -162,3 +167,102 @@ def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
     """
     sums = torch.zeros(len(chosen), dtype=torch.float64, device=values.device)
     return sums.index_add_(0, chosen.nonzero()[:, 0], values.detach().double())
+
+
+@dataclass(frozen=True)
+class Head:
+    """The two halves of a masked-LM head.
+
+    Attributes:
+        transform: hidden states ``(n, d)`` to what the projection to the vocabulary reads, ``(n, width)``.
+        project: what ``transform`` gives to vocabulary logits ``(n, V)``.
+        width: width of what ``transform`` gives.
+        bias: the parameter that only ``project`` reads: its weight may be that of the embeddings. None: there is none.
+    """
+
+    transform: Step
+    project: Step
+    width: int
+    bias: nn.Parameter | None
+
+
+def head_of(model: Any) -> Head:
+    """The head of a masked LM: BERT, RoBERTa, MPNet, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA and their relatives.
+
+    Raises:
+        ValueError: the head has another form.
+    """
+    for find in (_bert, _deberta, _roberta, _modernbert, _distilbert, _electra):
+        head = find(model)
+        if head is not None:
+            return head
+    raise ValueError(
+        f"the masked-LM head of {type(model).__name__} has a form that is not known; use a model like BERT, RoBERTa, "
+        "ModernBERT, DeBERTa-v2, DistilBERT or ELECTRA"
+    )
+
+
+def _head(transform: Step, projection: nn.Linear) -> Head:
+    return Head(transform, projection, projection.in_features, projection.bias)
+
+
+def _part(model: Any, path: str) -> Any:
+    for name in path.split("."):
+        model = getattr(model, name, None)
+    return model
+
+
+def _bert(model: Any) -> Head | None:
+    head = _part(model, "cls.predictions")
+    return None if head is None else _head(head.transform, head.decoder)
+
+
+def _deberta(model: Any) -> Head | None:
+    head = _part(model, "lm_predictions.lm_head")
+    if head is None:
+        return None
+    embeddings = model.get_input_embeddings()
+    return Head(
+        lambda hidden: head.LayerNorm(head.transform_act_fn(head.dense(hidden))),
+        lambda transformed: F.linear(transformed, embeddings.weight, head.bias),
+        head.dense.out_features,
+        head.bias,
+    )
+
+
+def _roberta(model: Any) -> Head | None:
+    head = _part(model, "lm_head")
+    if not all(hasattr(head, name) for name in ("dense", "layer_norm", "decoder")):
+        return None
+    return _head(lambda hidden: head.layer_norm(F.gelu(head.dense(hidden))), head.decoder)
+
+
+def _modernbert(model: Any) -> Head | None:
+    head, decoder = _part(model, "head"), _part(model, "decoder")
+    return None if head is None or decoder is None else _head(head, decoder)
+
+
+def _distilbert(model: Any) -> Head | None:
+    project = _part(model, "vocab_projector")
+    if project is None:
+        return None
+    return _head(lambda hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))), project)
+
+
+def _electra(model: Any) -> Head | None:
+    project = _part(model, "generator_lm_head")
+    return None if project is None else _head(model.generator_predictions, project)
+
+
+def stock_masked_lm(path: str | os.PathLike[str]) -> Any:
+    """An ``AutoModelForMaskedLM`` in float32, in which it is trained.
+
+    Args:
+        path: a folder or hub name.
+
+    Raises:
+        ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
+    """
+    model = load_model(hf_folder(path, weights=True), kind="AutoModelForMaskedLM").float()
+    head_of(model)
+    return model

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
-from mlsm_plugin.files.hf_files import hf_folder
+from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.hidden_states.hf_encoder import positions_of, supported_config
+from mlsm_plugin.hidden_states.sources import LONGEST_DEFAULT_BLOCK, default_tokens_per_sample
 from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
@@ -22,7 +22,6 @@ from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, Unknow
 logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 1000
-LONGEST_DEFAULT = 512
 FEWEST = 3  # a token, and those that begin and end a sequence
 ADVICE = "Pass --overwrite to replace it, or choose another --output"
 
@@ -58,9 +57,8 @@ def _apart(lines: Iterable[str]) -> Iterator[str]:
 def default_max_length(tokenizer: str | os.PathLike[str]) -> int:
     """What the model beside a tokenizer can take, at most 512; 512 if there is no model."""
     folder = hf_folder(tokenizer)
-    if not (folder / "config.json").is_file():
-        return LONGEST_DEFAULT
-    return min(LONGEST_DEFAULT, positions_of(supported_config(folder)))
+    there = (folder / "config.json").is_file()
+    return default_tokens_per_sample(f"{HF_PREFIX}{folder}") if there else LONGEST_DEFAULT_BLOCK
 
 
 def write_text_sequences(

@@ -76,11 +76,7 @@ class TrainingSettings:
         return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
 
     def arguments(self, checkpoints: str | os.PathLike[str], *, updates: int | None = None) -> Any:
-        """The library's ``TrainingArguments``.
-
-        Args:
-            checkpoints: folder of the Trainer's checkpoints.
-            updates: takes the place of :attr:`updates`.
+        """The library's ``TrainingArguments``; ``updates`` takes the place of :attr:`updates`.
 
         Raises:
             ValueError: this process sees several GPUs.
@@ -129,15 +125,9 @@ def make_trainer(
     *,
     updates: int | None = None,
 ) -> Any:
-    """A Trainer that logs and evaluates the parts of the loss.
+    """A Trainer that logs and evaluates the parts of the loss of ``model``, which has an objective of this package.
 
-    Args:
-        model: a model with an objective of this package.
-        datasets: what is trained on, and what is evaluated on.
-        collator: makes the batches of the objective.
-        settings: how the model is trained.
-        checkpoints: folder of the Trainer's checkpoints.
-        updates: takes the place of those of the settings.
+    The datasets are what is trained on and what is evaluated on; ``updates`` takes the place of those of the settings.
     """
     arguments = settings.arguments(checkpoints, updates=updates)
     from transformers import Trainer
@@ -192,9 +182,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
     """The newest whole checkpoint of a Trainer, which writes ``trainer_state.json`` last; None if there is none.
 
-    Args:
-        folder: of the checkpoints.
-        tidy: remove newer ones, which a kill has left unfinished.
+    ``tidy`` removes newer ones, which a kill has left unfinished.
     """
     numbers = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
     found = sorted((path for path, name in numbers.items() if name), key=lambda path: int(path.name[11:]))

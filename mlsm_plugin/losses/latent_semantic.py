@@ -101,7 +101,7 @@ class LatentSemanticTerms(NamedTuple):
         sample_size: masked tokens that have a code; all masked tokens if ``latent_weight`` is 0.
         latent, nonzeros: ``(n,)`` each, the latent loss in nats, and the atoms in the code; None if ``latent_weight``
             is 0.
-        mlm: ``(n,)``, the cross entropy in nats; None if ``mlm_weight`` is 0.
+        mlm, mlm_sum: ``(n,)``, the cross entropy in nats, and its sum; None if ``mlm_weight`` is 0.
     """
 
     loss: Tensor
@@ -109,6 +109,7 @@ class LatentSemanticTerms(NamedTuple):
     latent: Tensor | None
     nonzeros: Tensor | None
     mlm: Tensor | None
+    mlm_sum: Tensor | None
 
 
 def check_weights(latent_weight: float, mlm_weight: float) -> None:
@@ -147,7 +148,7 @@ def latent_semantic_terms(
     """
     num_masked = sample_size = targets.new_tensor(len(targets))
     loss = torch.zeros((), device=targets.device) if zero is None else zero
-    latent = nonzeros = mlm = None
+    latent = nonzeros = mlm = mlm_sum = None
     if latent_weight > 0:
         assert codes is not None
         assert atom_logits is not None
@@ -158,8 +159,10 @@ def latent_semantic_terms(
         latent = latent.detach()
     if mlm_weight > 0:
         assert token_logits is not None
-        mlm = F.cross_entropy(token_logits.float(), targets, reduction="none")
+        log_probabilities = token_logits.float().log_softmax(dim=1)
+        mlm_sum = F.nll_loss(log_probabilities, targets, reduction="sum")
         scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / num_masked.clamp(min=1)
-        loss = loss + scale * mlm.sum()
-        mlm = mlm.detach()
-    return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm)
+        loss = loss + scale * mlm_sum
+        mlm = -log_probabilities.detach().gather(1, targets[:, None]).squeeze(1)
+        mlm_sum = mlm_sum.detach()
+    return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm, mlm_sum)

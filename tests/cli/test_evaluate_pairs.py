@@ -29,7 +29,8 @@ def write_pairs(path: Path, pairs: list[tuple[str, str]]) -> Path:
 
 
 def test_command_prints_and_writes_accuracies(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    scores = pseudo_log_likelihoods(hub.from_pretrained(tiny.model), SENTENCES)
+    model = hub.from_pretrained(tiny.model)
+    scores = pseudo_log_likelihoods(model, [model.encode(text) for text in SENTENCES])
     ranked = [SENTENCES[index] for index in sorted(range(len(SENTENCES)), key=lambda index: -scores[index])]
     right = [(ranked[0], ranked[1]), (ranked[1], ranked[3]), (ranked[0], ranked[2])]
     first = write_pairs(tmp_path / "first.jsonl", [*right, (ranked[2], ranked[1])])

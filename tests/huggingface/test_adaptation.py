@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.huggingface.adaptation import Adaptation, last_layer
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.huggingface.adaptation import Adaptation
 from tests.huggingface.tiny_corpus import tiny_bert
 
 
@@ -23,4 +24,4 @@ def test_the_model_itself_is_coded_unless_another_is_named(tmp_path: Path) -> No
     assert Adaptation("model", ["text"], "out").coded_model == "model"
     assert Adaptation("model", ["text"], "out", auxiliary="other").coded_model == "other"
     tiny_bert().save_pretrained(tmp_path)
-    assert last_layer(str(tmp_path)) == 2
+    assert HuggingFaceEncoder.layers_of(tmp_path) == 2

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED
-from mlsm_plugin.huggingface.masked_lm_heads import head_of, stock_masked_lm
+from mlsm_plugin.huggingface.pretraining_model import head_of, stock_masked_lm
 from tests.huggingface.tiny_corpus import tiny_bert
 from tests.tiny_hf_models import make_model
 

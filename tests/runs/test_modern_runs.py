@@ -117,7 +117,8 @@ def test_trained_model_fills_masks_names_properties_and_scores_sentences(runs: d
     assert model.num_atoms == 48
     assert len(model.fill_mask("The <mask> is executed.", topk=3)) == 3
     assert [len(token.atoms) for token in model.latent_properties("a <mask> here", topk=3)].count(3) >= 3
-    better, worse = pseudo_log_likelihoods(model, ["The name is bound.", "The name is bound is bound."])
+    sentences = "The name is bound.", "The name is bound is bound."
+    better, worse = pseudo_log_likelihoods(model, [model.encode(text) for text in sentences])
     assert better > worse
 
 
