@@ -20,7 +20,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.fairseq_seams.checkpoint_averaging import average_checkpoints, last_checkpoints
     from mlsm_plugin.fairseq_seams.checkpoint_states import updates_of
     from mlsm_plugin.files.atomic_files import check_output_file
-    from mlsm_plugin.files.tokenizer_files import copy_tokenizer
+    from mlsm_plugin.files.model_files import copy_tokenizer
 
     check_positive(args, "last")
     check_output_file(args.output)

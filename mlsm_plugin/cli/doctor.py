@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     rows = [("ok", "Python", platform.python_version(), "")]
     rows += [("ok" if version else "--", name, version or "missing", "") for name, version in versions().items()]
     rows += [("BAD", "fairseq", "", problem)] if problem else []
-    rows += [("BAD", *line.split(" ", 1), "") for line in conflicts()]
+    rows += [("BAD", line.partition(" ")[0], line.partition(" ")[2], "") for line in conflicts()]
     bad = sum(mark == "BAD" for mark, *_ in rows)
     if not bad:
         rows += _imported()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.fairseq_seams.model_parts import lm_head
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
-from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
 from mlsm_plugin.losses.similarity import SIMILARITIES
 from mlsm_plugin.losses.span_batches import NO_KEY, found_spans, span_batch_terms, span_ngrams, stacked, without_spans
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient

@@ -11,7 +11,7 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer
 from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens

@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams import roberta_parts, weight_names
-from mlsm_plugin.files.hf_versions import GLOBAL, LOCAL
+from mlsm_plugin.fairseq_seams import model_parts
+from mlsm_plugin.files.hf_files import GLOBAL, LOCAL
 from mlsm_plugin.models.modern_layers import ModernSize
 
 # the library's names -> names in a checkpoint of mlsm_modern; all matrices have the same layout in both
 NAMES = {
-    "model.embeddings.tok_embeddings.weight": weight_names.EMBEDDINGS,
-    "model.embeddings.norm.weight": f"{weight_names.ENCODER}embedding_norm.weight",
-    "model.final_norm.weight": f"{weight_names.ENCODER}layer_norm.weight",
-    "head.dense.weight": f"{weight_names.LM_HEAD}dense.weight",
-    "head.norm.weight": f"{weight_names.LM_HEAD}layer_norm.weight",
-    "decoder.weight": weight_names.OUTPUT,
-    "decoder.bias": weight_names.OUTPUT_BIAS,
+    "model.embeddings.tok_embeddings.weight": model_parts.EMBEDDINGS,
+    "model.embeddings.norm.weight": f"{model_parts.ENCODER}embedding_norm.weight",
+    "model.final_norm.weight": f"{model_parts.ENCODER}layer_norm.weight",
+    "head.dense.weight": f"{model_parts.LM_HEAD}dense.weight",
+    "head.norm.weight": f"{model_parts.LM_HEAD}layer_norm.weight",
+    "decoder.weight": model_parts.OUTPUT,
+    "decoder.bias": model_parts.OUTPUT_BIAS,
 }
 # the same of a layer; the first one has no norm before its attention
 OF_LAYER = {
@@ -34,7 +34,7 @@ OF_LAYER = {
 def modernbert_names(layers: int) -> dict[str, str]:
     """For each weight of a ``ModernBertForMaskedLM`` its name in a checkpoint of ``mlsm_modern``."""
     of_layers = {
-        f"model.layers.{layer}.{theirs}.weight": f"{weight_names.LAYERS}{layer}.{ours}.weight"
+        f"model.layers.{layer}.{theirs}.weight": f"{model_parts.LAYERS}{layer}.{ours}.weight"
         for layer in range(layers)
         for theirs, ours in OF_LAYER.items()
         if layer or theirs != "attn_norm"
@@ -75,7 +75,7 @@ def library_classes() -> tuple[Any, Any]:
 
 def modernbert_config(interface: Any, ids: Tensor) -> Any:
     """The ``transformers.ModernBertConfig`` of the model; ``ids`` as of :func:`modernbert_model`."""
-    encoder = roberta_parts.sentence_encoder(interface.model)
+    encoder = model_parts.sentence_encoder(interface.model)
     size: ModernSize = encoder.size
     dictionary = interface.task.source_dictionary
     begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
@@ -116,7 +116,7 @@ def modernbert_weights(state: dict[str, Tensor], ids: Tensor) -> dict[str, Tenso
     """
     order = ids.argsort()
     found = {}
-    for theirs, ours in modernbert_names(len(weight_names.layer_numbers(state))).items():
+    for theirs, ours in modernbert_names(len(model_parts.layer_numbers(state))).items():
         values = state[ours].float()
-        found[theirs] = values[order] if ours in weight_names.VOCABULARY_WEIGHTS else values
+        found[theirs] = values[order] if ours in model_parts.VOCABULARY_WEIGHTS else values
     return found

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams import roberta_parts, weight_names
+from mlsm_plugin.fairseq_seams import model_parts
 
 BIASES = ("lm_head.decoder.bias", "lm_head.bias")
-# by the keys of weight_names.LAYER_PARTS
+# by the keys of model_parts.LAYER_PARTS
 OF_LAYER = {
     "query": "attention.self.query",
     "key": "attention.self.key",
@@ -44,12 +44,12 @@ def roberta_model(interface: Any, ids: Tensor) -> Any:
 
 def check_roberta(interface: Any) -> None:
     """Raise ValueError unless ``RobertaForMaskedLM`` computes what the model computes."""
-    encoder, args = roberta_parts.sentence_encoder(interface.model), interface.model.args
-    if getattr(args, "encoder_normalize_before", False) or roberta_parts.final_norm(encoder) is not None:
+    encoder, args = model_parts.sentence_encoder(interface.model), interface.model.args
+    if getattr(args, "encoder_normalize_before", False) or model_parts.final_norm(encoder) is not None:
         raise ValueError(
             "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
         )
-    if roberta_parts.embedding_norm(encoder) is None or roberta_parts.position_embeddings(encoder) is None:
+    if model_parts.embedding_norm(encoder) is None or model_parts.position_embeddings(encoder) is None:
         raise ValueError(
             "a model without embedding layer norm or learned positions cannot be exported: stock RoBERTa has both"
         )
@@ -59,21 +59,21 @@ def roberta_config(interface: Any, ids: Tensor) -> Any:
     """The ``transformers.RobertaConfig`` of the model; ``ids`` as of :func:`roberta_model`."""
     from transformers import RobertaConfig
 
-    args, encoder = interface.model.args, roberta_parts.sentence_encoder(interface.model)
+    args, encoder = interface.model.args, model_parts.sentence_encoder(interface.model)
     dictionary = interface.task.source_dictionary
     pad = int(ids[dictionary.pad()])
     return RobertaConfig(
         vocab_size=len(dictionary),
         hidden_size=args.encoder_embed_dim,
-        num_hidden_layers=roberta_parts.num_layers(encoder),
+        num_hidden_layers=model_parts.num_layers(encoder),
         num_attention_heads=args.encoder_attention_heads,
         intermediate_size=args.encoder_ffn_embed_dim,
         hidden_act=args.activation_fn,
         hidden_dropout_prob=args.dropout,
         attention_probs_dropout_prob=args.attention_dropout,
-        max_position_embeddings=roberta_parts.position_embeddings(encoder).num_embeddings - dictionary.pad() + pad,
+        max_position_embeddings=model_parts.position_embeddings(encoder).num_embeddings - dictionary.pad() + pad,
         type_vocab_size=1,
-        layer_norm_eps=roberta_parts.embedding_norm(encoder).eps,
+        layer_norm_eps=model_parts.embedding_norm(encoder).eps,
         pad_token_id=pad,
         bos_token_id=int(ids[dictionary.bos()]),
         eos_token_id=int(ids[dictionary.eos()]),
@@ -89,19 +89,19 @@ def roberta_weights(state: dict[str, Tensor], ids: Tensor, pad: int) -> dict[str
         ids: as of :func:`roberta_model`.
         pad: padding id of the dictionary; positions begin after it, and in the exported model after ``ids[pad]``.
     """
-    embeddings = state[weight_names.EMBEDDINGS]
+    embeddings = state[model_parts.EMBEDDINGS]
     names = {
-        "roberta.embeddings.word_embeddings.weight": weight_names.EMBEDDINGS,
-        "roberta.embeddings.position_embeddings.weight": weight_names.POSITIONS,
-        "lm_head.decoder.weight": weight_names.OUTPUT,
-        **dict.fromkeys(BIASES, weight_names.OUTPUT_BIAS),
+        "roberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
+        "roberta.embeddings.position_embeddings.weight": model_parts.POSITIONS,
+        "lm_head.decoder.weight": model_parts.OUTPUT,
+        **dict.fromkeys(BIASES, model_parts.OUTPUT_BIAS),
     }
-    pairs = [("roberta.embeddings.LayerNorm", weight_names.EMBEDDING_NORM)]
-    pairs += [(f"lm_head.{name}", f"{weight_names.LM_HEAD}{name}") for name in weight_names.LM_HEAD_PARTS]
-    for layer in weight_names.layer_numbers(state):
+    pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
+    pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
+    for layer in model_parts.layer_numbers(state):
         pairs += [
-            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{weight_names.LAYERS}{layer}.{ours}")
-            for part, ours in weight_names.LAYER_PARTS.items()
+            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{model_parts.LAYERS}{layer}.{ours}")
+            for part, ours in model_parts.LAYER_PARTS.items()
         ]
     names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")}
     found = {theirs: state[ours].float() for theirs, ours in names.items()}

@@ -15,7 +15,7 @@ from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutiv
 from mlsm_plugin.huggingface.collators import IGNORED, check_samples, check_tokenizer, piece_classes, special_ids
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
-from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
+from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS
 
 
 @dataclass(frozen=True)

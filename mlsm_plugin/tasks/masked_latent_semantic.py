@@ -11,14 +11,18 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes
-from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
-from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
-from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
 from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, load_split, split_path
-from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
+from mlsm_plugin.data.token_datasets import (
+    NO_POSITION,
+    CoveredMaskTokensDataset,
+    MaskedCodesDataset,
+    MaskingProbabilityDataset,
+    SplitCoverage,
+    TokenPositionsDataset,
+)
 from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets, replace_masks
-from mlsm_plugin.fairseq_seams.token_slices import combined_splits
+from mlsm_plugin.fairseq_seams.batches import add_to_batches, masked_targets, replace_masks
+from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
 from mlsm_plugin.sparse_coding.code_selection import SELECTIONS, WEIGHT, CodeSelection
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask

@@ -10,7 +10,7 @@ from fairseq import utils
 
 from mlsm_plugin.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, copy_tokenizer
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.tasks.autocast import AutocastSteps
 from mlsm_plugin.tasks.shared_options import SavedRunConfig
 from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_of_dataset

@@ -12,19 +12,18 @@ from fairseq import utils
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.tasks import FairseqTask, register_task
 
-from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
 from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.span_corruption import SpanNoise
-from mlsm_plugin.data.span_denoising_dataset import (
+from mlsm_plugin.data.span_datasets import (
     ChosenBlocks,
     Corruption,
     SpanDenoisingDataset,
     WithoutEos,
 )
-from mlsm_plugin.data.token_blocks import is_content, load_split, split_path
+from mlsm_plugin.data.token_blocks import BlockPiecesDataset, is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
-from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
+from mlsm_plugin.fairseq_seams.model_parts import SOURCE_EMBEDDINGS
 from mlsm_plugin.tasks.fitting_parts import FittingParts
 from mlsm_plugin.tasks.masked_share import MaskedShareSteps
 from mlsm_plugin.tasks.portable_runs import PortableRuns
@@ -34,7 +33,7 @@ from mlsm_plugin.tasks.shared_options import (
     TextBlocksConfig,
     all_that_fit,
 )
-from mlsm_plugin.tokenization.sentinels import DEFAULT_SENTINELS, dictionary_with_sentinels
+from mlsm_plugin.tokenization.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 logger = logging.getLogger(__name__)
