@@ -19,8 +19,8 @@ from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dict
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS
+from mlsm_plugin.tasks.own_task import TextBlocksConfig
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
-from mlsm_plugin.tasks.shared_options import TextBlocksConfig
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, added_symbols
 
 logger = logging.getLogger(__name__)

@@ -32,10 +32,7 @@ from mlsm_plugin.fairseq_seams.batches import (
     with_whole_epochs,
 )
 from mlsm_plugin.files.model_files import bpe_options
-from mlsm_plugin.tasks.fitting_parts import FittingParts
-from mlsm_plugin.tasks.masked_share import MaskedShareSteps
-from mlsm_plugin.tasks.portable_runs import PortableRuns
-from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit
+from mlsm_plugin.tasks.own_task import OwnTask, SavedRunConfig, all_that_fit
 from mlsm_plugin.tokenization.word_boundaries import in_long_words
 
 logger = logging.getLogger(__name__)
@@ -56,7 +53,7 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
 
     Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
