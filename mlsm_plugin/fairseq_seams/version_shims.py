@@ -37,20 +37,13 @@ PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 def apply() -> None:
     """Apply all shims (idempotent)."""
-    _allow_namespaces_in_checkpoints()
+    torch.serialization.add_safe_globals([argparse.Namespace])  # which is in fairseq's checkpoints
     _restore_numpy_compat()
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
     _stop_loading_before_exit()
     _leave_out_warnings_of_old_calls()
     _report_no_missing_parameters()
-
-
-def _allow_namespaces_in_checkpoints() -> None:
-    """Let torch >= 2.6, which loads tensors only, also load the argparse.Namespace in fairseq's checkpoints."""
-    add_safe_globals = getattr(torch.serialization, "add_safe_globals", None)
-    if add_safe_globals is not None:
-        add_safe_globals([argparse.Namespace])
 
 
 def _restore_numpy_compat() -> None:

@@ -16,8 +16,7 @@ from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import LATENT_HEAD, save_pretrained, written_by_library
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
-from mlsm_plugin.hub.modernbert_export import modernbert_model
-from mlsm_plugin.hub.roberta_export import roberta_model
+from mlsm_plugin.hub.stock_models import modernbert_model, roberta_model
 from mlsm_plugin.models.modern_layers import ModernTransformer
 from mlsm_plugin.tokenization.hf_tokenizer import SPECIAL_SYMBOLS
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceBPE

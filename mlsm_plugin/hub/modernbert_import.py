@@ -19,7 +19,7 @@ from mlsm_plugin.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder
 from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
 from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.loading import from_pretrained
-from mlsm_plugin.hub.modernbert_export import library_classes, modernbert_names
+from mlsm_plugin.hub.stock_models import library_classes, modernbert_names
 from mlsm_plugin.models.latent_semantic_model import SIZES
 from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture
 from mlsm_plugin.tasks.portable_masked_lm import PlainMaskedLMConfig

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from mlsm_plugin.data.cooccurring_spans import SpanRules
-from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
+from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, consecutive_groups, draw_spans
 from mlsm_plugin.huggingface.collators import IGNORED, check_samples, check_tokenizer, piece_classes, special_ids
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint

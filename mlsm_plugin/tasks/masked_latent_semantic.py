@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, load_split, split_path
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, split_path
 from mlsm_plugin.data.token_datasets import (
     NO_POSITION,
     CoveredMaskTokensDataset,
@@ -156,22 +156,19 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             self._online_codes().load_encoder()  # reports errors before the first batch
             self._check_atoms(self._online_codes().num_atoms, str(self.cfg.latent_dictionary))
             self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
-            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        if self._computes_codes:
             return
         path = split_path(self.cfg.data, split, epoch)
-        tokens = load_split(path, self.source_dictionary, combine=combine)
         folder = os.path.dirname(split_path(self._codes_data, split, epoch))
         store = self._open_codes(combined_splits(path) if combine else [path], folder)
         coverages = coverages_of(store)
         check_masking_fits(self.cfg, self.mask_prob_of(split), store, coverages)
-
-        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split]
-        # `tokens` is still referenced, as its sizes are a memory map
-        positions = self.samples_of(TokenPositionsDataset(tokens.sizes), split, bos=NO_POSITION)
+        positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
             probabilities = MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split))
-            self._mask_covered_tokens(batches, self.samples_of(tokens, split), probabilities)
+            self._mask_covered_tokens(batches, self.samples_of(self.tokens, split), probabilities)
         codes = MaskedCodesDataset(
             positions, masked_targets(batches), store, self.source_dictionary.pad(), self._selection.top
         )

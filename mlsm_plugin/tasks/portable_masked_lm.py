@@ -126,7 +126,8 @@ class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""
         path = split_path(self.cfg.data, split, epoch)
-        samples = self.samples_of(load_split(path, self.source_dictionary, combine=combine), split)
+        self.tokens = load_split(path, self.source_dictionary, combine=combine)  # whose sizes are a memory map
+        samples = self.samples_of(self.tokens, split)
         logger.info("%s: %d samples of at most %d tokens", path, len(samples), self.cfg.tokens_per_sample)
         return samples
 

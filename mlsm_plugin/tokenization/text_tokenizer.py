@@ -150,8 +150,6 @@ class HuggingFaceBPE:
     """Converts text to the symbols of ``dict.txt``, separated by spaces, and back."""
 
     def __init__(self, cfg: HuggingFaceBPEConfig) -> None:
-        from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-
         self.tokenizer = HuggingFaceTokenizer(cfg.hf_tokenizer)
 
     def encode(self, text: str) -> str:
