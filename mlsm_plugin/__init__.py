@@ -10,7 +10,7 @@ import sys as _sys
 
 from mlsm_plugin.cli import command_line as _command_line
 from mlsm_plugin.fairseq_seams import installation as _installation
-from mlsm_plugin.files.child_process import end_with_parent as _end_with_parent
+from mlsm_plugin.files.output_lock import end_with_parent as _end_with_parent
 from mlsm_plugin.version import __version__
 
 _end_with_parent()
@@ -29,20 +29,12 @@ def register() -> None:
         if _sys.modules.get("fairseq") is not None:
             raise ImportError(f"mlsm_plugin cannot run here: {problem}")
         return  # the `mlsm` command reports the problem in one line
-    from mlsm_plugin.fairseq_seams import (
-        cpu_runs,
-        loading_hooks,
-        quiet_start,
-        resumed_runs,
-        training_options,
-        version_shims,
-    )
+    from mlsm_plugin.fairseq_seams import loading_hooks, resumed_runs, training_options, version_shims
 
-    version_shims.apply()
-    for module in (cpu_runs, quiet_start, resumed_runs, training_options, loading_hooks):
+    for module in (version_shims, resumed_runs, training_options, loading_hooks):
         module.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks  # noqa: F401
-    from mlsm_plugin.tokenization import hf_bpe  # noqa: F401
+    from mlsm_plugin.tokenization import text_tokenizer  # noqa: F401
 
 
 # the `mlsm` command registers once it knows what it has to do: these imports take seconds

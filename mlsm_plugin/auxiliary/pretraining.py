@@ -14,10 +14,9 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import architecture_of, optimiz
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST, repair_last
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.files.atomic_files import link_file
-from mlsm_plugin.files.child_process import run_child
-from mlsm_plugin.files.output_lock import only_writer
+from mlsm_plugin.files.model_files import copy_tokenizer
+from mlsm_plugin.files.output_lock import only_writer, run_child
 from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.files.tokenizer_files import copy_tokenizer
 
 logger = logging.getLogger(__name__)
 

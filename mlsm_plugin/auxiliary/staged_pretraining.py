@@ -22,8 +22,8 @@ import torch
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_seams.checkpoint_states import save_whole, updates_of
+from mlsm_plugin.fairseq_seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
-from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
 from mlsm_plugin.files.atomic_files import link_file, read_json, write_json
 from mlsm_plugin.files.json_checks import check_json, fields
 from mlsm_plugin.files.planned_folder import PlannedFolder

@@ -123,7 +123,7 @@ def _average(args: argparse.Namespace) -> int:
     from mlsm_plugin.fairseq_seams.checkpoint_averaging import average_checkpoints, last_checkpoints
     from mlsm_plugin.fairseq_seams.checkpoint_states import updates_of
     from mlsm_plugin.files.atomic_files import check_output_file
-    from mlsm_plugin.files.tokenizer_files import copy_tokenizer
+    from mlsm_plugin.files.model_files import copy_tokenizer
 
     check_output_file(args.output)
     paths = [Path(path) for path in args.sources]

@@ -23,7 +23,7 @@ from mlsm_plugin.cli.coding_options import (
 from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
+from mlsm_plugin.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.blocks import BlockSettings
 

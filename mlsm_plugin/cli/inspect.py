@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.next_commands import encode_command
 from mlsm_plugin.files.atomic_files import check_output_file
-from mlsm_plugin.files.checkpoint_files import checkpoint_of
+from mlsm_plugin.files.model_files import checkpoint_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -203,7 +203,7 @@ def _folders(data_bin: str, stage: Stage) -> list[tuple[str, Path]]:
 
 def _splits(data: str, extra: Sequence[str]) -> list[str]:
     """The split that is trained on, and those of the first dataset that are validated on."""
-    from mlsm_plugin.fairseq_seams.token_slices import combined_splits
+    from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
 
     values = dict(pairwise(extra))
     chosen = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.fairseq_seams.model_parts import lm_head
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
-from mlsm_plugin.fairseq_seams.roberta_parts import lm_head
 from mlsm_plugin.losses.span_contrastive import (
     NO_KEY,
     SIMILARITIES,

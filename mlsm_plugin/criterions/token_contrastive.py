@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_known
+from mlsm_plugin.fairseq_seams.model_parts import recorded_hidden_states
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
-from mlsm_plugin.fairseq_seams.roberta_parts import recorded_hidden_states
 from mlsm_plugin.losses.token_contrastive import (
     ANCHORS,
     NONE,

@@ -20,24 +20,23 @@ from fairseq.data import Dictionary
 from scipy import stats
 
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
-from mlsm_plugin.fairseq_seams import model_options
+from mlsm_plugin.fairseq_seams import model_parts
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_seams.checkpoint_states import (
     config_in,
     model_fingerprint,
     read_state,
     weights_in,
 )
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.model_parts import EMBEDDINGS
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
-from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS
 from mlsm_plugin.files.atomic_files import atomic_directory, atomic_open, copy_file, link_file, sha256_of_files
-from mlsm_plugin.files.child_process import start_child
 from mlsm_plugin.files.json_checks import Check, check_json, fields, number
-from mlsm_plugin.files.output_lock import only_writer
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
+from mlsm_plugin.files.output_lock import only_writer, start_child
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.files.settings import check, option
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
 # options of the architecture whose value in the checkpoint does not apply to fine-tuning
-NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_options.TRAINING_OPTIONS
+NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAINING_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def architecture_flags(model_cfg: Any) -> list[str]:
 
     modern = registered_name(model_cfg).startswith("mlsm_modern")
     add_args = MlsmModernModel.add_args if modern else MlsmRobertaModel.add_args
-    own = model_options.flags_of(add_args, model_cfg, without=NOT_TAKEN_OVER)
+    own = model_parts.flags_of(add_args, model_cfg, without=NOT_TAKEN_OVER)
     return ["--arch", "mlsm_modern" if modern else "mlsm_roberta", *own]
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import architecture_options, check_configuration, read_contents
 from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
-from mlsm_plugin.files.checkpoint_files import NUMBERED, only_checkpoint
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, symbols_in
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, NUMBERED, only_checkpoint, symbols_in
 
 
 def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:

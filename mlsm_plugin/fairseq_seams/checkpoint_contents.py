@@ -24,7 +24,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mlsm_plugin.fairseq_seams.model_options import TRAINING_OPTIONS
+from mlsm_plugin.fairseq_seams.model_parts import TRAINING_OPTIONS
 
 PACKAGE = __name__.partition(".")[0]
 # fairseq's own; what this package registers is trusted, too

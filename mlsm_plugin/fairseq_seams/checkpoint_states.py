@@ -29,7 +29,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_contents import (
     unreadable,
 )
 from mlsm_plugin.files.atomic_files import atomic_open
-from mlsm_plugin.files.checkpoint_files import missing_checkpoint
+from mlsm_plugin.files.model_files import missing_checkpoint
 
 SHOWN_CHARACTERS = 400
 VOCABULARY = "vocabulary"  # in the state of a task (``task_state``): the fingerprint of its symbols

@@ -21,9 +21,9 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents, unreadable
+from mlsm_plugin.fairseq_seams.model_parts import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_seams.version_shims import open_config
-from mlsm_plugin.fairseq_seams.weight_names import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 
 Look = Callable[[dict[str, Tensor], str], None]
 

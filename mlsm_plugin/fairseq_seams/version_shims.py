@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fairseq import trainer
 from fairseq import utils as fairseq_utils
 from fairseq.data import iterators, token_block_dataset
 from omegaconf import OmegaConf
@@ -35,18 +37,13 @@ PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 def apply() -> None:
     """Apply all shims (idempotent)."""
-    _allow_namespaces_in_checkpoints()
+    torch.serialization.add_safe_globals([argparse.Namespace])  # which is in fairseq's checkpoints
     _restore_numpy_compat()
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
     _stop_loading_before_exit()
-
-
-def _allow_namespaces_in_checkpoints() -> None:
-    """Let torch >= 2.6, which loads tensors only, also load the argparse.Namespace in fairseq's checkpoints."""
-    add_safe_globals = getattr(torch.serialization, "add_safe_globals", None)
-    if add_safe_globals is not None:
-        add_safe_globals([argparse.Namespace])
+    _leave_out_warnings_of_old_calls()
+    _report_no_missing_parameters()
 
 
 def _restore_numpy_compat() -> None:
@@ -250,3 +247,38 @@ def open_config(cfg: Any) -> Iterator[Any]:
         yield cfg
     finally:
         OmegaConf.set_struct(cfg, True)
+
+
+# how these warnings begin, their categories, and how the name of the module begins that they are attributed to
+OLD_CALLS = (
+    (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, "hydra"),
+    (r"\s*The version_base parameter is not specified", UserWarning, "hydra"),
+    (r"In 'config': Usage of deprecated keyword in package header", UserWarning, "hydra"),
+    (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),  # attributed to the program
+    (r"\s*The strict flag in the compose API is deprecated", UserWarning, "hydra"),
+    (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, "fairseq"),
+    (r"'pin_memory' argument is set as true but no accelerator is found", UserWarning, "torch"),
+)
+
+
+def _leave_out_warnings_of_old_calls() -> None:
+    """Leave out warnings of calls of Hydra and torch that fairseq makes, and no user can change."""
+    for begin, category, module in OLD_CALLS:
+        warnings.filterwarnings("ignore", begin, category, module)
+
+
+def _report_no_missing_parameters() -> None:
+    """Let the trainer not report the biases that layers were made without as one shared parameter."""
+    original = trainer._catalog_shared_params
+    if getattr(original, "skips_missing", False):
+        return
+
+    @functools.wraps(original)
+    def catalog_shared_params(module: Any, memo: Any = None, prefix: str = "") -> Any:
+        found = original(module, memo, prefix)  # it calls this function for the modules inside, with a memo
+        if memo is None:
+            return [names for names in found if trainer._get_module_by_path(module, names[0]) is not None]
+        return found
+
+    catalog_shared_params.skips_missing = True  # type: ignore[attr-defined]
+    trainer._catalog_shared_params = catalog_shared_params

@@ -1,13 +1,17 @@
-"""One process at a time writes to a folder whose content has no order of its own, such as a run's checkpoints."""
+"""One process at a time writes to a folder, and child processes end with their parents."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
+import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
 _held: dict[Path, int] = {}
@@ -82,3 +86,34 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
                 os.rmdir(folder)
         if taken:
             release_lock(folder)
+
+
+PARENT = "MLSM_PARENT_PROCESS"
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a command that imports this package; arguments are those of ``subprocess.Popen``."""
+    return subprocess.Popen(list(command), env={**os.environ, PARENT: str(os.getpid())}, **options)
+
+
+def run_child(command: Sequence[str]) -> int:
+    """Run a command that imports this package, and wait for it; returns its exit status."""
+    with start_child(command) as process:
+        return process.wait()
+
+
+def end_with_parent() -> None:
+    """Kill this process when the parent that :func:`start_child` named has ended; without one, do nothing.
+
+    A process that this one starts does not inherit it: it must not take the grandparent for its parent.
+    """
+    parent = os.environ.pop(PARENT, None)
+    if parent is not None:
+        threading.Thread(target=_watch, args=(int(parent),), name="watch-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.data.token_blocks import load_dictionary
-from mlsm_plugin.fairseq_seams import roberta_parts
+from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.fairseq_seams.checkpoint_states import (
     config_in,
     load_model,
@@ -19,12 +19,11 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import (
     read_state,
     weights_in,
 )
-from mlsm_plugin.fairseq_seams.weight_names import EMBEDDINGS, layer_numbers
-from mlsm_plugin.files.checkpoint_files import only_checkpoint
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, symbols_in
+from mlsm_plugin.fairseq_seams.model_parts import EMBEDDINGS, layer_numbers
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, only_checkpoint, symbols_in
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
-from mlsm_plugin.tokenization.span_masks import added_symbols
+from mlsm_plugin.tokenization.word_boundaries import added_symbols
 
 KIND = "auxiliary checkpoint"
 
@@ -54,15 +53,15 @@ class FairseqEncoder(HiddenStateEncoder):
         self.dictionary = load_dictionary(data_bin)
         model, self.cfg = load_roberta(name, data_bin, self.dictionary)
         self.layer = layer
-        encoder = roberta_parts.sentence_encoder(model)
-        self.num_layers = roberta_parts.num_layers(encoder)
+        encoder = model_parts.sentence_encoder(model)
+        self.num_layers = model_parts.num_layers(encoder)
         check_layer(layer, self.num_layers, name)
         self.max_tokens = int(model.max_positions())
         self.device = default_device(device)
         self._half = fp16
-        self._encoder = roberta_parts.keep_first_layers(encoder, layer).eval()
+        self._encoder = model_parts.keep_first_layers(encoder, layer).eval()
         self.to(self.device)
-        self.dim = int(roberta_parts.token_embeddings(self._encoder).embedding_dim)
+        self.dim = int(model_parts.token_embeddings(self._encoder).embedding_dim)
 
     def to(self, device: str | torch.device) -> None:
         self.device = torch.device(device)
@@ -71,14 +70,14 @@ class FairseqEncoder(HiddenStateEncoder):
     @torch.no_grad()
     def hidden_states(self, tokens: Tensor) -> Tensor:
         with half_products(self.device, half=self._half):
-            return roberta_parts.last_hidden_states(self._encoder, tokens.to(self.device)).float()
+            return model_parts.last_hidden_states(self._encoder, tokens.to(self.device)).float()
 
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """See :meth:`HiddenStateEncoder.hidden_states_of`; the last layer of ``mlsm_modern`` computes these only."""
         tokens, chosen = tokens.to(self.device), chosen.to(self.device)
         with half_products(self.device, half=self._half):
-            return roberta_parts.last_hidden_states(self._encoder, tokens, chosen).float()
+            return model_parts.last_hidden_states(self._encoder, tokens, chosen).float()
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:

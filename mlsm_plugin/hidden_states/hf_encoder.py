@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, weight_files
-from mlsm_plugin.files.hf_versions import check_read
+from mlsm_plugin.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer

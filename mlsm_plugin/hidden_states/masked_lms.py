@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from mlsm_plugin.data.token_blocks import load_dictionary
-from mlsm_plugin.fairseq_seams.roberta_parts import changed_hidden_states
+from mlsm_plugin.fairseq_seams.model_parts import changed_hidden_states
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.blocks import TokenBlocks, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams import roberta_parts
+from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import LATENT_HEAD, written_by_library
-from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.files.hf_files import LATENT_HEAD, save_pretrained, written_by_library
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
-from mlsm_plugin.hub.modernbert_export import modernbert_model
-from mlsm_plugin.hub.roberta_export import roberta_model
+from mlsm_plugin.hub.stock_models import modernbert_model, roberta_model
 from mlsm_plugin.models.modern_layers import ModernTransformer
-from mlsm_plugin.tokenization.hf_bpe import HuggingFaceBPE
 from mlsm_plugin.tokenization.hf_tokenizer import SPECIAL_SYMBOLS
+from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
@@ -51,7 +49,7 @@ def check_exportable(interface: Any) -> None:
         raise ValueError("only RoBERTa-like encoders can be exported; this is an encoder-decoder (span denoising)")
     if not hasattr(interface.bpe, "sp") and not isinstance(interface.bpe, HuggingFaceBPE):
         raise ValueError("only models with a SentencePiece or Hugging Face tokenizer can be exported")
-    if len(roberta_parts.classification_heads(interface.model)):
+    if len(model_parts.classification_heads(interface.model)):
         raise ValueError("this is a fine-tuned classifier; export the pre-trained checkpoint that it came from")
 
 
@@ -86,7 +84,7 @@ def stock_model(interface: Any, ids: Tensor) -> Any:
     Raises:
         ValueError: the library has no such model.
     """
-    modern = isinstance(roberta_parts.sentence_encoder(interface.model), ModernTransformer)
+    modern = isinstance(model_parts.sentence_encoder(interface.model), ModernTransformer)
     return modernbert_model(interface, ids) if modern else roberta_model(interface, ids)
 
 
@@ -183,7 +181,7 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         tokenizer = fast_tokenizer(interface)
         save_pretrained(folder, model, tokenizer)
         if interface.num_atoms:
-            projection = roberta_parts.lm_head(interface.model).atom_projection.state_dict()
+            projection = model_parts.lm_head(interface.model).atom_projection.state_dict()
             weights = {name: value.float().contiguous() for name, value in projection.items()}
             with written_by_library(folder):
                 save_file(weights, str(folder / LATENT_HEAD))

@@ -11,8 +11,8 @@ from fairseq.data import encoders
 from torch import Tensor
 
 from mlsm_plugin.data.span_corruption import filler_places
-from mlsm_plugin.fairseq_seams.beam_search import best_hypothesis
-from mlsm_plugin.tokenization.sentinels import encode_with_sentinels, sentinel_symbols
+from mlsm_plugin.fairseq_seams.model_parts import best_hypothesis
+from mlsm_plugin.tokenization.masked_text import encode_with_sentinels, sentinel_symbols
 from mlsm_plugin.tokenization.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 
 

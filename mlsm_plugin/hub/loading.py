@@ -8,8 +8,7 @@ from typing import Any
 from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_seams.checkpoint_states import load_model
-from mlsm_plugin.files.checkpoint_files import checkpoint_of
-from mlsm_plugin.files.tokenizer_files import bpe_options
+from mlsm_plugin.files.model_files import bpe_options, checkpoint_of
 from mlsm_plugin.hub.infilling import DenoisingHubInterface
 from mlsm_plugin.hub.interface import MlsmHubInterface
 from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask

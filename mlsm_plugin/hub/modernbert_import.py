@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of, write_untrained
-from mlsm_plugin.fairseq_seams.model_options import flags_of
-from mlsm_plugin.fairseq_seams.weight_names import VOCABULARY_WEIGHTS
+from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS, flags_of
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import hf_folder
-from mlsm_plugin.files.hf_versions import GLOBAL, LOCAL, global_every
+from mlsm_plugin.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder
 from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
 from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.loading import from_pretrained
-from mlsm_plugin.hub.modernbert_export import library_classes, modernbert_names
+from mlsm_plugin.hub.stock_models import library_classes, modernbert_names
 from mlsm_plugin.models.latent_semantic_model import SIZES
 from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture
-from mlsm_plugin.tasks.plain_masked_lm import PlainMaskedLMConfig
+from mlsm_plugin.tasks.portable_masked_lm import PlainMaskedLMConfig
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
 
 CHECKPOINT = "model.pt"

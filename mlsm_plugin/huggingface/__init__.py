@@ -8,7 +8,7 @@ from typing import Any
 _NAMES_IN = {
     "auxiliary.coder_learning": "LearningSettings",
     "auxiliary.split_coder": "CodingSettings",
-    "files.hf_versions": "save_pretrained",
+    "files.hf_files": "save_pretrained",
     "huggingface.adaptation": "Adaptation adapt",
     "huggingface.coding": "encode_sequences learn_from_sequences",
     "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "

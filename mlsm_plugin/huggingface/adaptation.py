@@ -14,7 +14,7 @@ import torch
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.data.cooccurring_spans import SpanRules
+from mlsm_plugin.data.span_groups import SpanRules
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.files.output_lock import only_writer

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.data.masked_share import MaskFates
 from mlsm_plugin.data.span_corruption import SpanCorruptionCollator
-from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, draw_spans
+from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
 from mlsm_plugin.losses.token_contrastive import Contrast, sample_pairs
@@ -32,8 +31,7 @@ from mlsm_plugin.tokenization.hf_tokenizer import (
     unmasked_ids,
     vocabulary_fingerprint,
 )
-from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
-from mlsm_plugin.tokenization.word_boundaries import word_boundaries
+from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS, word_boundaries
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import first_line, import_transformers
-from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.files.hf_files import first_line, import_transformers, save_pretrained
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 

@@ -15,11 +15,16 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.roberta_head import DividedLMHead
-from mlsm_plugin.fairseq_seams.roberta_parts import lm_head, sentence_encoder, token_embeddings
-from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION, VOCABULARY_WEIGHTS
+from mlsm_plugin.fairseq_seams.model_parts import (
+    ATOM_PROJECTION,
+    VOCABULARY_WEIGHTS,
+    DividedLMHead,
+    lm_head,
+    sentence_encoder,
+    token_embeddings,
+)
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
-from mlsm_plugin.tokenization.span_masks import SPAN_MASKS
+from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.roberta_parts import hidden_states_in, lm_head, num_layers, sentence_encoder
+from mlsm_plugin.fairseq_seams.model_parts import hidden_states_in, lm_head, num_layers, sentence_encoder
 from mlsm_plugin.models.latent_semantic_model import (
     SIZES,
     LatentSemanticEncoder,

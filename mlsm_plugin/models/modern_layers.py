@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.roberta_parts import encoder_output
+from mlsm_plugin.fairseq_seams.model_parts import encoder_output
 
 # On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
 # (docs/research/learning_curves.md); the fused kernel takes less memory.
@@ -309,7 +309,7 @@ class ModernTransformer(nn.Module):
 
         Returns:
             the final hidden states, and if asked for hidden states 0 to the number of layers, without the final norm;
-            see :func:`~mlsm_plugin.fairseq_seams.roberta_parts.encoder_output`.
+            see :func:`~mlsm_plugin.fairseq_seams.model_parts.encoder_output`.
         """
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:

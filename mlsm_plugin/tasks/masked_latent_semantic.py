@@ -11,14 +11,18 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes
-from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
-from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
-from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, load_split, split_path
-from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, split_path
+from mlsm_plugin.data.token_datasets import (
+    NO_POSITION,
+    CoveredMaskTokensDataset,
+    MaskedCodesDataset,
+    MaskingProbabilityDataset,
+    SplitCoverage,
+    TokenPositionsDataset,
+)
 from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.masked_lm_batches import add_to_batches, masked_targets, replace_masks
-from mlsm_plugin.fairseq_seams.token_slices import combined_splits
+from mlsm_plugin.fairseq_seams.batches import add_to_batches, masked_targets, replace_masks
+from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import check_top, recorded_coverage
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
@@ -139,22 +143,19 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             self._online_codes().load_encoder()  # reports errors before the first batch
             self._check_atoms(self._online_codes().num_atoms, str(self.cfg.latent_dictionary))
             self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
-            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        if self._computes_codes:
             return
         path = split_path(self.cfg.data, split, epoch)
-        tokens = load_split(path, self.source_dictionary, combine=combine)
         folder = os.path.dirname(split_path(self._codes_data, split, epoch))
         store = self._open_codes(combined_splits(path) if combine else [path], folder)
         coverages = coverages_of(store)
         check_masking_fits(self.cfg, self.mask_prob_of(split), store, coverages)
-
-        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         batches = self.datasets[split]
-        # `tokens` is still referenced, as its sizes are a memory map
-        positions = self.samples_of(TokenPositionsDataset(tokens.sizes), split, bos=NO_POSITION)
+        positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
             probabilities = MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split))
-            self._mask_covered_tokens(batches, self.samples_of(tokens, split), probabilities)
+            self._mask_covered_tokens(batches, self.samples_of(self.tokens, split), probabilities)
         codes = MaskedCodesDataset(
             positions, masked_targets(batches), store, self.source_dictionary.pad(), self.cfg.latent_top
         )

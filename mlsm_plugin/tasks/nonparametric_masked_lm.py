@@ -12,17 +12,16 @@ from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
-from mlsm_plugin.data.cooccurring_spans import SpanRules
 from mlsm_plugin.data.masked_share import check_masked_share
-from mlsm_plugin.data.span_groups_dataset import SpanGroupsDataset, SpanMasking, consecutive_groups
+from mlsm_plugin.data.span_datasets import SpanGroupsDataset, SpanMasking, consecutive_groups
+from mlsm_plugin.data.span_groups import SpanRules
 from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
-from mlsm_plugin.fairseq_seams.weight_names import VOCABULARY_WEIGHTS
+from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS
+from mlsm_plugin.tasks.own_task import TextBlocksConfig
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
-from mlsm_plugin.tasks.shared_options import TextBlocksConfig
-from mlsm_plugin.tokenization.span_masks import added_symbols
-from mlsm_plugin.tokenization.word_boundaries import PieceClasses
+from mlsm_plugin.tokenization.word_boundaries import PieceClasses, added_symbols
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from fairseq import utils
+from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from omegaconf import II
 
-from mlsm_plugin.data.batch_padding_dataset import BatchPaddingDataset
-from mlsm_plugin.data.known_targets_dataset import KnownTargetsDataset
 from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.token_blocks import (
     is_content,
@@ -22,20 +21,18 @@ from mlsm_plugin.data.token_blocks import (
     split_path,
     training_samples,
 )
-from mlsm_plugin.fairseq_seams.masked_lm_batches import (
+from mlsm_plugin.data.token_datasets import BatchPaddingDataset, KnownTargetsDataset
+from mlsm_plugin.fairseq_seams.batches import (
+    OwnSamplesMaskedLMTask,
     cut_long_words,
     masked_inputs,
     masked_targets,
     replace_masks,
     tell_model,
+    with_whole_epochs,
 )
-from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
-from mlsm_plugin.fairseq_seams.whole_epochs import with_whole_epochs
-from mlsm_plugin.files.tokenizer_files import bpe_options
-from mlsm_plugin.tasks.fitting_parts import FittingParts
-from mlsm_plugin.tasks.masked_share import MaskedShareSteps
-from mlsm_plugin.tasks.portable_runs import PortableRuns
-from mlsm_plugin.tasks.shared_options import SavedRunConfig, all_that_fit
+from mlsm_plugin.files.model_files import bpe_options
+from mlsm_plugin.tasks.own_task import OwnTask, SavedRunConfig, all_that_fit
 from mlsm_plugin.tokenization.word_boundaries import in_long_words
 
 logger = logging.getLogger(__name__)
@@ -56,7 +53,7 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
 
     Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
@@ -129,7 +126,8 @@ class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamp
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""
         path = split_path(self.cfg.data, split, epoch)
-        samples = self.samples_of(load_split(path, self.source_dictionary, combine=combine), split)
+        self.tokens = load_split(path, self.source_dictionary, combine=combine)  # whose sizes are a memory map
+        samples = self.samples_of(self.tokens, split)
         logger.info("%s: %d samples of at most %d tokens", path, len(samples), self.cfg.tokens_per_sample)
         return samples
 
@@ -149,3 +147,33 @@ class PortableMaskedLMTask(FittingParts, MaskedShareSteps, PortableRuns, OwnSamp
     ) -> Any:
         """All ``indices``, see :func:`all_that_fit`; fairseq leaves out of training what is too long."""
         return all_that_fit(dataset, indices, max_positions)
+
+
+@dataclass
+class PlainMaskedLMConfig(PortableMaskedLMConfig):
+    """The options of fairseq's ``masked_lm``, and those for the run."""
+
+
+@register_task("plain_masked_lm", dataclass=PlainMaskedLMConfig)
+class PlainMaskedLMTask(PortableMaskedLMTask):
+    """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere.
+
+    The criterion is fairseq's ``masked_lm``.
+    """
+
+    cfg: PlainMaskedLMConfig
+    criterions = ("masked_lm", "latent_semantic_kl")
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion.
+
+        Raises:
+            ValueError: it is that of another task, or needs codes, which the batches do not have.
+        """
+        criterion = super().build_criterion(cfg, *more, **named)
+        if getattr(criterion, "latent_weight", 0) > 0:
+            raise ValueError(
+                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
+                "--latent-weight 0 for masked LM alone"
+            )
+        return criterion

@@ -12,29 +12,26 @@ from fairseq import utils
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.tasks import FairseqTask, register_task
 
-from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
 from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.span_corruption import SpanNoise
-from mlsm_plugin.data.span_denoising_dataset import (
+from mlsm_plugin.data.span_datasets import (
     ChosenBlocks,
     Corruption,
     SpanDenoisingDataset,
     WithoutEos,
 )
-from mlsm_plugin.data.token_blocks import is_content, load_split, split_path
+from mlsm_plugin.data.token_blocks import BlockPiecesDataset, is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
-from mlsm_plugin.fairseq_seams.weight_names import SOURCE_EMBEDDINGS
-from mlsm_plugin.tasks.fitting_parts import FittingParts
-from mlsm_plugin.tasks.masked_share import MaskedShareSteps
-from mlsm_plugin.tasks.portable_runs import PortableRuns
-from mlsm_plugin.tasks.shared_options import (
+from mlsm_plugin.fairseq_seams.model_parts import SOURCE_EMBEDDINGS
+from mlsm_plugin.tasks.own_task import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
+    OwnTask,
     TextBlocksConfig,
     all_that_fit,
 )
-from mlsm_plugin.tokenization.sentinels import DEFAULT_SENTINELS, dictionary_with_sentinels
+from mlsm_plugin.tokenization.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 logger = logging.getLogger(__name__)
@@ -46,7 +43,9 @@ NO_LONG_TEXT = "no text of {split} can be corrupted, as all have fewer than 2 to
 class SpanDenoisingConfig(TextBlocksConfig):
     """The options of the data and the corruption."""
 
-    sample_break_mode: SAMPLE_BREAK_MODES = field(default="none", metadata={"help": SAMPLE_BREAK_MODE_HELP})
+    sample_break_mode: SAMPLE_BREAK_MODES = field(  # type: ignore[valid-type]
+        default="none", metadata={"help": SAMPLE_BREAK_MODE_HELP}
+    )
     tokens_per_sample: int = field(
         default=512,
         metadata={
@@ -75,7 +74,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
-class SpanDenoisingTask(FittingParts, MaskedShareSteps, PortableRuns, FairseqTask):
+class SpanDenoisingTask(OwnTask, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets.
 
     They are corrupted anew in every epoch.

@@ -6,7 +6,7 @@ from typing import Any
 
 from fairseq.tasks import register_task
 
-from mlsm_plugin.fairseq_seams.update_lookahead import UpdateLookahead
+from mlsm_plugin.fairseq_seams.batches import UpdateLookahead
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
-from mlsm_plugin.files.tokenizer_files import FOLDER_NAME, MODEL_NAME
+from mlsm_plugin.files.model_files import FOLDER_NAME, MODEL_NAME
 from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer

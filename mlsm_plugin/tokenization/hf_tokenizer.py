@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers
-from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairseq.data import Dictionary
 
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME
+from mlsm_plugin.files.model_files import DICTIONARY_NAME
 
 
 def read_symbols(path: str | os.PathLike[str]) -> Dictionary:

@@ -1,25 +1,28 @@
 """One interface for the tokenizers of this package: SentencePiece and Hugging Face (``hf:PATH``)."""
 
-from __future__ import annotations
-
+# no `from __future__ import annotations`: fairseq reads the option types at run time
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from fairseq.data import Dictionary
+from fairseq.data.encoders import register_bpe
+from fairseq.dataclass import FairseqDataclass
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.hf_files import FILES as TOKENIZER_FILES
 from mlsm_plugin.files.hf_files import hf_folder, is_hf
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME, tokenizer_files
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME, tokenizer_files
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.line_encoder import HuggingFaceLineEncoder, LineEncoder, SentencePieceLineEncoder
-from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import load_tokenizer
 from mlsm_plugin.tokenization.symbol_files import listed_symbols, read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
+from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 
 class TextTokenizer(ABC):
@@ -130,3 +133,39 @@ def check_dictionary(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
             f"{path} was not made from the tokenizer of {tokenizer.folder}; binarize the text with "
             f"--tokenizer hf:{tokenizer.folder}"
         )
+
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+@dataclass
+class HuggingFaceBPEConfig(FairseqDataclass):
+    """Options of the tokenizer."""
+
+    hf_tokenizer: str = field(default="???", metadata={"help": "folder of the tokenizer (DATA_BIN/hf_tokenizer)"})
+
+
+@register_bpe("hf_tokenizer", dataclass=HuggingFaceBPEConfig)
+class HuggingFaceBPE:
+    """Converts text to the symbols of ``dict.txt``, separated by spaces, and back."""
+
+    def __init__(self, cfg: HuggingFaceBPEConfig) -> None:
+        self.tokenizer = HuggingFaceTokenizer(cfg.hf_tokenizer)
+
+    def encode(self, text: str) -> str:
+        """The symbols of a text, separated by spaces."""
+        return " ".join(self.tokenizer.symbols_of(text))
+
+    def decode(self, text: str) -> str:
+        """The text of symbols that are separated by spaces."""
+        return self.tokenizer.text_of(text.split())
+
+    @cached_property
+    def _begin_words(self) -> frozenset[str]:
+        names = [*SPECIAL, *self.tokenizer.symbols]
+        begins = PieceClasses.of_vocabulary(names, range(len(SPECIAL))).begins_word
+        return frozenset([*SPECIAL, *(name for name, begin in zip(names, begins, strict=True) if begin)])
+
+    def is_beginning_of_word(self, symbol: str) -> bool:
+        """Whether a word begins with this symbol (``--mask-whole-words``)."""
+        return symbol in self._begin_words

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from multiprocessing import current_process
+from typing import Any
 
 import numpy as np
 
@@ -156,3 +157,12 @@ def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str
 
 def _is_punctuation(char: str) -> bool:
     return unicodedata.category(char)[0] == "P"
+
+
+SPAN_MASKS = ("<mask_s>", "<mask_e>")
+
+
+def added_symbols(task_cfg: Any) -> tuple[str, ...]:
+    """The symbols that a task with this configuration adds to the dictionary after ``<mask>``."""
+    distinct = str(getattr(task_cfg, "span_mask_symbols", "shared")) == "distinct"
+    return SPAN_MASKS if distinct and str(getattr(task_cfg, "span_mode", "single")) == "phrase" else ()

@@ -25,8 +25,8 @@ from unittest import mock
 import numpy as np
 from fairseq.data import Dictionary
 
-from mlsm_plugin.data import cooccurring_spans
-from mlsm_plugin.data.cooccurring_spans import SpanRules, sample_spans
+from mlsm_plugin.data import span_groups
+from mlsm_plugin.data.span_groups import SpanRules, sample_spans
 from mlsm_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
@@ -83,7 +83,7 @@ def groups_of_text(args: argparse.Namespace) -> tuple[PieceClasses, list[list[np
     return PieceClasses.of_vocabulary(dictionary.symbols, special), groups
 
 
-def ngrams_by_tuples(text: cooccurring_spans._Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def ngrams_by_tuples(text: span_groups._Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Find the same as ``_repeated_ngrams``, in the obvious way."""
     tokens, sequence = text.tokens.tolist(), text.sequence.tolist()
     for length in range(1, max_length + 1):
@@ -105,7 +105,7 @@ def ngrams_by_tuples(text: cooccurring_spans._Text, max_length: int) -> Iterator
 def found_by(finder: object, group: list[np.ndarray], pieces: PieceClasses, rules: SpanRules) -> list[list[int]]:
     """The starts of the repeated n-grams of each length."""
     lengths = np.array([len(sequence) for sequence in group])
-    text = cooccurring_spans._Text.of(np.concatenate(group), lengths, pieces, longest_word=rules.max_length)
+    text = span_groups._Text.of(np.concatenate(group), lengths, pieces, longest_word=rules.max_length)
     found = [sorted(starts.tolist()) for starts, _ in finder(text, rules.max_length)]  # type: ignore[operator]
     return found + [[]] * (rules.max_length - len(found))
 
@@ -115,14 +115,14 @@ def main() -> int:
     args = parse_args()
     pieces, groups = groups_of_text(args) if args.data_bin else synthetic_groups(args)
     rules = SpanRules()
-    finders = {"sorted integers": cooccurring_spans._repeated_ngrams, "dictionary of tuples": ngrams_by_tuples}
+    finders = {"sorted integers": span_groups._repeated_ngrams, "dictionary of tuples": ngrams_by_tuples}
     seconds: dict[str, list[float]] = {name: [] for name in finders}
     agree, masked = True, []
     for number, group in enumerate(groups):
         found = [found_by(finder, group, pieces, rules) for finder in finders.values()]
         agree &= found[0] == found[1]
         for name in sorted(finders, reverse=bool(number % 2)):
-            with mock.patch.object(cooccurring_spans, "_repeated_ngrams", finders[name]):
+            with mock.patch.object(span_groups, "_repeated_ngrams", finders[name]):
                 start = time.perf_counter()
                 spans = sample_spans(group, pieces=pieces, rules=rules, rng=np.random.default_rng(number))
                 seconds[name].append(time.perf_counter() - start)

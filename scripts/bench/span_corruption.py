@@ -20,8 +20,8 @@ from fairseq.data import Dictionary
 from fairseq.data.span_mask_tokens_dataset import SpanMaskedTokensDataset
 
 from mlsm_plugin.data.span_corruption import SpanNoise
-from mlsm_plugin.data.span_denoising_dataset import Corruption, SpanDenoisingDataset
-from mlsm_plugin.tokenization.sentinels import sentinel_symbols
+from mlsm_plugin.data.span_datasets import Corruption, SpanDenoisingDataset
+from mlsm_plugin.tokenization.masked_text import sentinel_symbols
 
 SENTINELS = 100
 

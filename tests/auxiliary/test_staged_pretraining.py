@@ -25,8 +25,8 @@ from mlsm_plugin.auxiliary.staged_pretraining import (
 )
 from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_seams.checkpoint_states import save_whole, updates_of
+from mlsm_plugin.fairseq_seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
-from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
 from mlsm_plugin.files.atomic_files import read_json
 from tests.tiny_models import TinyData, save_untrained
 

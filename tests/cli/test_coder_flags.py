@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from mlsm_plugin.cli.coder_flags import given_coder_options
 
-from mlsm_plugin.cli.coder_flags import add_coder_flags, given_coder_options
+from mlsm_plugin.cli.settings_flags import add_coder_flags
 from mlsm_plugin.sparse_coding import coder
 from mlsm_plugin.sparse_coding.coder import NoOptions, SparseCoder
 

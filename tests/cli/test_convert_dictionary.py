@@ -59,7 +59,7 @@ def test_what_is_already_there(tmp_path: Path, capsys: Capture) -> None:
         capsys.readouterr()
         mlsm(COMMAND, source, output, *more)
         assert f"nothing to do, {output} is complete" in capsys.readouterr().out
-    assert "layer is 1 there and 2 now; pass --overwrite" in failing_mlsm(capsys, COMMAND, source, output, "--layer", 2)
+    assert "layer is 1 there and 2 now. Pass --overwrite" in failing_mlsm(capsys, COMMAND, source, output, "--layer", 2)
     write_sparsify(source, {**SPARSIFY_CONFIG, "k": 5})
     assert f"{output} holds another dictionary; pass --overwrite" in failing_mlsm(capsys, COMMAND, source, output)
     assert snapshot(output) == before

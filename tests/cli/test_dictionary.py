@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from fairseq import options
 
-from mlsm_plugin.files.atomic_files import write_json
 from tests.cli.coding_runs import (
     BLOCKS,
     contents,
@@ -80,9 +79,6 @@ def test_another_number_of_tokens_is_another_dictionary(
     words = ("dictionary", tiny.data_bin, "--auxiliary", tiny.model, "--layer", 1, "--output", made, *FEW_OF_TINY)
     line = failing_mlsm(capsys, *words, "--tokens", 300)
     assert "requested_tokens is 1000000 there and 300 now. Pass --overwrite" in line
-    write_json(made / "meta.json", {name: value for name, value in meta.items() if name != "requested_tokens"})
-    mlsm(*words, "--tokens", 300)  # an older dictionary does not say it
-    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_a_dictionary_is_complete_whatever_threads_and_batches_say(

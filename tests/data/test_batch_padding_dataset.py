@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlsm_plugin.data.batch_padding_dataset import BatchPaddingDataset
+from mlsm_plugin.data.token_datasets import BatchPaddingDataset
 
 
 @pytest.mark.parametrize(("batch", "expected"), [([0], False), ([0, 2], False), ([0, 1], True), ([1, 0, 2], True)])

@@ -9,7 +9,7 @@ from fairseq.data import Dictionary, ListDataset, TokenBlockDataset
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.data.block_pieces_dataset import BlockPiecesDataset
+from mlsm_plugin.data.token_blocks import BlockPiecesDataset
 
 BREAK_MODES = ["none", "complete", "complete_doc", "eos"]
 

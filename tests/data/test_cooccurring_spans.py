@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mlsm_plugin.data.cooccurring_spans import SpanRules, sample_spans
+from mlsm_plugin.data.span_groups import SpanRules, sample_spans
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 from tests.tokenization.slow_boundaries import slow_boundaries
 

@@ -17,8 +17,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.data.covered_mask_tokens_dataset import CoveredMaskTokensDataset
-from mlsm_plugin.data.masking_probability_dataset import MaskingProbabilityDataset, SplitCoverage
+from mlsm_plugin.data.token_datasets import CoveredMaskTokensDataset, MaskingProbabilityDataset, SplitCoverage
 from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 from tests.tasks.test_masked_latent_semantic import assert_codes_by_position, stock_batches

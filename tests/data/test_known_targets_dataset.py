@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary, ListDataset, MaskTokensDataset
 
-from mlsm_plugin.data.known_targets_dataset import KnownTargetsDataset
+from mlsm_plugin.data.token_datasets import KnownTargetsDataset
 
 BOS, PAD, EOS, UNK = range(4)
 VOCABULARY = Dictionary()

@@ -7,8 +7,7 @@ from fairseq.data import ListDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.data.masked_codes_dataset import MaskedCodesDataset
-from mlsm_plugin.data.token_positions_dataset import NO_POSITION
+from mlsm_plugin.data.token_datasets import NO_POSITION, MaskedCodesDataset
 from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
 
 PAD = 1

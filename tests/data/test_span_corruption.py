@@ -25,7 +25,7 @@ from mlsm_plugin.data.span_corruption import (
     filler_places,
     restore_spans,
 )
-from mlsm_plugin.tokenization.sentinels import sentinel_symbols
+from mlsm_plugin.tokenization.masked_text import sentinel_symbols
 from tests.conftest import REPOSITORY
 
 EOS = 2

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.data.span_corruption import SpanNoise, restore_spans, write_sentinels
-from mlsm_plugin.data.span_denoising_dataset import (
+from mlsm_plugin.data.span_datasets import (
     ChosenBlocks,
     Corruption,
     SpanDenoisingDataset,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mlsm_plugin.data.cooccurring_spans import SpanRules
-from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
+from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, consecutive_groups, draw_spans
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 PAD, MASK = 0, 1

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split, training_samples
-from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
+from mlsm_plugin.data.token_datasets import NO_POSITION, TokenPositionsDataset
 
 BOS = 0
 FIRST_TOKEN = 10

@@ -61,11 +61,11 @@ def slow_rows(tiny: TinyData, reader: BlockReader, settings: EvaluationSettings)
 
 def slow_losses(tiny: TinyData, reader: BlockReader, coder: SaeCoder, settings: EvaluationSettings) -> dict[str, float]:
     """The three losses, one block and one replaced token at a time, by a forward pass that is written out."""
-    from mlsm_plugin.fairseq_seams import roberta_parts
+    from mlsm_plugin.fairseq_seams import model_parts
     from mlsm_plugin.hidden_states.fairseq_encoder import load_roberta
 
     model = load_roberta(tiny.model, tiny.data_bin, reader.dictionary)[0].eval()
-    encoder = roberta_parts.sentence_encoder(model)
+    encoder = model_parts.sentence_encoder(model)
     losses: dict[str, list[float]] = {"without_sae": [], "with_sae": [], "with_ablation": []}
     for number in drawn_blocks(reader, settings):
         for block in reader.block(int(number)):
@@ -84,7 +84,7 @@ def slow_losses(tiny: TinyData, reader: BlockReader, coder: SaeCoder, settings: 
                             hidden[place] = torch.from_numpy(coder.reconstruct(state, coder.encode(state).codes))
                 for layer in encoder.layers[settings.layer :]:
                     hidden = layer(hidden, encoder_padding_mask=None)
-                logits = roberta_parts.lm_head(model)(hidden[:, 0]).double().log_softmax(dim=1)
+                logits = model_parts.lm_head(model)(hidden[:, 0]).double().log_softmax(dim=1)
                 found += [-float(logits[place, block.tokens[place]]) for place in torch.nonzero(masked).ravel()]
     means = {f"ce_loss_{name}": math.fsum(found) / len(found) for name, found in losses.items()}
     clean, with_sae, ablated = means.values()

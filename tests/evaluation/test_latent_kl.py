@@ -15,7 +15,7 @@ from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.evaluation import latent_kl
 from mlsm_plugin.evaluation.latent_kl import UNSEEN, LatentKl, evaluate_latent_kl, mean_code
-from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
+from mlsm_plugin.fairseq_seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.auxiliary.toy_coder import ToyCoder

@@ -60,30 +60,26 @@ from torch import nn
 
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.fairseq_seams import (
-    beam_search,
+    batches,
     binarized_files,
     checkpoint_averaging,
     checkpoint_contents,
     checkpoint_states,
     installation,
     loading_hooks,
-    masked_lm_batches,
-    model_options,
-    quiet_start,
+    model_parts,
     rank_gather,
     resumed_runs,
-    roberta_head,
-    roberta_hub,
-    roberta_parts,
-    token_slices,
     training_options,
     version_shims,
-    weight_names,
 )
-from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
-from mlsm_plugin.fairseq_seams.update_lookahead import UpdateLookahead
-from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset, with_whole_epochs
+from mlsm_plugin.fairseq_seams.batches import (
+    OwnSamplesMaskedLMTask,
+    UpdateLookahead,
+    WholeEpochsDataset,
+    with_whole_epochs,
+)
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
 from tests.conftest import TINY_MODEL
 from tests.fairseq_seams.test_update_lookahead import watched
@@ -236,7 +232,7 @@ def saved_checkpoint(folder: str) -> Path:
     return Path(folder, "checkpoint.pt")
 
 
-# beam_search
+# model_parts: beam_search
 
 
 def without_scores(original: Any) -> Any:
@@ -248,19 +244,19 @@ def without_scores(original: Any) -> Any:
 
 
 @seam(
-    "beam_search",
+    "model_parts",
     "FairseqTask.inference_step, whose hypotheses have tokens and positional_scores",
     partial(instead, FairseqTask, "inference_step", without_scores(FairseqTask.inference_step)),
 )
 def _beam_search() -> None:
     task, model = encoder_decoder()
-    ids, scores = beam_search.best_hypothesis(task, model, torch.tensor([4, 9, 2]), beam=2, max_length=4)
+    ids, scores = model_parts.best_hypothesis(task, model, torch.tensor([4, 9, 2]), beam=2, max_length=4)
     assert len(ids) == len(scores) <= 5
     assert ids[-1] == 2
     assert max(scores) <= 0
 
 
-@seam("beam_search", "FairseqTask.build_generator(models, args)", partial(without, FairseqTask, "build_generator"))
+@seam("model_parts", "FairseqTask.build_generator(models, args)", partial(without, FairseqTask, "build_generator"))
 def _generator() -> None:
     task, model = encoder_decoder()
     assert task.build_generator([model], argparse.Namespace(beam=3, max_len_a=0, max_len_b=4)).beam_size == 3
@@ -371,7 +367,7 @@ def _state() -> None:
     with tempfile.TemporaryDirectory() as folder:
         state = checkpoint_states.read_state(saved_checkpoint(folder), {"dropout": 0.25})
     assert checkpoint_states.config_in(state).model.dropout == 0.25
-    assert weight_names.EMBEDDINGS in checkpoint_states.weights_in(state)
+    assert model_parts.EMBEDDINGS in checkpoint_states.weights_in(state)
 
 
 @seam(
@@ -436,11 +432,11 @@ for _name in ("data_utils_fast", "token_block_utils_fast"):
     )
 
 
-# cpu_runs
+# training_options: cpu_runs
 
 
 @seam(
-    "cpu_runs",
+    "training_options",
     "FairseqOptimizer.clip_grad_norm, which looks for utils.clip_grad_norm_",
     partial(instead, FairseqOptimizer, "clip_grad_norm", lambda *args, **kwargs: None),
 )
@@ -456,8 +452,8 @@ def without_check(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner, name, getattr(owner, name).__wrapped__)
 
 
-@seam("cpu_runs", "distributed.utils.call_main(cfg, main)", partial(without_check, distributed, "call_main"))
-@seam("cpu_runs", "Trainer.__init__(cfg, ...)", partial(without_check, Trainer, "__init__"))
+@seam("training_options", "distributed.utils.call_main(cfg, main)", partial(without_check, distributed, "call_main"))
+@seam("training_options", "Trainer.__init__(cfg, ...)", partial(without_check, Trainer, "__init__"))
 def _beginning() -> None:
     cfg = deepcopy(masked_lm_config())
     cfg.common.fp16 = True
@@ -545,17 +541,17 @@ def _another_optimizer() -> None:
         assert "was trained with --optimizer adam, and not sgd; " in refusal(trainer.load_checkpoint, path)
 
 
-# masked_lm_batches
+# batches: masked_lm_batches
 
 
 @seam(
-    "masked_lm_batches",
+    "batches",
     "the SortDataset that masked_lm puts around its batches",
     partial(instead, masked_lm, "SortDataset", lambda dataset, sort_order: dataset),
 )
 def _added_entry() -> None:
     dataset = samples_task().dataset("train")
-    masked_lm_batches.add_to_batches(dataset, "codes", ListDataset([torch.tensor(3), torch.tensor(4)], [1, 1]))
+    batches.add_to_batches(dataset, "codes", ListDataset([torch.tensor(3), torch.tensor(4)], [1, 1]))
     assert [int(code) for code in all_of(dataset)["codes"]] == [3, 4]
 
 
@@ -564,7 +560,7 @@ def other_keys(original: Any) -> Any:
 
 
 @seam(
-    "masked_lm_batches",
+    "batches",
     "the keys of the NestedDictionaryDataset of masked_lm (net_input.src_tokens, target, ...)",
     partial(instead, masked_lm, "NestedDictionaryDataset", other_keys(masked_lm.NestedDictionaryDataset)),
 )
@@ -572,7 +568,7 @@ def _replaced_masks() -> None:
     dataset = samples_task().dataset("train")
     before = all_of(dataset)
     inputs, targets = (ListDataset([row[:3] + 1 for row in rows], [3, 3]) for rows in (TOKENS, TOKENS + 1))
-    masked_lm_batches.replace_masks(dataset, inputs, targets, pad=1)
+    batches.replace_masks(dataset, inputs, targets, pad=1)
     after = all_of(dataset)
     assert {*before, *before["net_input"]} == {*after, *after["net_input"]}
     assert after["net_input"]["src_tokens"].tolist() == (TOKENS[:, :3] + 1).tolist()
@@ -591,13 +587,13 @@ class PaddedOtherwise(masked_lm.RightPadDataset):
 
 
 @seam(
-    "masked_lm_batches",
+    "batches",
     "RightPadDataset.dataset, the inputs and targets before they are padded",
     partial(instead, masked_lm, "RightPadDataset", PaddedOtherwise),
 )
 def _unpadded() -> None:
     dataset = samples_task().dataset("train")
-    inputs, targets = masked_lm_batches.masked_inputs(dataset), masked_lm_batches.masked_targets(dataset)
+    inputs, targets = batches.masked_inputs(dataset), batches.masked_targets(dataset)
     assert [len(part[index]) for part in (inputs, targets) for index in range(2)] == [4, 3, 4, 3]
     batch = all_of(dataset)
     assert batch["target"][0].tolist() == targets[0].tolist()
@@ -605,7 +601,7 @@ def _unpadded() -> None:
 
 
 @seam(
-    "masked_lm_batches",
+    "batches",
     "MaskTokensDataset.mask_whole_words, of which it reads gather(0, ids)",
     partial(rename, masked_lm.MaskTokensDataset, "mask_whole_words"),
 )
@@ -613,11 +609,11 @@ def _word_beginnings() -> None:
     dataset = samples_task().dataset("train")
     one_word = torch.zeros(len(symbols()) + 1, dtype=torch.uint8)
     one_word[0] = 1  # the first token of a sample begins its only word
-    parts = masked_lm_batches.masked_inputs(dataset), masked_lm_batches.masked_targets(dataset)
+    parts = batches.masked_inputs(dataset), batches.masked_targets(dataset)
     for cached in parts:
         assert cached.dataset.mask_whole_words is None
         cached.dataset.mask_whole_words = one_word
-    masked_lm_batches.cut_long_words(dataset, lambda begins: np.full(len(begins), len(begins) > 3))
+    batches.cut_long_words(dataset, lambda begins: np.full(len(begins), len(begins) > 3))
     for epoch in range(10):
         dataset.set_epoch(epoch)
         type(parts[0]).__getitem__.cache_clear()
@@ -626,11 +622,11 @@ def _word_beginnings() -> None:
         assert masked[1] in (0, 3)  # its word is not long
 
 
-# masked_lm_samples
+# batches: masked_lm_samples
 
 
 @seam(
-    "masked_lm_samples",
+    "batches",
     "MaskedLMTask.load_dataset, which takes its samples from _load_dataset_split",
     partial(instead, MaskedLMTask, "_load_dataset_split", None),
 )
@@ -650,7 +646,7 @@ def sees_no_args(original: Any) -> Any:
 
 
 @seam(
-    "masked_lm_samples",
+    "batches",
     "MaskedLMTask.load_dataset, which reads self.args for --mask-whole-words",
     partial(instead, MaskedLMTask, "load_dataset", sees_no_args(MaskedLMTask.load_dataset)),
 )
@@ -658,7 +654,7 @@ def _whole_words() -> None:
     assert samples_task(mask_whole_words=True).asked_for_tokenizer
 
 
-# mmap_builder
+# binarized_files: mmap_builder
 
 
 def written_sentences() -> list[list[int]]:
@@ -673,30 +669,30 @@ def written_sentences() -> list[list[int]]:
 
 for _name in ("_data_file", "_dtype"):
 
-    @seam("mmap_builder", f"MMapIndexedDatasetBuilder.{_name}", partial(rename, MMapIndexedDatasetBuilder, _name))
+    @seam("binarized_files", f"MMapIndexedDatasetBuilder.{_name}", partial(rename, MMapIndexedDatasetBuilder, _name))
     def _builder() -> None:
         assert written_sentences() == [[4, 5, 2], [6, 2]]
 
 
-@seam("mmap_builder", "MMapIndexedDataset.Index.writer", partial(without, MMapIndexedDataset.Index, "writer"))
+@seam("binarized_files", "MMapIndexedDataset.Index.writer", partial(without, MMapIndexedDataset.Index, "writer"))
 def _index_writer() -> None:
     assert written_sentences() == [[4, 5, 2], [6, 2]]
 
 
-# model_options
+# model_parts: model_options
 
 
-@seam("model_options", "the options of RobertaModel.add_args", partial(without, RobertaModel, "add_args"))
+@seam("model_parts", "the options of RobertaModel.add_args", partial(without, RobertaModel, "add_args"))
 def _model_options() -> None:
     parser = argparse.ArgumentParser()
     RobertaModel.add_args(parser)
-    assert vars(parser.parse_args([])).keys() >= model_options.TRAINING_OPTIONS | {"max_positions"}
+    assert vars(parser.parse_args([])).keys() >= model_parts.TRAINING_OPTIONS | {"max_positions"}
     cfg = argparse.Namespace(encoder_layers=3, untie_weights_roberta=True, dropout=0.3)
-    flags = model_options.flags_of(RobertaModel.add_args, cfg, without=model_options.TRAINING_OPTIONS)
+    flags = model_parts.flags_of(RobertaModel.add_args, cfg, without=model_parts.TRAINING_OPTIONS)
     assert flags == ["--encoder-layers", "3", "--untie-weights-roberta"]
 
 
-# quiet_start
+# version_shims: quiet_start
 
 
 def parameters_as_pairs(patch: pytest.MonkeyPatch) -> None:
@@ -704,13 +700,13 @@ def parameters_as_pairs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(trainer, "_catalog_shared_params", lambda module: [(0, name) for name in original(module)])
 
 
-@seam("quiet_start", "trainer._catalog_shared_params, and its lists of names", parameters_as_pairs)
+@seam("version_shims", "trainer._catalog_shared_params, and its lists of names", parameters_as_pairs)
 def _shared_parameters() -> None:
     tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     assert trainer._catalog_shared_params(tied) == []
     tied[2].weight = tied[0].weight
     assert trainer._catalog_shared_params(tied) == [["0.weight", "2.weight"]]
-    quiet_start.apply()  # once more
+    version_shims.apply()  # once more
     assert trainer._catalog_shared_params(tied) == [["0.weight", "2.weight"]]
 
 
@@ -800,13 +796,13 @@ def _stopping() -> None:
         vars(fairseq_cli.train.should_stop_early).clear()
 
 
-# roberta_head
+# model_parts: roberta_head
 
 for _name in ("dense", "activation_fn", "layer_norm", "weight", "bias"):
 
-    @seam("roberta_head", f"RobertaLMHead.{_name}", partial(rename, RobertaLMHead, _name))
+    @seam("model_parts", f"RobertaLMHead.{_name}", partial(rename, RobertaLMHead, _name))
     def _divided_head() -> None:
-        head = roberta_head.DividedLMHead(8, 9, "gelu")
+        head = model_parts.DividedLMHead(8, 9, "gelu")
         features, masked = torch.randn(2, 4, 8), TOKENS > 4
         assert head.width == 8
         assert torch.equal(head.token_logits(head.transform(features[masked, :])), head(features, masked))
@@ -825,32 +821,32 @@ def builds_its_own_head(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RobertaEncoder, "__init__", init)
 
 
-@seam("roberta_head", "RobertaEncoder, which makes its head with build_lm_head", builds_its_own_head)
+@seam("model_parts", "RobertaEncoder, which makes its head with build_lm_head", builds_its_own_head)
 def _build_head() -> None:
     class Encoder(RobertaEncoder):
         def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> Any:
-            return roberta_head.DividedLMHead(embed_dim, output_dim, activation_fn, weight)
+            return model_parts.DividedLMHead(embed_dim, output_dim, activation_fn, weight)
 
     encoder = Encoder(roberta().args, symbols())
-    assert type(encoder.lm_head) is roberta_head.DividedLMHead
+    assert type(encoder.lm_head) is model_parts.DividedLMHead
     assert encoder.lm_head.weight is encoder.sentence_encoder.embed_tokens.weight
 
 
-# roberta_hub
+# model_parts: roberta_hub
 
 for _name in ("cfg", "task", "model", "bpe"):
 
-    @seam("roberta_hub", f"RobertaHubInterface.{_name}", partial(rename, RobertaHubInterface, _name))
+    @seam("model_parts", f"RobertaHubInterface.{_name}", partial(rename, RobertaHubInterface, _name))
     def _hub() -> None:
         cfg, task, model = SimpleNamespace(bpe=None), SimpleNamespace(), roberta()
-        hub = roberta_hub.RobertaHub(cfg, task, model)
+        hub = model_parts.RobertaHub(cfg, task, model)
         assert (hub.cfg, hub.task, hub.model, hub.bpe) == (cfg, task, model, None)
         assert hub.device == torch.device("cpu")
         assert not hub.has_classification_head("topic")
 
 
 @seam(
-    "roberta_hub",
+    "model_parts",
     "SentencePredictionTask.label_dictionary",
     partial(without, SentencePredictionTask, "label_dictionary"),
 )
@@ -859,44 +855,44 @@ def _labels() -> None:
     labels.add_symbol("sport")
     labels.add_symbol("music")
     task = SentencePredictionTask(SentencePredictionConfig(num_classes=2, regression_target=False), symbols(), labels)
-    hub = roberta_hub.RobertaHub(SimpleNamespace(bpe=None), task, roberta())
+    hub = model_parts.RobertaHub(SimpleNamespace(bpe=None), task, roberta())
     assert not hub.is_regression
     assert [hub.label(0), hub.label(1)] == ["sport", "music"]
 
 
-# roberta_parts
+# model_parts: roberta_parts
 
 for _name in ("sentence_encoder", "lm_head"):
 
-    @seam("roberta_parts", f"RobertaEncoder.{_name}", partial(rename, RobertaEncoder, _name))
+    @seam("model_parts", f"RobertaEncoder.{_name}", partial(rename, RobertaEncoder, _name))
     def _parts() -> None:
         model = roberta()
-        assert isinstance(roberta_parts.sentence_encoder(model), TransformerEncoderBase)
-        assert isinstance(roberta_parts.lm_head(model), RobertaLMHead)
+        assert isinstance(model_parts.sentence_encoder(model), TransformerEncoderBase)
+        assert isinstance(model_parts.lm_head(model), RobertaLMHead)
 
 
 for _name in ("layers", "embed_tokens", "embed_positions", "layernorm_embedding", "layer_norm"):
 
-    @seam("roberta_parts", f"TransformerEncoder.{_name}", partial(rename, TransformerEncoderBase, _name))
+    @seam("model_parts", f"TransformerEncoder.{_name}", partial(rename, TransformerEncoderBase, _name))
     def _encoder_parts() -> None:
-        encoder = roberta_parts.sentence_encoder(roberta())
-        assert roberta_parts.num_layers(encoder) == 2
-        assert roberta_parts.token_embeddings(encoder).weight.shape == (len(symbols()), 8)
-        assert roberta_parts.position_embeddings(encoder).num_embeddings == 16 + 2
-        assert roberta_parts.embedding_norm(encoder).eps > 0
-        assert roberta_parts.final_norm(encoder) is None
+        encoder = model_parts.sentence_encoder(roberta())
+        assert model_parts.num_layers(encoder) == 2
+        assert model_parts.token_embeddings(encoder).weight.shape == (len(symbols()), 8)
+        assert model_parts.position_embeddings(encoder).num_embeddings == 16 + 2
+        assert model_parts.embedding_norm(encoder).eps > 0
+        assert model_parts.final_norm(encoder) is None
 
 
 @seam(
-    "roberta_parts",
+    "model_parts",
     "RobertaModel.classification_heads, where register_classification_head puts heads",
     partial(rename, RobertaModel, "classification_heads"),
 )
 def _heads() -> None:
     model = roberta()
-    assert len(roberta_parts.classification_heads(model)) == 0
+    assert len(model_parts.classification_heads(model)) == 0
     model.register_classification_head("topic", num_classes=2)
-    assert list(roberta_parts.classification_heads(model)) == ["topic"]
+    assert list(model_parts.classification_heads(model)) == ["topic"]
 
 
 def other_outputs(key: str) -> Change:
@@ -910,26 +906,26 @@ def other_outputs(key: str) -> Change:
 
 
 @seam(
-    "roberta_parts",
+    "model_parts",
     "TransformerEncoder.forward_embedding",
     partial(without, TransformerEncoderBase, "forward_embedding"),
 )
-@seam("roberta_parts", 'the "encoder_out" of TransformerEncoder.forward', other_outputs("encoder_out"))
+@seam("model_parts", 'the "encoder_out" of TransformerEncoder.forward', other_outputs("encoder_out"))
 def _cut_encoder() -> None:
-    encoder = roberta_parts.sentence_encoder(roberta())
+    encoder = model_parts.sentence_encoder(roberta())
     states = encoder(TOKENS[:1], return_all_hiddens=True)["encoder_states"]
     for layer in (2, 1, 0):
-        found = roberta_parts.last_hidden_states(roberta_parts.keep_first_layers(encoder, layer), TOKENS[:1])
+        found = model_parts.last_hidden_states(model_parts.keep_first_layers(encoder, layer), TOKENS[:1])
         assert torch.allclose(found, states[layer].transpose(0, 1), atol=1e-6)
 
 
-@seam("roberta_parts", 'the "encoder_states" of TransformerEncoder.forward', other_outputs("encoder_states"))
+@seam("model_parts", 'the "encoder_states" of TransformerEncoder.forward', other_outputs("encoder_states"))
 def _recorded_states() -> None:
     model = roberta()
-    with roberta_parts.recorded_hidden_states(model) as recorded:
+    with model_parts.recorded_hidden_states(model) as recorded:
         features, _ = model(TOKENS, features_only=True, return_all_hiddens=True)
     ((embedded, encoded),) = recorded
-    embedded_alone = roberta_parts.sentence_encoder(model).forward_embedding(TOKENS)[0]
+    embedded_alone = model_parts.sentence_encoder(model).forward_embedding(TOKENS)[0]
     assert torch.equal(encoded.transpose(0, 1), features)
     assert torch.equal(embedded.transpose(0, 1)[0], embedded_alone[0])
 
@@ -943,10 +939,10 @@ def layers_by_name() -> Change:
     return partial(instead, TransformerEncoderLayerBase, "__call__", call)
 
 
-@seam("roberta_parts", "the hidden states as first argument of an encoder layer, time first", layers_by_name())
+@seam("model_parts", "the hidden states as first argument of an encoder layer, time first", layers_by_name())
 def _changed_states() -> None:
     model = roberta()
-    states = roberta_parts.sentence_encoder(model)(TOKENS[:1], return_all_hiddens=True)["encoder_states"]
+    states = model_parts.sentence_encoder(model)(TOKENS[:1], return_all_hiddens=True)["encoder_states"]
     seen: list[torch.Tensor] = []
 
     def to_zero(hidden: torch.Tensor) -> torch.Tensor:
@@ -954,7 +950,7 @@ def _changed_states() -> None:
         return 0 * hidden
 
     for layer in (0, 1, 2):
-        with roberta_parts.changed_hidden_states(model, layer, to_zero):
+        with model_parts.changed_hidden_states(model, layer, to_zero):
             changed = model(TOKENS[:1], features_only=True)[0]
         assert torch.allclose(seen[-1], states[layer].transpose(0, 1), atol=1e-6)
         assert not torch.allclose(changed, states[2].transpose(0, 1))
@@ -1017,13 +1013,13 @@ def _registered_name() -> None:
     assert training_options.registered_name(cfg.task) == "masked_lm"
 
 
-# token_slices
+# binarized_files: token_slices
 
 
-@seam("token_slices", "TokenBlockDataset.slice_indices", partial(without, TokenBlockDataset, "slice_indices"))
+@seam("binarized_files", "TokenBlockDataset.slice_indices", partial(without, TokenBlockDataset, "slice_indices"))
 def _slices() -> None:
     blocks = TokenBlockDataset(sentences(), [3, 2], 2, pad=1, eos=2, break_mode="none")
-    assert token_slices.slices_of(blocks).tolist() == [[0, 2], [2, 4], [4, 5]]
+    assert binarized_files.slices_of(blocks).tolist() == [[0, 2], [2, 4], [4, 5]]
 
 
 def never_combines(original: Any) -> Any:
@@ -1031,7 +1027,7 @@ def never_combines(original: Any) -> Any:
 
 
 @seam(
-    "token_slices",
+    "binarized_files",
     "load_indexed_dataset(combine=True), which reads PATH, PATH1, PATH2, ...",
     partial(instead, data_utils, "load_indexed_dataset", never_combines(data_utils.load_indexed_dataset)),
 )
@@ -1041,7 +1037,7 @@ def _combined() -> None:
             builder = StreamingMMapBuilder(f"{folder}/{name}.bin", vocab_size=9)
             builder.add_sentences(np.array([4 + number, 2]), np.array([2]))
             builder.finalize(f"{folder}/{name}.idx")
-        found = token_slices.combined_splits(f"{folder}/train")
+        found = binarized_files.combined_splits(f"{folder}/train")
         combined = data_utils.load_indexed_dataset(f"{folder}/train", symbols(), combine=True)
         assert found == [f"{folder}/{name}" for name in ("train", "train1", "train2")]
         assert [combined[index].tolist() for index in range(len(combined))] == [[4, 2], [5, 2], [6, 2]]
@@ -1108,17 +1104,17 @@ def _schedule() -> None:
         assert "--lr-scheduler inverse_sqrt: " in refusal(lambda: trainer.optimizer)
 
 
-# update_lookahead
+# batches: update_lookahead
 
 
 @seam(
-    "update_lookahead",
+    "batches",
     "EpochBatchIterator.next_epoch_itr",
     partial(without, iterators.EpochBatchIterator, "next_epoch_itr"),
 )
-@seam("update_lookahead", "CountingIterator._itr", partial(rename, iterators.CountingIterator, "_itr"))
-@seam("update_lookahead", "CountingIterator.n", partial(rename, iterators.CountingIterator, "n"))
-@seam("update_lookahead", "CountingIterator.total", partial(rename, iterators.CountingIterator, "total"))
+@seam("batches", "CountingIterator._itr", partial(rename, iterators.CountingIterator, "_itr"))
+@seam("batches", "CountingIterator.n", partial(rename, iterators.CountingIterator, "n"))
+@seam("batches", "CountingIterator.total", partial(rename, iterators.CountingIterator, "total"))
 def _watched_batches() -> None:
     lookahead = UpdateLookahead()
     batches = watched(lookahead).next_epoch_itr(shuffle=False)
@@ -1127,7 +1123,7 @@ def _watched_batches() -> None:
 
 
 @seam(
-    "update_lookahead",
+    "batches",
     "GroupedIterator, which fetches all batches of an update before it hands them out",
     partial(instead, iterators, "_chunk_iterator", lambda source, *unused: ([batch] for batch in source)),
 )
@@ -1138,7 +1134,7 @@ def _fetched_together() -> None:
 
 
 @seam(
-    "update_lookahead",
+    "batches",
     "fairseq_cli.train.validate, which asks for batches with set_dataset_epoch=False",
     partial(instead, fairseq_cli.train, "validate", lambda: None),
 )
@@ -1195,7 +1191,7 @@ def more_copies(patch: pytest.MonkeyPatch) -> None:
 
 @seam("version_shims", "the names of the weights that an encoder layer copies for inference", more_copies)
 def _copies() -> None:
-    layers = roberta_parts.sentence_encoder(roberta()).layers
+    layers = model_parts.sentence_encoder(roberta()).layers
     version_shims.freeze_inference_copies(layers)
     own = [(name, copy) for layer in layers for name, copy in layer.named_parameters(recurse=False)]
     assert [name for name, copy in own if copy.requires_grad] == []
@@ -1225,31 +1221,31 @@ def _train_command() -> None:
     assert callable(fairseq_cli.train.cli_main)
 
 
-# weight_names
+# model_parts: weight_names
 
 
-@seam("weight_names", "the names of RoBERTa's weights", partial(rename, TransformerEncoderLayerBase, "fc1"))
+@seam("model_parts", "the names of RoBERTa's weights", partial(rename, TransformerEncoderLayerBase, "fc1"))
 def _names() -> None:
     names = roberta().state_dict().keys()
-    assert weight_names.layer_numbers(names) == [0, 1]
-    modules = [f"{weight_names.LAYERS}1.{part}" for part in weight_names.LAYER_PARTS.values()]
-    modules += [f"{weight_names.LM_HEAD}{part}" for part in weight_names.LM_HEAD_PARTS]
-    modules += [weight_names.EMBEDDING_NORM]
+    assert model_parts.layer_numbers(names) == [0, 1]
+    modules = [f"{model_parts.LAYERS}1.{part}" for part in model_parts.LAYER_PARTS.values()]
+    modules += [f"{model_parts.LM_HEAD}{part}" for part in model_parts.LM_HEAD_PARTS]
+    modules += [model_parts.EMBEDDING_NORM]
     expected = {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
-    expected |= {*weight_names.VOCABULARY_WEIGHTS, weight_names.POSITIONS}
+    expected |= {*model_parts.VOCABULARY_WEIGHTS, model_parts.POSITIONS}
     assert expected - set(names) == set()
 
 
 @seam(
-    "weight_names",
+    "model_parts",
     "the name of an encoder-decoder's embeddings",
     partial(rename, TransformerEncoderBase, "embed_tokens"),
 )
 def _embeddings_of_encoder_decoder() -> None:
-    assert weight_names.SOURCE_EMBEDDINGS in encoder_decoder()[1].state_dict()
+    assert model_parts.SOURCE_EMBEDDINGS in encoder_decoder()[1].state_dict()
 
 
-# whole_epochs
+# batches: whole_epochs
 
 
 class Thirteen(WholeEpochsDataset):
@@ -1263,12 +1259,12 @@ class Thirteen(WholeEpochsDataset):
 
 
 @seam(
-    "whole_epochs",
+    "batches",
     "FairseqDataset.batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple)",
     partial(instead, FairseqDataset, "batch_by_size", lambda self, indices, max_sentences: [indices]),
 )
 @seam(
-    "whole_epochs",
+    "batches",
     "FairseqDataset.batch_by_size, which leaves out samples at the end only",
     partial(instead, FairseqDataset, "batch_by_size", lambda self, indices, *unused: [indices[-8:]]),
 )
@@ -1278,7 +1274,7 @@ def _last_batch() -> None:
 
 
 @seam(
-    "whole_epochs",
+    "batches",
     "SortDataset.sort_order",
     partial(instead, SortDataset, "__init__", lambda self, dataset, sort_order: None),
 )
@@ -1289,7 +1285,7 @@ def _sorted() -> None:
 
 
 @seam(
-    "whole_epochs",
+    "batches",
     "LRUCacheDataset.__getitem__, which is one functools.lru_cache for all its datasets",
     partial(instead, LRUCacheDataset, "__getitem__", lambda self, index: self.dataset[index]),
 )

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.fairseq_seams import binarized_files
-from mlsm_plugin.fairseq_seams.binarized_files import HEADER, MAGIC, check_splits
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.binarized_files import HEADER, MAGIC, StreamingMMapBuilder, check_splits
 
 SYMBOLS = 50
 START = len(MAGIC) + HEADER.size

@@ -10,7 +10,7 @@ import torch
 from fairseq import utils as fairseq_utils
 
 from mlsm_plugin.cli.main import main
-from mlsm_plugin.fairseq_seams.cpu_runs import check_precision
+from mlsm_plugin.fairseq_seams.training_options import check_precision
 from tests.conftest import CRITERIONS, Pipeline, fairseq_train
 from tests.tiny_models import TinyData, positions
 from tests.tiny_run import training_config

@@ -8,7 +8,7 @@ import torch
 from fairseq import tasks
 from fairseq.data import ListDataset
 
-from mlsm_plugin.fairseq_seams.masked_lm_samples import OwnSamplesMaskedLMTask
+from mlsm_plugin.fairseq_seams.batches import OwnSamplesMaskedLMTask
 from tests.conftest import Pipeline
 from tests.tiny_run import training_config
 

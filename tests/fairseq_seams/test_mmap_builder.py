@@ -8,13 +8,13 @@ import torch
 from fairseq.data import data_utils
 from fairseq.data.indexed_dataset import make_builder
 
-from mlsm_plugin.fairseq_seams import mmap_builder
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams import binarized_files
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 
 
 @pytest.mark.parametrize("vocab_size", [8000, 65_499, 65_500, 250_000])
 def test_files_equal_those_of_fairseq(tmp_path, vocab_size, monkeypatch):
-    monkeypatch.setattr(mmap_builder, "POINTERS_AT_A_TIME", 7)
+    monkeypatch.setattr(binarized_files, "POINTERS_AT_A_TIME", 7)
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 40, size=100)
     ids = generator.integers(0, vocab_size, size=lengths.sum())

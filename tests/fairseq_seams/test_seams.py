@@ -127,7 +127,7 @@ def test_parts_of_fairseq_are_reached_through_the_seams_only(path: Path) -> None
     ("source", "expected"),
     [
         ("model.encoder.lm_head.weight", ["model.encoder.lm_head"]),
-        ("roberta_parts.lm_head(model), self.lm_head", []),
+        ("model_parts.lm_head(model), self.lm_head", []),
         ("state['optimizer_history'][-1]", ["optimizer_history"]),
         ('"""Of the optimizer_history."""', []),
     ],

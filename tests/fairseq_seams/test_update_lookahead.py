@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
 
-from mlsm_plugin.fairseq_seams.update_lookahead import UpdateLookahead
+from mlsm_plugin.fairseq_seams.batches import UpdateLookahead
 
 
 class Numbers(torch.utils.data.Dataset[int]):

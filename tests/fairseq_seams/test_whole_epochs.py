@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.fairseq_seams.whole_epochs import WholeEpochsDataset
+from mlsm_plugin.fairseq_seams.batches import WholeEpochsDataset
 
 
 class Texts(WholeEpochsDataset):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.files.checkpoint_files import checkpoint_of, only_checkpoint
+from mlsm_plugin.files.model_files import checkpoint_of, only_checkpoint
 
 
 def with_files(folder: Path, *names: str) -> Path:

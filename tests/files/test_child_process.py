@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from mlsm_plugin.files.child_process import PARENT, end_with_parent, run_child
+from mlsm_plugin.files.output_lock import PARENT, end_with_parent, run_child
 
 CHILD = (
     "import os, sys, time\n"
-    "from mlsm_plugin.files.child_process import end_with_parent\n"
+    "from mlsm_plugin.files.output_lock import end_with_parent\n"
     "end_with_parent()\n"
     f"assert {PARENT!r} not in os.environ\n"
     "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
@@ -20,7 +20,7 @@ CHILD = (
 )
 GRANDPARENT = (
     "import sys\n"
-    "from mlsm_plugin.files.child_process import run_child\n"
+    "from mlsm_plugin.files.output_lock import run_child\n"
     "run_child([sys.executable, '-c', sys.argv[1], sys.argv[2]])\n"
 )
 

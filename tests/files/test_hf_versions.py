@@ -21,7 +21,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.files.hf_files import save_pretrained
 from tests.tiny_hf_models import make_tokenizer
 from tests.tiny_models import TinyData
 

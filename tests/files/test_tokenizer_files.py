@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.files.tokenizer_files import bpe_options, copy_tokenizer, tokenizer_files
+from mlsm_plugin.files.model_files import bpe_options, copy_tokenizer, tokenizer_files
 
 
 def folder_with(folder: Path, *names: str) -> Path:

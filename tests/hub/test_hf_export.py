@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
 from mlsm_plugin.data.token_blocks import load_split
-from mlsm_plugin.hub import hf_export, roberta_export
+from mlsm_plugin.hub import hf_export, stock_models
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_hf_models import make_tokenizer
 from tests.tiny_models import MASKED_LM, save_untrained
@@ -122,7 +122,7 @@ def test_files_that_do_not_prove_themselves_are_not_written(
     pipeline: Pipeline, text: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("convert", pipeline.auxiliary, tmp_path / "out", "--text", text, "--lines", 5)
-    weights = roberta_export.roberta_weights
+    weights = stock_models.roberta_weights
 
     def changed(factor: float) -> Any:
         def of(*args: Any) -> dict[str, torch.Tensor]:
@@ -133,7 +133,7 @@ def test_files_that_do_not_prove_themselves_are_not_written(
 
     for factor in (1.01, float("nan")):
         with monkeypatch.context() as patch:
-            patch.setattr(roberta_export, "roberta_weights", changed(factor))
+            patch.setattr(stock_models, "roberta_weights", changed(factor))
             assert "the exported model's logits differ by" in failing_mlsm(capsys, *words)
         assert not (tmp_path / "out").exists()
     tokenizer = hf_export.fast_tokenizer

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
-from mlsm_plugin.hub import hf_export, modernbert_export
+from mlsm_plugin.hub import hf_export, stock_models
 from tests.conftest import failing_mlsm, mlsm
 from tests.hub.modern_models import NPM, POSITIONS, WINDOW, save_modern
 from tests.tiny_hf_models import make_tokenizer
@@ -130,14 +130,14 @@ def test_files_that_do_not_prove_themselves_are_not_written(
 ) -> None:
     checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *WINDOW)
     words = ("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
-    weights = modernbert_export.modernbert_weights
+    weights = stock_models.modernbert_weights
 
     def exchanged(*args: Any) -> dict[str, Tensor]:
         found = weights(*args)
         name = "model.layers.2.mlp.Wi.weight"
         return found | {name: found[name].roll(len(found[name]) // 2, dims=0)}  # the halves of the GeGLU
 
-    monkeypatch.setattr(modernbert_export, "modernbert_weights", exchanged)
+    monkeypatch.setattr(stock_models, "modernbert_weights", exchanged)
     assert "the exported model's logits differ by" in failing_mlsm(capsys, *words)
     assert not (tmp_path / "out").exists()
 
@@ -149,12 +149,12 @@ def test_an_old_library_is_named(knows_modernbert: bool, monkeypatch: pytest.Mon
         vars(old).update(ModernBertConfig=object, ModernBertForMaskedLM=object)
     monkeypatch.setitem(sys.modules, "transformers", old)
     with pytest.raises(ValueError, match="needs version 5 or newer"):
-        modernbert_export.library_classes()
+        stock_models.library_classes()
 
 
 def test_every_weight_has_its_counterpart(tiny: TinyData, tmp_path: Path) -> None:
     ours = hub.from_pretrained(save_modern(tiny.data_bin, tmp_path / "run"))
-    names = modernbert_export.modernbert_names(2)
+    names = stock_models.modernbert_names(2)
     assert sorted(names.values()) == sorted(ours.model.state_dict())
-    theirs = modernbert_export.modernbert_model(ours, hf_export.exported_ids(ours))
+    theirs = stock_models.modernbert_model(ours, hf_export.exported_ids(ours))
     assert sorted(names) == sorted(theirs.state_dict())

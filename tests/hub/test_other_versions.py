@@ -14,7 +14,7 @@ import torch
 from fairseq import tasks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlsm_plugin.files.hf_versions import save_pretrained
+from mlsm_plugin.files.hf_files import save_pretrained
 from tests.conftest import REPOSITORY, made_once, mlsm
 from tests.hub.in_library import opened
 from tests.hub.modern_models import NPM, WINDOW, save_modern, spread_weights

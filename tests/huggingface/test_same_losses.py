@@ -12,10 +12,9 @@ import torch
 from fairseq import tasks
 
 from mlsm_plugin import hub
-from mlsm_plugin.fairseq_seams import roberta_parts
+from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.hub.hf_export import export, stock_model
-from mlsm_plugin.hub.modernbert_export import modernbert_weights
-from mlsm_plugin.hub.roberta_export import roberta_weights
+from mlsm_plugin.hub.stock_models import modernbert_weights, roberta_weights
 from mlsm_plugin.huggingface import LatentSemanticModel, SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.losses.token_contrastive import sample_pairs
@@ -49,7 +48,7 @@ class Both:
 
     def latent(self, **weights: float) -> Any:
         """The stock model with the latent head of the other."""
-        projection = roberta_parts.lm_head(self.model).atom_projection
+        projection = model_parts.lm_head(self.model).atom_projection
         model = LatentSemanticModel.of(self.stock, num_atoms=projection.out_features, **weights)
         model.latent_head.load_state_dict(projection.state_dict())
         return model

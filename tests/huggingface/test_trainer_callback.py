@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from mlsm_plugin.data.cooccurring_spans import SpanRules
+from mlsm_plugin.data.span_groups import SpanRules
 from mlsm_plugin.huggingface import (
     MaskedLmCollator,
     MaskedLmModel,

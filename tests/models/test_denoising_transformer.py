@@ -8,7 +8,7 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
-from mlsm_plugin.models.denoising_transformer import denoising_base, denoising_small
+from mlsm_plugin.models.mlsm_roberta import denoising_base, denoising_small
 
 
 def sizes(args: argparse.Namespace, side: str) -> tuple[int, int, int, int]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fairseq import tasks
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
+from mlsm_plugin.fairseq_seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.models.latent_semantic_model import LatentSemanticHead
 from tests.tiny_run import INFERENCE_COPY, seeded_model, training_config

@@ -11,7 +11,7 @@ import torch
 from fairseq import tasks
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-from mlsm_plugin.fairseq_seams.weight_names import ATOM_PROJECTION
+from mlsm_plugin.fairseq_seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.models.mlsm_roberta import MlsmRobertaModel
 from tests.tiny_run import seeded_model, training_config
 

@@ -8,7 +8,7 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 
-from mlsm_plugin.models.taco_roberta import taco_base, taco_small
+from mlsm_plugin.models.mlsm_roberta import taco_base, taco_small
 
 
 @pytest.mark.parametrize(

@@ -162,19 +162,11 @@ def test_files_to_measure_on_are_read_before_anything_is_trained(
     assert not list((texts / "comparison" / "steps").iterdir())
 
 
-@pytest.mark.parametrize("older", [False, True])
 def test_a_folder_keeps_the_settings_that_it_was_begun_with(
-    script: ModuleType, texts: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = with_options(script, monkeypatch, "--updates", "20", "--objectives", "taco")
-    begun = script.planned_folder(args)
-    if older:  # finished before comparisons had a plan, and before --mask-prob
-        figures = {"settings": dict(begun.plan["settings"]), "texts": begun.plan["texts"]}
-        del figures["settings"]["mask_prob"]
-        (texts / "out").mkdir()
-        (texts / "out" / "comparison.json").write_text(json.dumps(figures), encoding="utf-8")
-    else:
-        begun.begin()
+    script.planned_folder(args).begin()
     files = sorted((texts / "out").iterdir())
     more = ("--objectives", "self", "--seeds", "4", "--rates", "1e-3", "--pairs", "pairs.jsonl")
     script.planned_folder(with_options(script, monkeypatch, "--updates", "20", *more)).check()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fairseq import tasks
 
-from mlsm_plugin.tasks.fitting_parts import FittingParts
+from mlsm_plugin.tasks.own_task import OwnTask
 from tests.conftest import CRITERIONS
 from tests.tiny_models import TinyData
 from tests.tiny_run import training_config
@@ -46,7 +46,7 @@ def test_models_of_another_structure_are_refused(task: Any) -> None:
         with pytest.raises(
             ValueError, match=rf"--arch {arch} is an? .*coder, and --task \w+ trains .* such as --arch "
         ):
-            FittingParts.build_model(task, Namespace(_name=arch))
+            OwnTask.build_model(task, Namespace(_name=arch))
 
 
 def test_the_latent_loss_needs_codes_and_a_latent_head(tiny: TinyData) -> None:

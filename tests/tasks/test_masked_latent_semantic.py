@@ -15,8 +15,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch.utils.data import DataLoader
 
-from mlsm_plugin.data.token_positions_dataset import TokenPositionsDataset
-from mlsm_plugin.fairseq_seams.token_slices import combined_splits
+from mlsm_plugin.data.token_datasets import TokenPositionsDataset
+from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.tasks import masked_latent_semantic
 from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD

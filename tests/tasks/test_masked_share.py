@@ -18,7 +18,7 @@ from fairseq import tasks
 from fairseq.logging import metrics
 
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
 from mlsm_plugin.tokenization import word_boundaries
 from tests.conftest import CRITERIONS, mlsm

@@ -11,7 +11,7 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.models import BaseFairseqModel
 
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.tasks.nonparametric_masked_lm import NonparametricMaskedLMTask
 from tests.tiny_models import MASKED_LM, TinyData, save_untrained
 from tests.tiny_run import seeded_model, training_config

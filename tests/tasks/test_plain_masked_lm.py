@@ -7,7 +7,7 @@ import torch
 from fairseq import tasks
 from fairseq.tasks.masked_lm import MaskedLMTask
 
-from mlsm_plugin.tasks.plain_masked_lm import PlainMaskedLMTask
+from mlsm_plugin.tasks.portable_masked_lm import PlainMaskedLMTask
 from tests.tiny_models import TinyData, positions
 from tests.tiny_run import batches, seeded_model, training_config
 

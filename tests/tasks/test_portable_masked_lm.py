@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY
 
 from mlsm_plugin.data.token_blocks import load_dictionary, load_split
-from mlsm_plugin.data.token_positions_dataset import NO_POSITION, TokenPositionsDataset
+from mlsm_plugin.data.token_datasets import NO_POSITION, TokenPositionsDataset
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
 from tests.conftest import CRITERIONS
 from tests.tiny_models import TinyData

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fairseq import tasks
 
-from mlsm_plugin.files.tokenizer_files import DICTIONARY_NAME, MODEL_NAME
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.hub import from_pretrained
-from mlsm_plugin.tasks.portable_runs import VOCABULARY
+from mlsm_plugin.tasks.own_task import VOCABULARY
 from tests.conftest import CRITERIONS, Pipeline, fairseq_train, made_once, mlsm
 from tests.tiny_run import training_config
 

@@ -8,7 +8,7 @@ import pytest
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-from mlsm_plugin.tasks.shared_options import SavedRunConfig
+from mlsm_plugin.tasks.own_task import SavedRunConfig
 from tests.conftest import CRITERIONS, Pipeline
 from tests.tiny_run import training_config
 

@@ -14,7 +14,7 @@ from fairseq import tasks
 
 from mlsm_plugin.data.span_corruption import restore_spans
 from mlsm_plugin.data.token_blocks import load_split
-from mlsm_plugin.fairseq_seams.mmap_builder import StreamingMMapBuilder
+from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD
 from tests.conftest import Pipeline
 from tests.denoising_flags import TINY

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fairseq.data.encoders import build_bpe
 
-from mlsm_plugin.tokenization.hf_bpe import SPECIAL, HuggingFaceBPE, HuggingFaceBPEConfig
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.text_tokenizer import SPECIAL, HuggingFaceBPE, HuggingFaceBPEConfig
 from tests.tiny_hf_models import TOKENIZERS
 
 TEXT = "the value of an expression is extraordinarily circumlocutory"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
-from mlsm_plugin.tokenization.sentencepiece_files import dictionary_pieces, dictionary_text, load_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import dictionary_pieces, dictionary_text, load_tokenizer
 from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 MODEL, DICTIONARY = "sentencepiece.bpe.model", "dict.txt"

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.tokenization import sentencepiece_training
-from mlsm_plugin.tokenization.sentencepiece_files import load_tokenizer
-from mlsm_plugin.tokenization.sentencepiece_training import train_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import load_tokenizer, train_tokenizer
 
 ODD_CHARACTERS = "\u00a0\u2028\u2029\x85\t\x0b\x0c\x1c\x1d\x1e\x1f\x00\x07\x7f\x9f\u3000\u200b\u202f\u2581\u2585\ufeff"
 SPECIAL_WORDS = ["<mask>", "<pad>", "<s>", "</s>", "<unk>", "＜mask＞", "﹤mask﹥", "<sentinel_0>", "<MASK>"]

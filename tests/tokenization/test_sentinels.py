@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.tokenization.sentinels import dictionary_with_sentinels, encode_with_sentinels, sentinel_symbols
+from mlsm_plugin.tokenization.masked_text import dictionary_with_sentinels, encode_with_sentinels, sentinel_symbols
 
 NUMBER = 5
 PIECES = ["▁", "▁a", "▁an", "n", "▁n", ".", "▁.", "a"]

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from mlsm_plugin.tokenization.span_masks import SPAN_MASKS, added_symbols
+from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS, added_symbols
 
 
 @pytest.mark.parametrize("symbols", ["shared", "distinct", None])

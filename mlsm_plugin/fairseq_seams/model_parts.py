@@ -1,13 +1,49 @@
-"""The parts of fairseq's RoBERTa-like models, and the hidden states that the encoder in them gives."""
+"""The parts and options of fairseq's models, the names of their weights, their interface, and beam search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from fairseq.models.roberta.hub_interface import RobertaHubInterface
+from fairseq.models.roberta.model import RobertaLMHead
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+# of RoBERTa-like encoders
+ENCODER = "encoder.sentence_encoder."
+EMBEDDINGS = f"{ENCODER}embed_tokens.weight"
+POSITIONS = f"{ENCODER}embed_positions.weight"
+EMBEDDING_NORM = f"{ENCODER}layernorm_embedding"
+LM_HEAD = "encoder.lm_head."
+OUTPUT, OUTPUT_BIAS = f"{LM_HEAD}weight", f"{LM_HEAD}bias"
+ATOM_PROJECTION = f"{LM_HEAD}atom_projection."  # of the latent head
+LM_HEAD_PARTS = ("dense", "layer_norm")
+# what has a row for each symbol of the dictionary
+VOCABULARY_WEIGHTS = (EMBEDDINGS, OUTPUT, OUTPUT_BIAS)
+LAYERS = f"{ENCODER}layers."
+# of a layer; each has a weight and a bias
+LAYER_PARTS = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention output": "self_attn.out_proj",
+    "attention norm": "self_attn_layer_norm",
+    "widening": "fc1",
+    "narrowing": "fc2",
+    "output norm": "final_layer_norm",
+}
+# of encoder-decoders
+SOURCE_EMBEDDINGS = "encoder.embed_tokens.weight"
+
+
+def layer_numbers(names: Iterable[str]) -> list[int]:
+    """Numbers of the layers, from 0, whose weights are among ``names``, ascending."""
+    of_layers = [name.removeprefix(LAYERS) for name in names if name.startswith(LAYERS)]
+    return sorted({int(name.split(".")[0]) for name in of_layers})
 
 
 def sentence_encoder(model: Any) -> Any:
@@ -150,3 +186,112 @@ def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Ten
         hook.remove()
         for each in fast:
             each.ever_training = False
+
+
+class DividedLMHead(RobertaLMHead):
+    """RoBERTa's LM head, whose transform can also feed another projection.
+
+    ``RobertaLMHead.forward`` computes both halves at once, from the parts that are used here.
+
+    Args:
+        embed_dim, output_dim, activation_fn, weight: as of :class:`RobertaLMHead`; without ``weight`` it has its own.
+    """
+
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
+        super().__init__(embed_dim, output_dim, activation_fn, weight)
+        self._has_own_weight = weight is None
+
+    @property
+    def width(self) -> int:
+        """Width of what the projections read."""
+        return int(self.dense.in_features)
+
+    def transform(self, features: Tensor) -> Tensor:
+        """What the projections read, ``(..., embed_dim)``."""
+        return self.layer_norm(self.activation_fn(self.dense(features)))
+
+    def token_logits(self, transformed: Tensor) -> Tensor:
+        """Vocabulary logits."""
+        return F.linear(transformed, self.weight) + self.bias
+
+    def own_token_parameters(self) -> list[nn.Parameter]:
+        """The parameters that only :meth:`token_logits` uses; a given weight is that of the embeddings."""
+        return [self.bias, self.weight] if self._has_own_weight else [self.bias]
+
+
+class RobertaHub(RobertaHubInterface):
+    """``RobertaHubInterface``: ``encode``, ``decode``, ``extract_features``, ``fill_mask``, ...
+
+    Attributes:
+        cfg: the whole configuration of the checkpoint.
+        task, model, bpe: built from it.
+    """
+
+    cfg: Any
+    task: Any
+    model: Any
+    bpe: Any
+
+    def has_classification_head(self, name: str) -> bool:
+        """Whether the model was fine-tuned with a head of this name."""
+        return name in classification_heads(self.model)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether a fine-tuned model predicts numbers."""
+        return bool(self.task.cfg.regression_target)
+
+    def label(self, number: int) -> str:
+        """The label that a logit of a fine-tuned model belongs to."""
+        labels = self.task.label_dictionary
+        return labels[labels.nspecial + number]
+
+
+# options of RoBERTa that say how it is trained and loaded, not what it is
+TRAINING_OPTIONS = frozenset(
+    {"dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "load_checkpoint_heads",
+     "min_params_to_wrap"}
+)  # fmt: skip
+
+
+def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, without: Collection[str]) -> list[str]:
+    """The flags that give options of a model the values in ``cfg``; those with their default are left out.
+
+    Args:
+        add_args: of the model's class; what it adds to a parser says which options there are.
+        cfg: the model's configuration.
+        without: names of options to leave out.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_args(parser)
+    flags = []
+    for action in parser._actions:
+        value = getattr(cfg, action.dest, None)
+        if action.dest in without or value is None or value is False or value in ("", action.default):
+            continue
+        flags.append(action.option_strings[0])
+        if action.nargs != 0:
+            flags.append(str(value))
+    return flags
+
+
+def best_hypothesis(
+    task: Any, model: Any, source: Tensor, *, beam: int, max_length: int
+) -> tuple[list[int], list[float]]:
+    """The best target of an encoder-decoder for a source.
+
+    Args:
+        task: a fairseq task, which builds the generator.
+        model: the encoder-decoder, in eval mode.
+        source: ids ``(T,)``, EOS included, on the model's device.
+        beam: hypotheses that are kept.
+        max_length: tokens of the target at most, without EOS.
+
+    Returns:
+        ids, and their log-probabilities in nats.
+    """
+    options = argparse.Namespace(beam=beam, max_len_a=0, max_len_b=max_length)
+    generator = task.build_generator([model], options)
+    batch = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)], device=source.device)}
+    best = task.inference_step(generator, [model], {"net_input": batch})[0][0]
+    return best["tokens"].tolist(), best["positional_scores"].tolist()

@@ -1,0 +1,280 @@
+"""Datasets of values for the tokens of each sample: positions, masks, codes; and whether a batch has padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset, Dictionary, FairseqDataset
+
+from mlsm_plugin.data.masked_share import MaskFates
+from mlsm_plugin.data.token_blocks import is_known
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
+from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest_of_padded
+
+
+class TokenPositionsDataset(FairseqDataset):
+    """Item ``i`` holds the flat positions of the tokens of sentence ``i`` of a binarized split.
+
+    Wrapped in the same datasets as the split (blocks, prepended BOS), it gives the row in the code store of every token
+    of every sample.
+
+    Args:
+        sizes: number of tokens of each sentence, ``(n_sentences,)``; copied. Keep a reference to the split during the
+            call: ``TokenPositionsDataset(load_split(...).sizes)`` would read unmapped memory.
+    """
+
+    def __init__(self, sizes: np.ndarray) -> None:
+        super().__init__()
+        # copied, since fairseq unmaps the sizes of a memory-mapped split when the split is garbage-collected
+        self.sizes = np.array(sizes)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(int(self.starts[index]), int(self.starts[index + 1]))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class SplitCoverage:
+    """The share of a split's positions that is coded.
+
+    Attributes:
+        num_tokens: number of positions of the split.
+        coverage, seed: see :func:`~mlsm_plugin.sparse_coding.coverage.covered_positions`.
+    """
+
+    num_tokens: int
+    coverage: float = 1.0
+    seed: int = 0
+
+
+class MaskingProbabilityDataset(BaseWrapperDataset):
+    """The masking probability of each token of a sample, ``(T,)`` float64.
+
+    It is ``mask_prob / coverage`` at covered positions and 0 elsewhere, so that on average the share ``mask_prob`` of
+    the positions is masked, whatever the coverage. The ids of the tokens have no influence.
+
+    Args:
+        positions: dataset of the flat positions of each sample's tokens; negative for a token that is not in a split.
+        splits: the coverage of each split in which positions lie, in order.
+        mask_prob: share of the positions to mask.
+
+    Raises:
+        ValueError: ``mask_prob`` is above the coverage of a split.
+    """
+
+    def __init__(self, positions: Any, splits: Sequence[SplitCoverage], mask_prob: float) -> None:
+        super().__init__(positions)
+        self.splits = list(splits)
+        self.mask_prob = mask_prob
+        self.starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
+        for split in self.splits:
+            if mask_prob > split.coverage:
+                raise ValueError(
+                    f"mask_prob {mask_prob} is more than the covered share {split.coverage}; use a smaller mask_prob"
+                )
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        positions = self.dataset[index].numpy()
+        probabilities = np.zeros(len(positions))
+        numbers = np.searchsorted(self.starts, positions, side="right") - 1  # -1 for no position
+        for number in np.unique(numbers[numbers >= 0]):
+            split, tokens = self.splits[number], numbers == number
+            covered = covered_positions(
+                positions[tokens] - self.starts[number], coverage=split.coverage, seed=split.seed
+            )
+            probabilities[tokens] = covered * (self.mask_prob / split.coverage)
+        return torch.from_numpy(probabilities)
+
+
+class CoveredMaskTokensDataset(BaseWrapperDataset):
+    """fairseq's ``MaskTokensDataset`` with a separate masking probability for every token.
+
+    Each content token is masked independently with its probability; BOS, EOS, padding and unknown tokens are never
+    masked. The masks depend only on the seed, the epoch and the index of the sample. Use :meth:`apply_mask`.
+
+    Args:
+        tokens: dataset of the ids of each sample ``(T,)``.
+        probabilities: dataset of the masking probabilities of the same tokens ``(T,)``.
+        vocab: the symbols, including ``<mask>``.
+        return_masked_tokens: yield targets (the original id of masked tokens, padding elsewhere) instead of inputs.
+        seed: seed of the masks, not negative.
+        leave_unmasked_prob, random_token_prob: see :class:`MaskFates`.
+        freq_weighted_replacement: draw random symbols in proportion to their counts in ``vocab``.
+    """
+
+    def __init__(
+        self,
+        tokens: Any,
+        probabilities: Any,
+        vocab: Dictionary,
+        *,
+        return_masked_tokens: bool,
+        seed: int = 1,
+        leave_unmasked_prob: float = 0.1,
+        random_token_prob: float = 0.1,
+        freq_weighted_replacement: bool = False,
+    ) -> None:
+        super().__init__(tokens)
+        self.fates = MaskFates(leave_unmasked_prob, random_token_prob)
+        self.probabilities = probabilities
+        self.vocab = vocab
+        self.return_masked_tokens = return_masked_tokens
+        self.seed = seed
+        weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
+        weights[: vocab.nspecial] = 0
+        self._cumulative = np.cumsum(weights) / weights.sum()
+        self.epoch = 0
+        # a batch reads an input three times (ids, length, count) and a target twice
+        self._latest: tuple[tuple[int, int], torch.Tensor] | None = None
+
+    @classmethod
+    def apply_mask(
+        cls, tokens: Any, probabilities: Any, vocab: Dictionary, **settings: Any
+    ) -> tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]:
+        """The dataset of inputs and the dataset of targets, with the same masks."""
+        return (
+            cls(tokens, probabilities, vocab, return_masked_tokens=False, **settings),
+            cls(tokens, probabilities, vocab, return_masked_tokens=True, **settings),
+        )
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """True, since an epoch changes masks but not sizes."""
+        return True
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.probabilities.set_epoch(epoch)
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        key, latest = (self.epoch, int(index)), self._latest
+        if latest is None or latest[0] != key:
+            latest = self._latest = (key, self._masked(*key))
+        return latest[1]
+
+    def _masked(self, epoch: int, index: int) -> torch.Tensor:
+        tokens = self.dataset[index]
+        probabilities = self.probabilities[index].numpy() * is_known(tokens, self.vocab).numpy()
+        rng = np.random.default_rng([self.seed, epoch, index])
+        masked = rng.random(len(tokens)) < probabilities
+        ids = tokens.numpy()
+        assert not (ids == self.vocab.index("<mask>")).any(), f"sample {index} already holds <mask>"
+        if self.return_masked_tokens:
+            return torch.from_numpy(np.where(masked, ids, self.vocab.pad()))
+        mask = self.vocab.index("<mask>")
+        return torch.from_numpy(self.fates.written(ids, masked, rng, mask=mask, cumulative=self._cumulative))
+
+
+class MaskedCodesDataset(BaseWrapperDataset):
+    """Looks up the codes of the masked tokens by their positions.
+
+    Only the rows of masked tokens are read. The rows of a batch are in the order in which ``target.ne(pad)`` selects
+    the masked tokens from the right-padded batch.
+
+    Args:
+        positions: dataset of the flat positions of each sample's tokens ``(T,)``; ``NO_POSITION`` for a token that is
+            not in the split.
+        targets: dataset of the masked-LM targets of the same samples ``(T,)``; ``pad`` for tokens that are not masked.
+        store: the codes of the split.
+        pad: the padding id.
+        top: how many atoms of a code are kept, those with the largest weights; None: all.
+    """
+
+    def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int, top: int | None = None) -> None:
+        super().__init__(positions)
+        self.targets = targets
+        self.store = store
+        self.pad = pad
+        self.top = top
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.dataset[index][self.targets[index] != self.pad]
+
+    def collater(self, samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The codes of a batch.
+
+        Returns:
+            ``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0. The store
+            has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
+        """
+        atoms, weights = self.store.lookup(torch.cat(samples).numpy())
+        if self.top is not None:
+            atoms, weights = strongest_of_padded(atoms, weights, self.top)
+        return {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights)}
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.targets.set_epoch(epoch)
+
+
+class KnownTargetsDataset(BaseWrapperDataset):
+    """Inputs or targets with the masks of unknown tokens taken back; all other masks stay. Use :meth:`of`.
+
+    Args:
+        values: dataset of the inputs or targets of each sample ``(T,)``.
+        targets: dataset of the targets ``(T,)``: the id of a masked token, padding elsewhere.
+        unknown: id of unknown tokens.
+        instead: what ``values`` get in the places of masked unknown tokens.
+    """
+
+    def __init__(self, values: Any, targets: Any, *, unknown: int, instead: int) -> None:
+        super().__init__(values)
+        self.targets, self.unknown, self.instead = targets, unknown, instead
+
+    @classmethod
+    def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> tuple[KnownTargetsDataset, KnownTargetsDataset]:
+        """The dataset of inputs and that of targets."""
+        unknown = vocab.unk()
+        return (
+            cls(inputs, targets, unknown=unknown, instead=unknown),
+            cls(targets, targets, unknown=unknown, instead=vocab.pad()),
+        )
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        values: torch.Tensor = self.dataset[index]
+        return values.masked_fill(self.targets[index] == self.unknown, self.instead)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.targets.set_epoch(epoch)
+
+
+class BatchPaddingDataset(FairseqDataset):
+    """Lengths of samples, which collate to a bool: whether any of the batch is shorter than the longest.
+
+    Args:
+        sizes: number of tokens of each sample.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def collater(self, samples: list[int]) -> bool:
+        """Whether a batch of samples of these lengths has padding."""
+        return len(set(samples)) > 1

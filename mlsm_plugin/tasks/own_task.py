@@ -1,0 +1,215 @@
+"""What the tasks of this package have in common: options, parts that fit, checkpoints that load from anywhere."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from fairseq import utils
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass import ChoiceEnum
+from fairseq.logging import metrics
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
+from omegaconf import II, MISSING
+
+from mlsm_plugin.data.token_blocks import folders_of
+from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY
+from mlsm_plugin.fairseq_seams.training_options import registered_name
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, copy_tokenizer
+from mlsm_plugin.tasks.autocast import AutocastConfig, AutocastSteps
+from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_of_dataset
+
+PACKAGES = (__name__.partition(".")[0], "fairseq")
+MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
+SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
+SAMPLE_BREAK_MODE_HELP = (
+    "where samples end (none: anywhere; complete: after a sentence; complete_doc: after a sentence or a document; eos: "
+    "after each sentence); a sentence that is too long for a sample is cut into pieces"
+)
+
+
+@dataclass
+class SavedRunConfig(AutocastConfig):
+    """Options for the seed, for saving a run, for its loader processes, and for the precision of its steps."""
+
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+    reuse_dataloader: bool = field(
+        default=False,
+        metadata={
+            "help": "keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
+            "of the first epoch, so that every epoch draws the same masks or spans"
+        },
+    )
+
+
+@dataclass
+class TextBlocksConfig(SavedRunConfig):
+    """Options for cutting a binarized dataset into samples, for tasks that are not based on masked LM."""
+
+    data: str = field(
+        default=MISSING, metadata={"help": "binarized dataset, or several joined by colons, which epochs use in turn"}
+    )
+    sample_break_mode: SAMPLE_BREAK_MODES = field(  # type: ignore[valid-type]
+        default="complete", metadata={"help": SAMPLE_BREAK_MODE_HELP}
+    )
+    tokens_per_sample: int = field(default=256, metadata={"help": "maximum number of tokens of a sample, BOS included"})
+
+
+class OwnTask(AutocastSteps, ABC):
+    """A mixin for tasks.
+
+    It refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
+    not known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints
+    load from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
+    (``data``), the first folder of which has the dictionary.
+
+    Attributes:
+        criterions: names of the criterions of this package and of fairseq that fit.
+        encoder_decoder: whether the task trains an encoder-decoder, or else an encoder.
+        usual_arch: an architecture that fits, for errors.
+    """
+
+    criterions: ClassVar[tuple[str, ...]]
+    encoder_decoder: ClassVar[bool] = False
+    usual_arch: ClassVar[str] = "mlsm_modern_small"
+    cfg: Any
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model.
+
+        Raises:
+            ValueError: it has another structure than the task needs.
+        """
+        name = registered_name(cfg)
+        structures = {"a decoder": FairseqLanguageModel}
+        if self.encoder_decoder:
+            structures["an encoder"] = FairseqEncoderModel
+        else:
+            structures["an encoder-decoder"] = FairseqEncoderDecoderModel
+        for structure, kind in structures.items():
+            if issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
+                needed = "an encoder-decoder" if self.encoder_decoder else "an encoder"
+                raise ValueError(
+                    f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
+                    f"such as --arch {self.usual_arch}"
+                )
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion.
+
+        Raises:
+            ValueError: it is that of another task.
+        """
+        name = registered_name(cfg)
+        known = CRITERION_REGISTRY.get(name)
+        if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
+            raise ValueError(
+                f"--criterion {name} does not compute the loss of --task {registered_name(self.cfg)}; pass --criterion "
+                f"{' or '.join(self.criterions)}"
+            )
+        return super().build_criterion(cfg, *more, **named)  # type: ignore[misc]
+
+    @abstractmethod
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        """How many content tokens of a batch are masked, and how many there are."""
+
+    def train_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
+        """See :meth:`FairseqTask.train_step`."""
+        result = super().train_step(sample, *arguments, **named)
+        self._count(sample, result[-1])
+        return result
+
+    def valid_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
+        """See :meth:`FairseqTask.valid_step`."""
+        result = super().valid_step(sample, *arguments, **named)
+        self._count(sample, result[-1])
+        return result
+
+    def _count(self, sample: Any, logging_output: dict[str, Any]) -> None:
+        logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """See :meth:`FairseqTask.reduce_metrics`."""
+        super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
+        masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
+        metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
+
+    @property
+    def _data_folder(self) -> str:
+        return str(utils.split_paths(self.cfg.data)[0])
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return symbols_fingerprint(symbols_of_dataset(self._data_folder))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See :meth:`FairseqTask.load_state_dict`.
+
+        Raises:
+            ValueError: the state is that of another vocabulary.
+        """
+        self._check_vocabulary(state_dict.get(VOCABULARY), "the checkpoint", "pass the dict.txt that lies beside it")
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
+        """Check that a run may start from a checkpoint, or resume from it.
+
+        Args:
+            checkpoint: the file. Where its state lacks the vocabulary, the ``dict.txt`` beside it says which it is.
+            saved: the state of its task.
+
+        Raises:
+            ValueError: it was trained with another vocabulary.
+        """
+        recorded = saved.get(VOCABULARY)
+        if recorded is None and (checkpoint.parent / DICTIONARY_NAME).is_file():
+            recorded = symbols_fingerprint(symbols_of_dataset(checkpoint.parent))
+        remedy = "binarize the text with the tokenizer of the checkpoint, or pass another --save-dir to start anew"
+        self._check_vocabulary(recorded, str(checkpoint), remedy)
+
+    def _check_vocabulary(self, recorded: str | None, where: str, remedy: str) -> None:
+        if recorded not in (None, self._vocabulary):
+            raise ValueError(
+                f"{where} was trained with another vocabulary (SHA-256 of its symbols {recorded[:12]}) than that of "
+                f"{self._data_folder}/{DICTIONARY_NAME} ({self._vocabulary[:12]}): the same ids mean other pieces; "
+                f"{remedy}"
+            )
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
+
+        Raises:
+            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data do not have one.
+        """
+        super().begin_epoch(epoch, model)  # type: ignore[misc]
+        folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
+        self.state.merge_state_dict({VOCABULARY: self._vocabulary})  # type: ignore[attr-defined]
+        first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        if first_rank and not self.cfg.no_save:
+            copy_tokenizer(self._data_folder, self.cfg.save_dir)
+
+
+def all_that_fit(dataset: Any, indices: Any, max_positions: Any) -> Any:
+    """``indices``, if all samples fit; tasks that cut text into samples leave none of it out.
+
+    Args:
+        dataset: the samples.
+        indices: numbers of samples ``(n,)``.
+        max_positions: the longest sample that the options allow, as ``dataset.filter_indices_by_size`` takes it.
+
+    Raises:
+        ValueError: a sample is longer.
+    """
+    fitting, others = dataset.filter_indices_by_size(indices, max_positions)
+    if len(others):
+        raise ValueError(
+            f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
+            f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
+        )
+    return fitting
