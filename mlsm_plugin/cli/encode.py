@@ -25,8 +25,7 @@ from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.output_folder import output_folder
 
 if TYPE_CHECKING:
-    from mlsm_plugin.auxiliary.block_coding import CodingFigures
-    from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate
+    from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures
     from mlsm_plugin.files.work_share import WorkShare
     from mlsm_plugin.hidden_states.blocks import BlockSettings
     from mlsm_plugin.sparse_coding.coder import SparseCoder

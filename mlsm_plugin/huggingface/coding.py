@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
-from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX
 from mlsm_plugin.files.planned_folder import recorded_in
