@@ -139,7 +139,7 @@ def coding_arguments(args: argparse.Namespace, blocks_for: Callable[[SparseCoder
 
 
 def _encode(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from mlsm_plugin.auxiliary.corpus_coding import encode_split
+    from mlsm_plugin.auxiliary.block_coding import encode_split
 
     for split in args.splits:
         start = time.perf_counter()
@@ -181,7 +181,7 @@ def report(split: str, figures: CodingFigures, seconds: float, share: WorkShare)
 
 
 def _estimate(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from mlsm_plugin.auxiliary.corpus_coding import estimate_split
+    from mlsm_plugin.auxiliary.block_coding import estimate_split
 
     estimates = (estimate_split(args.data_bin, split, **options) for split in args.splits)
     return report_estimates(estimates, options["share"], args.allow_inexact, args.output or args.data_bin)

@@ -28,7 +28,7 @@ from datasets import Dataset
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
+from mlsm_plugin.auxiliary.block_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.main import main as mlsm
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings

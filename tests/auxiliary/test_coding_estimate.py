@@ -12,10 +12,11 @@ from mlsm_plugin.auxiliary.block_coding import (
     MAX_SAMPLE_TEXT,
     SAMPLE_TOKENS,
     CodingEstimate,
+    encode_split,
+    estimate_split,
     peak_memory,
     sampled_blocks,
 )
-from mlsm_plugin.auxiliary.corpus_coding import encode_split, estimate_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.work_share import WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from mlsm_plugin.auxiliary.block_coding import TOKENS_TO_JUDGE_EMPTINESS, shard_boundaries
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
+from mlsm_plugin.auxiliary.block_coding import TOKENS_TO_JUDGE_EMPTINESS, encode_split, shard_boundaries
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.files.work_share import WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
+from mlsm_plugin.auxiliary.block_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, _facts, find_codes, summarize_split
 from mlsm_plugin.files import progress

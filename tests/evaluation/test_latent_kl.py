@@ -11,7 +11,7 @@ import pytest
 import torch
 from fairseq import tasks
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
+from mlsm_plugin.auxiliary.block_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.evaluation import latent_kl
 from mlsm_plugin.evaluation.latent_kl import UNSEEN, LatentKl, evaluate_latent_kl, mean_code

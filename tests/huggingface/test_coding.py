@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
+from mlsm_plugin.auxiliary.block_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.work_share import WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
