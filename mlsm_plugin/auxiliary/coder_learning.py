@@ -48,11 +48,7 @@ SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3
 # what the meta.json of a dictionary calls each backend
 METHODS = {"spams": "spams.trainDL", "torch": "online"}
 BATCH_SIZES = {LASSO: 400, "topk": 256, "batchtopk": 256}
-OPTION_NAMES = {"lambda_": "--lambda", "learning_rate": "--learning-rate"}
-POSITIVE = (
-    *("atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "batch_tokens", "k"),
-    "learning_rate",
-)
+POSITIVE = ("atoms", "lambda_", "tokens", "iterations", "batch_size", "threads", "batch_tokens", "k", "learning_rate")
 
 
 @dataclass
@@ -100,7 +96,7 @@ class LearningSettings:
         for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"--{name.strip('_').replace('_', '-')} must be positive, got {value}")
+                raise ValueError(f"{_option(name)} must be positive, got {value}")
         choose_defaults(self)
         if self.coder != LASSO:
             sae_settings(self)  # raises if a value is out of range
@@ -121,11 +117,16 @@ def choose_defaults(args: Any) -> None:
     for name in other:
         if getattr(args, name, None) is not None:
             owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (args.coder == LASSO))
-            option = OPTION_NAMES.get(name, f"--{name}")
-            raise ValueError(f"{option} does not go with --coder {args.coder}; leave it out, or pass --coder {owner}")
+            raise ValueError(
+                f"{_option(name)} does not go with --coder {args.coder}; leave it out, or pass --coder {owner}"
+            )
     for name, default in {**own, "batch_size": BATCH_SIZES[args.coder]}.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
+
+
+def _option(name: str) -> str:
+    return "--" + name.strip("_").replace("_", "-")
 
 
 def sae_settings(args: Any) -> SaeSettings:
@@ -353,7 +354,7 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
         raise _damaged(path, error) from None
     wanted = json.loads(json.dumps(plan))
     if isinstance(found, dict):
-        found |= {name: wanted.get(name) for name in NEUTRAL}
+        found = {name: wanted[name] if name in NEUTRAL else found.get(name) for name in wanted}
     named = differences(found, wanted)
     if named and not overwrite:
         raise ValueError(
