@@ -21,7 +21,7 @@ from comparison.masked_lm_loss import frequent_types
 from torch import Tensor
 
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.evaluation.masked_batches import MaskedBatch, chunks_of, masked_batches
+from mlsm_plugin.evaluation.masked_batches import MaskedBatch, masked_batches, shown_chunks
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
 
@@ -59,7 +59,7 @@ def losses_of_repeated(model: MaskedLm, reader: BlockReader, *, seed: int) -> tu
     frequent, mask = frequent_types(reader.dictionary), reader.dictionary.index("<mask>")
     generator = torch.Generator().manual_seed(seed)
     sums, count = np.zeros(3), 0
-    chunks = chunks_of(reader, np.arange(len(reader)), batch_tokens=BATCH_TOKENS, what="copying")
+    chunks = shown_chunks(reader, np.arange(len(reader)), batch_tokens=BATCH_TOKENS, what="copying")
     for batch in masked_batches(reader, chunks, seed=seed, batch_tokens=BATCH_TOKENS):
         repeated, copies, others = hide_copies(batch, frequent, generator)
         if repeated.any():

@@ -319,7 +319,7 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
         raise _damaged(path, error) from None
     wanted = json.loads(json.dumps(plan))
     if isinstance(found, dict):
-        found |= {name: wanted.get(name) for name in NEUTRAL}
+        found = {name: wanted[name] if name in NEUTRAL else found.get(name) for name in wanted}
     named = differences(found, wanted)
     if named and not overwrite:
         raise ValueError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
-from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare

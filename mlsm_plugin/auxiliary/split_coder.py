@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.files.settings import check, option, seed
-from mlsm_plugin.hidden_states.blocks import Block, BlockSettings, ModelRun, TokenBlocks, hidden_states_of, layer
+from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun, TokenBlocks, chunks_of, hidden_states_of, layer
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
@@ -82,7 +82,9 @@ class SplitCoder:
                 required accuracy and ``allow_inexact`` is off.
         """
         settings = self.settings
-        for blocks in self._chunks_of_blocks(block_indices):
+        pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
+        wanted = (piece for piece in pieces if self._wanted(piece.tokens, piece.positions).any())
+        for blocks in chunks_of(wanted, settings.batch_tokens):
             positions, hidden = hidden_states_of(
                 blocks, self.reader, self.encoder, max_tokens=settings.batch_tokens, keep=self._wanted
             )
@@ -100,23 +102,6 @@ class SplitCoder:
             positions.numpy(), coverage=self.settings.coverage, seed=self.settings.coverage_seed
         )
         return self.reader.content_mask(tokens) & torch.from_numpy(covered)
-
-    def _chunks_of_blocks(self, block_indices: Iterable[int]) -> Iterator[list[Block]]:
-        """Blocks with wanted tokens, in chunks of about ``batch_tokens`` tokens."""
-        chunk: list[Block] = []
-        size = 0
-        for index in block_indices:
-            for block in self.reader.block(int(index)):
-                if not self._wanted(block.tokens, block.positions).any():
-                    continue
-                own = int((block.positions >= 0).sum())  # without a BOS that is not in the text
-                if chunk and size + own > self.settings.batch_tokens:
-                    yield chunk
-                    chunk, size = [], 0
-                chunk.append(block)
-                size += own
-        if chunk:
-            yield chunk
 
     def _check_finite(self, positions: np.ndarray, hidden: Tensor) -> None:
         row = first_nonfinite_row(hidden)

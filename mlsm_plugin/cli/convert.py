@@ -284,8 +284,13 @@ def _replace(made: SaeCoder | Dictionary, output: Path) -> None:
 def _export_sae(args: argparse.Namespace, source: Path, output: Path) -> int:
     from mlsm_plugin.files.output_lock import only_writer
     from mlsm_plugin.sparse_coding.coder import kind_of
-    from mlsm_plugin.sparse_coding.formats.saelens import CONFIG_FILE, read_saelens
-    from mlsm_plugin.sparse_coding.formats.saelens_export import check_exportable, for_saelens, write_saelens
+    from mlsm_plugin.sparse_coding.formats.saelens import (
+        CONFIG_FILE,
+        check_exportable,
+        for_saelens,
+        read_saelens,
+        write_saelens,
+    )
     from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
     from mlsm_plugin.sparse_coding.sparse_coder import NoOptions
 

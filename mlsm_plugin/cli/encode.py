@@ -28,8 +28,7 @@ from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.blocks import BlockSettings
 
 if TYPE_CHECKING:
-    from mlsm_plugin.auxiliary.block_coding import CodingFigures
-    from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate
+    from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures
     from mlsm_plugin.files.work_share import WorkShare
     from mlsm_plugin.hidden_states.blocks import BlockSettings
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.evaluation.masked_batches import MaskedBatch, chunks_of, masked_batches
+from mlsm_plugin.evaluation.masked_batches import MaskedBatch, masked_batches, shown_chunks
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
 from mlsm_plugin.hidden_states.blocks import ModelRun, layer
@@ -146,4 +146,4 @@ def reconstructed(coder: SparseCoder, hidden: Tensor, threads: int | None = None
 
 def _chunks(reader: BlockReader, settings: EvaluationSettings, what: str) -> Iterator[list[Block]]:
     """The drawn blocks, about ``batch_tokens`` tokens of text at a time."""
-    return chunks_of(reader, drawn_blocks(reader, settings), batch_tokens=settings.batch_tokens, what=what)
+    return shown_chunks(reader, drawn_blocks(reader, settings), batch_tokens=settings.batch_tokens, what=what)

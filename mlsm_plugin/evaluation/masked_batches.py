@@ -12,6 +12,7 @@ from torch import Tensor
 from mlsm_plugin.data.token_blocks import is_content, is_known
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, batches_of
+from mlsm_plugin.hidden_states.blocks import chunks_of
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 
 MASKED_SHARE = 0.15  # of the content tokens, as in BERT; all of them become <mask>
@@ -52,24 +53,10 @@ def masked_batches(
                 yield MaskedBatch(inputs, masked, tokens, content)
 
 
-def chunks_of(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, what: str) -> Iterator[list[Block]]:
-    """Blocks, about ``batch_tokens`` tokens of text at a time, with a progress bar.
-
-    Args:
-        reader: of the split.
-        numbers: of the blocks, ascending.
-        batch_tokens: tokens in a chunk.
-        what: name of the bar.
-    """
-    chunk: list[Block] = []
-    size = 0
+def shown_chunks(reader: BlockReader, numbers: np.ndarray, *, batch_tokens: int, what: str) -> Iterator[list[Block]]:
+    """The blocks of some numbers, about ``batch_tokens`` tokens at a time, with a progress bar named ``what``."""
+    pieces = (piece for number in numbers for piece in reader.block(int(number)))
     with Progress(total=int(reader.sizes[numbers].sum()), desc=what, unit="token", unit_scale=True) as progress:
-        for number in numbers:
-            if chunk and size + int(reader.sizes[number]) > batch_tokens:
-                yield chunk
-                progress.update(size)
-                chunk, size = [], 0
-            chunk += reader.block(int(number))
-            size += int(reader.sizes[number])
-        yield chunk
-        progress.update(size)
+        for chunk in chunks_of(pieces, batch_tokens):
+            yield chunk
+            progress.update(sum(int((piece.positions >= 0).sum()) for piece in chunk))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,6 +84,21 @@ class TokenBlocks(Protocol):
 
     def content_mask(self, tokens: Tensor) -> Tensor:
         """Which of ``tokens`` (any shape) are neither special nor padding (bool); only those are coded."""
+
+
+def chunks_of(blocks: Iterable[Block], max_tokens: int) -> Iterator[list[Block]]:
+    """Blocks in order, about ``max_tokens`` tokens of the text at a time; a BOS that is not in it does not count."""
+    chunk: list[Block] = []
+    size = 0
+    for block in blocks:
+        own = int((block.positions >= 0).sum())
+        if chunk and size + own > max_tokens:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(block)
+        size += own
+    if chunk:
+        yield chunk
 
 
 def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
-from mlsm_plugin.auxiliary.coding_estimate import CodingEstimate, estimate_blocks
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare

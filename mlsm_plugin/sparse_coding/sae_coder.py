@@ -109,9 +109,12 @@ class SaeCoder(SparseCoder):
             indptr = np.arange(len(hidden) + 1, dtype=np.int64) * self.sae.config.k
             codes = sp.csr_matrix((values.numpy().ravel(), columns.numpy().ravel(), indptr), shape=shape)
         else:
-            latents = self.sae.latents(hidden).to_sparse_csr().cpu()
-            parts = (latents.values(), latents.col_indices(), latents.crow_indices())
-            codes = sp.csr_matrix(tuple(part.numpy() for part in parts), shape=shape)
+            latents = self.sae.latents(hidden)
+            places = np.flatnonzero((latents > 0).cpu().numpy())  # a sixth of the time of to_sparse_csr
+            values = latents.flatten()[torch.from_numpy(places).to(latents.device)].cpu()
+            rows, atoms = np.divmod(places, self.num_atoms)
+            ends = np.bincount(rows, minlength=len(hidden)).cumsum()
+            codes = sp.csr_matrix((values.numpy(), atoms, np.append(0, ends)), shape=shape)
         codes.sort_indices()
         codes.eliminate_zeros()
         return codes

@@ -11,7 +11,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from mlsm_plugin.evaluation.masked_batches import chunks_of, masked_batches
+from mlsm_plugin.evaluation.masked_batches import masked_batches, shown_chunks
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
 
@@ -56,7 +56,7 @@ def masked_lm_loss(model: MaskedLm, reader: BlockReader, *, seed: int = 1, batch
     """
     frequent = frequent_types(reader.dictionary)
     sums, counts = np.zeros(3), np.zeros(3, np.int64)  # of frequent, repeated and new tokens
-    chunks = chunks_of(reader, np.arange(len(reader)), batch_tokens=batch_tokens, what="masked-LM loss")
+    chunks = shown_chunks(reader, np.arange(len(reader)), batch_tokens=batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=seed, batch_tokens=batch_tokens):
         losses = model.losses(batch.inputs, batch.masked, batch.targets)
         samples, places = batch.masked.nonzero(as_tuple=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsm_plugin.auxiliary.coding_estimate import (
+from mlsm_plugin.auxiliary.block_coding import (
     MAX_SAMPLE_TEXT,
     SAMPLE_TOKENS,
     CodingEstimate,

@@ -21,7 +21,7 @@ from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.hidden_states.masked_lms import open_masked_lm
 from mlsm_plugin.hidden_states.sources import open_encoder
-from mlsm_plugin.sparse_coding.quality import reconstruction_quality
+from mlsm_plugin.sparse_coding.quality import ReconstructionQuality
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
@@ -98,7 +98,9 @@ def test_figures_are_those_of_one_token_at_a_time(tiny: TinyData, reader: BlockR
     coder, encoder = random_sae(), open_encoder(tiny.model, tiny.data_bin, layer=1, device="cpu")
     found, inexact = evaluate_reconstruction(reader, encoder, coder, SETTINGS)
     rows = slow_rows(tiny, reader, SETTINGS)
-    assert found == pytest.approx(reconstruction_quality(coder, [rows]), rel=1e-5)
+    codes, quality = coder.encode(rows).codes, ReconstructionQuality(coder.num_atoms, coder.dim)
+    quality.add(rows, codes, coder.reconstruct(rows, codes))
+    assert found == pytest.approx(quality.result(), rel=1e-5)
     assert inexact == 0
     model = open_masked_lm(tiny.model, tiny.data_bin, device="cpu")
     for layer in (0, 1, 2):

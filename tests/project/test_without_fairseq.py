@@ -71,7 +71,7 @@ FREE = (
         for name in ("blocks", "devices", "encoder", "hf_encoder", "library_encoder")
     ),
     *(f"mlsm_plugin.hidden_states.{name}" for name in ("sources", "stream")),
-    *(f"mlsm_plugin.auxiliary.{name}" for name in ("block_coding", "coder_fit", "coder_learning", "coding_estimate")),
+    *(f"mlsm_plugin.auxiliary.{name}" for name in ("block_coding", "coder_fit", "coder_learning")),
     "mlsm_plugin.auxiliary.split_coder",
     *(f"mlsm_plugin.cli.{name}" for name in ("main", "doctor", "convert_dictionary", "encode_hf", "tokenize_hf")),
 )

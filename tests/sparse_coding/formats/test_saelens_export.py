@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from mlsm_plugin.sparse_coding.formats.saelens import read_saelens
-from mlsm_plugin.sparse_coding.formats.saelens_export import check_exportable, for_saelens, write_saelens
+from mlsm_plugin.sparse_coding.formats.saelens import check_exportable, for_saelens, read_saelens, write_saelens
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.sparse_coding.sparse_autoencoder import ACTIVATIONS, INPUT_NORMS, SaeConfig, SparseAutoencoder
