@@ -288,7 +288,7 @@ def check_export(coder: SaeCoder, root: Path, hidden: torch.Tensor) -> tuple[flo
     from sae_lens import SAE
 
     coder.save(root / "own")
-    _run("convert", root / "own", root / "exported", "--to", "saelens")
+    _run("convert", root / "own", root / "exported")
     return differences(coder, encode_and_decode(SAE.load_from_disk(root / "exported")), hidden)
 
 

@@ -92,15 +92,19 @@ def add_coder_flags(parser: Parser) -> None:
                 _add_flag(group, PREFIX + name, field, declared[name], Depends(field.default))
 
 
+def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of :func:`add_coder_flags` that the command line gives."""
+    return {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
+
+
 def coder_of(args: argparse.Namespace) -> SparseCoder:
     """The coder in the folder ``args.dictionary``, with the options that the command line gives.
 
     Raises:
         ValueError: as of :func:`~mlsm_plugin.sparse_coding.coder.load_coder`, with the names of flags.
     """
-    given = {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
     try:
-        return load_coder(args.dictionary, **given)
+        return load_coder(args.dictionary, **given_coder_options(args))
     except ValueError as error:
         raise ValueError(with_flags(str(error), *(kind.options_type for kind in coder_kinds().values()))) from None
 

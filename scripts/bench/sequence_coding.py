@@ -110,12 +110,12 @@ def compare(root: Path, args: argparse.Namespace) -> int:
     dataset = Dataset.from_dict({"input_ids": rows})
 
     def split(_output: Path) -> None:
-        encode_split(data, "train", auxiliary=f"hf:{model}", coder=coder, settings=settings, device="cpu")
+        encode_split(data, "train", auxiliary=f"hf:{model}", coder=coder, settings=settings)
         (data / "train.codes").rename(_output)
 
     def sequences(ids: object) -> Callable[[Path], None]:
         return lambda output: void(
-            encode_sequences(ids, model, coder=coder, output=output, settings=settings, device="cpu")
+            encode_sequences(ids, model, coder=coder, output=output, settings=settings)
         )
 
     ways = {SPLIT: split, FOLDER: sequences(root / "sequences"), DATASET: sequences(dataset)}

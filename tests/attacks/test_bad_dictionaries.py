@@ -1,4 +1,4 @@
-"""``mlsm convert-dictionary`` on files that somebody else made or damaged, killed, and on a full disk."""
+"""``mlsm convert`` on files that somebody else made or damaged, killed, and on a full disk."""
 
 from __future__ import annotations
 
@@ -151,9 +151,9 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "nothing to read", Case(("absent", "output"))
     yield "a folder of other files", Case((".", "output"))
     yield "onto itself", Case(("saelens", "saelens"))
-    yield "export of a lasso", Case(("lasso", "output", "--to", "saelens"))
-    yield "export of another program's", Case(("saelens", "output", "--to", "saelens"))
-    yield "export onto another program's", Case(("own", "saelens", "--to", "saelens"))
+    yield "export of a lasso", Case(("lasso", "output"))
+    yield "export of another program's", Case(("saelens", "output"))
+    yield "export onto another program's", Case(("own", "saelens"))
 
 
 CASES = dict(cases())
@@ -184,8 +184,8 @@ RUNS: dict[str, Words] = {
     "import": ("saelens", "output"),
     "import over another": ("batchtopk", "other", "--overwrite"),
     "import of a matrix": ("atoms.npy", "output"),
-    "export": ("own", "output", "--to", "saelens"),
-    "export over another": ("own", "saelens-2", "--to", "saelens", "--overwrite"),
+    "export": ("own", "output"),
+    "export over another": ("own", "saelens-2", "--overwrite"),
 }
 
 

@@ -34,15 +34,15 @@ def test_each_kind_has_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"coder": "pca"}, "--coder must be one of lasso, topk, batchtopk, got 'pca'"),
-        ({"atoms": 0}, "--atoms must be positive, got 0"),
-        ({"lambda_": -1.0}, "--lambda must be positive, got -1.0"),
-        ({"batch_tokens": 0}, "--batch-tokens must be positive"),
-        ({"seed": -1}, "--seed must not be negative"),
-        ({"k": 3}, "--k does not go with --coder lasso; leave it out, or pass --coder topk or batchtopk"),
+        ({"coder": "pca"}, "coder must be one of lasso, topk, batchtopk, got 'pca'"),
+        ({"atoms": 0}, "atoms must be positive, got 0"),
+        ({"lambda_": -1.0}, "lambda_ must be positive, got -1"),
+        ({"batch_tokens": 0}, "batch_tokens must be positive"),
+        ({"seed": -1}, "seed must be from 0 to"),
+        ({"k": 3}, "k does not go with coder lasso; leave it out, or choose topk or batchtopk"),
         (
             {"coder": "topk", "lambda_": 0.1},
-            "--lambda does not go with --coder topk; leave it out, or pass --coder lasso",
+            "lambda_ does not go with coder topk; leave it out, or choose lasso",
         ),
         ({"coder": "topk", "k": 5, "atoms": 4}, "k"),
     ],

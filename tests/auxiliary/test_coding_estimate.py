@@ -27,7 +27,7 @@ SETTINGS = CodingSettings(layer=1, blocks=BlockSettings(16), shard_tokens=1000)
 
 def estimate(tiny: TinyData, coder: ToyCoder, settings: CodingSettings = SETTINGS, **options: Any) -> CodingEstimate:
     return estimate_split(
-        tiny.data_bin, "valid", auxiliary=tiny.model, coder=coder, settings=settings, device="cpu", **options
+        tiny.data_bin, "valid", auxiliary=tiny.model, coder=coder, settings=settings, **options
     )
 
 
@@ -40,7 +40,7 @@ def test_estimate_from_the_whole_split_is_exact_and_writes_nothing(
     found = estimate(tiny, ToyCoder(), settings)
     assert sorted(tiny.data_bin.rglob("*")) == before
     data = tiny.copy(tmp_path / "data-bin")
-    made = encode_split(data, "valid", auxiliary=tiny.model, coder=ToyCoder(), settings=settings, device="cpu")
+    made = encode_split(data, "valid", auxiliary=tiny.model, coder=ToyCoder(), settings=settings)
     assert made.meta is not None
     assert found.tokens_to_code == found.sampled_tokens == made.coded_tokens
     assert found.mean_nonzeros == pytest.approx(made.meta["nnz"] / made.coded_tokens)

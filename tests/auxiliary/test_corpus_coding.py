@@ -32,7 +32,7 @@ def data(tiny: TinyData, tmp_path: Path) -> Path:
 def encode(tiny: TinyData, data: Path, coder: ToyCoder, share: WorkShare | None = None, **settings: Any) -> Any:
     chosen = CodingSettings(layer=0, blocks=BLOCKS, **{"shard_tokens": 1000, **settings})
     return encode_split(
-        data, "valid", auxiliary=tiny.model, coder=coder, settings=chosen, device="cpu", share=share or WorkShare(0, 1)
+        data, "valid", auxiliary=tiny.model, coder=coder, settings=chosen, share=share or WorkShare(0, 1)
     )
 
 

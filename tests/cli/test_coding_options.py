@@ -8,20 +8,20 @@ import pytest
 
 from mlsm_plugin.cli.coding_options import (
     add_block_options,
-    add_model_options,
     add_share_options,
     block_settings,
-    check_coverage,
     check_positive,
 )
-from mlsm_plugin.hidden_states.block_reader import BlockSettings
+from mlsm_plugin.cli.settings_flags import add_settings
+from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun
 from tests.tiny_models import TRAINED_TOKENS, TinyData
 
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for add in (add_block_options, add_model_options, add_share_options):
+    for add in (add_block_options, add_share_options):
         add(parser)
+    add_settings(parser, ModelRun)
     return parser.parse_args(words)
 
 
@@ -46,7 +46,7 @@ def test_option_comes_before_the_dictionary_and_that_before_the_model(tiny: Tiny
 
 def test_share_and_model_have_no_default_of_their_own() -> None:
     args = parsed()
-    assert (args.shard_index, args.num_shards, args.device, args.threads) == (None, None, None, None)
+    assert (args.process_index, args.num_processes, args.device, args.threads) == (None, None, None, None)
     assert (args.fp16, args.batch_tokens) == (False, 8192)
 
 
@@ -61,11 +61,3 @@ def test_numbers_have_to_be_positive() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             check_positive(args, "threads", name)
-
-
-def test_coverage_has_to_be_a_share() -> None:
-    for share in (0.01, 1):
-        check_coverage(share)
-    for other in (0, -0.5, 1.01, float("nan")):
-        with pytest.raises(ValueError, match="--coverage must be above 0 and at most 1, got "):
-            check_coverage(other)

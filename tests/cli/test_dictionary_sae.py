@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from mlsm_plugin.auxiliary import coder_learning
-from mlsm_plugin.cli.dictionary import choose_defaults
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.cli.main import build_parser
+from mlsm_plugin.cli.settings_flags import settings_of
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.coder import load_coder
@@ -109,13 +110,13 @@ def test_stopped_training_is_resumed_to_the_same_bytes(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--coder", "topk", "--lambda", 0.1), "--lambda does not go with --coder topk"),
-        (("--coder", "batchtopk", "--lambda", 0.1), "--lambda does not go with --coder batchtopk"),
+        (("--coder", "topk", "--lambda", 0.1), "--lambda does not go with coder topk"),
+        (("--coder", "batchtopk", "--lambda", 0.1), "--lambda does not go with coder batchtopk"),
         (("--coder", "topk", "--iterations", 3), "--iterations does not go with"),
         (("--coder", "topk", "--backend", "torch"), "--backend does not go with"),
-        (("--k", 3), "--k does not go with --coder lasso; leave it out, or pass --coder topk or batchtopk"),
-        (("--matryoshka", 3), "--matryoshka does not go with --coder lasso"),
-        (("--learning-rate", 0.1), "--learning-rate does not go with --coder lasso"),
+        (("--k", 3), "--k does not go with coder lasso; leave it out, or choose topk or batchtopk"),
+        (("--matryoshka", 3), "--matryoshka does not go with coder lasso"),
+        (("--learning-rate", 0.1), "--learning-rate does not go with coder lasso"),
         (("--coder", "topk", "--k", 0), "--k must be positive"),
         (("--coder", "topk", "--k", 25, "--atoms", 24), "k must be from 1 to the number of atoms, 24, got 25"),
         (("--coder", "topk", "--atoms", 24, "--k", 2, "--matryoshka", 24), "Matryoshka prefixes must be ascending"),
@@ -136,8 +137,8 @@ def test_each_kind_has_its_defaults() -> None:
         ("topk", {"lambda_": None, "iterations": None, "batch_size": 256, "k": 32, "matryoshka": []}),
     ):
         args = build_parser("dictionary").parse_args([*given, "--coder", coder])
-        choose_defaults(args)
-        assert {name: getattr(args, name) for name in wanted} == wanted
+        settings = settings_of(LearningSettings, args)
+        assert {name: getattr(settings, name) for name in wanted} == wanted
 
 
 @pytest.mark.slow

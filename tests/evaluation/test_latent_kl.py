@@ -42,7 +42,7 @@ def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny.copy(tmp_path_factory.mktemp("coded") / "data-bin")
     settings = CodingSettings(layer=1, blocks=BlockSettings(24))
     for split in ("train", "valid"):
-        encode_split(data, split, auxiliary=tiny.model, coder=ToyCoder(), settings=settings, device="cpu")
+        encode_split(data, split, auxiliary=tiny.model, coder=ToyCoder(), settings=settings)
     return data
 
 

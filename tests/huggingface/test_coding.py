@@ -42,14 +42,14 @@ def test_codes_are_those_of_the_fairseq_way(made: CodedModel, tmp_path: Path) ->
     # one batch of sentences that are the same on both sides, so that even the last bit is the same
     blocks = BlockSettings(tokens_per_sample=70, sample_break_mode="eos")
     whole = CodingSettings(layer=LAYER, threads=1, batch_tokens=1 << 20, blocks=blocks)
-    encode_split(data, "train", auxiliary=f"hf:{made.model}", coder=made.coder, settings=whole, device="cpu")
+    encode_split(data, "train", auxiliary=f"hf:{made.model}", coder=made.coder, settings=whole)
     theirs = CodeStore(data / "train.codes")
 
     reader, hf_ids = BlockReader(data, "train", blocks), HuggingFaceTokenizer(made.model).hf_ids
     pieces = [piece for index in range(len(reader)) for piece in reader.block(index) if len(piece.tokens) > 2]
     rows = [hf_ids[piece.tokens.numpy()] for piece in pieces]
     encode_sequences(
-        rows, made.model, coder=made.coder, settings=whole, output=tmp_path / "own", device="cpu"
+        rows, made.model, coder=made.coder, settings=whole, output=tmp_path / "own"
     )  # a sentence that was cut lacks its last [SEP] or first [CLS] on both sides
     own, sequences = CodeStore(tmp_path / "own"), TokenSequences(rows)
     compared = 0
@@ -152,9 +152,9 @@ def test_coverage_and_strongest_atoms(made: CodedModel, tmp_path: Path) -> None:
 
 
 def test_estimate_writes_nothing(made: CodedModel, tmp_path: Path) -> None:
-    found = estimate_sequences(made.tokens, made.model, coder=made.coder, settings=settings(), device="cpu")
+    found = estimate_sequences(made.tokens, made.model, coder=made.coder, settings=settings())
     figures = encode_sequences(
-        made.tokens, made.model, coder=made.coder, settings=settings(), output=tmp_path / "store", device="cpu"
+        made.tokens, made.model, coder=made.coder, settings=settings(), output=tmp_path / "store"
     )
     assert figures.meta is not None
     assert found.tokens_to_code == pytest.approx(figures.meta["coded_tokens"], rel=0.05)

@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pat
 def learn(made: CodedModel, output: Path, coder: str, *, overwrite: bool = False, **more: object) -> SparseCoder:
     chosen = LearningSettings(coder=coder, **{**FEW, **KINDS[coder], **more})  # type: ignore[arg-type]
     return learn_from_sequences(
-        made.tokens, made.model, output=output, settings=chosen, device="cpu", overwrite=overwrite
+        made.tokens, made.model, output=output, settings=chosen, overwrite=overwrite
     )
 
 
@@ -42,7 +42,7 @@ def test_each_kind_is_learned_says_how_and_codes(kind: str, made: CodedModel, tm
     assert "blocks" not in meta
     assert 0 < meta["health"]["reconstruction_error"] < 1
     figures = encode_sequences(
-        made.tokens, made.model, coder=coder, settings=settings(), output=tmp_path / "store", device="cpu"
+        made.tokens, made.model, coder=coder, settings=settings(), output=tmp_path / "store"
     )
     assert figures.meta is not None
     assert figures.meta["coded_tokens"] > 2000

@@ -44,7 +44,7 @@ def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny.copy(tmp_path_factory.mktemp("controls") / "data-bin")
     settings = CodingSettings(layer=1, blocks=BLOCKS, shard_tokens=1000)
     for split in ("train", "valid"):
-        encode_split(data, split, auxiliary=tiny.model, coder=ToyCoder(), settings=settings, device="cpu")
+        encode_split(data, split, auxiliary=tiny.model, coder=ToyCoder(), settings=settings)
     return data
 
 

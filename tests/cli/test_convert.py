@@ -1,4 +1,4 @@
-"""``mlsm convert-dictionary``: import, export, and what is already there."""
+"""``mlsm convert``: import, export, and what is already there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sparse_coding.formats.foreign_saes import (
 from tests.tiny_models import TinyData
 
 Capture = pytest.CaptureFixture[str]
-COMMAND = "convert-dictionary"
+COMMAND = "convert"
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -42,7 +42,7 @@ def test_there_and_back(tmp_path: Path, capsys: Capture) -> None:
     coder = load_coder(tmp_path / "own")
     assert isinstance(coder, SaeCoder)
     assert (coder.meta["layer"], coder.meta["imported_from"]["model_name"]) == (3, "gpt2")
-    mlsm(COMMAND, tmp_path / "own", tmp_path / "out", "--to", "saelens")
+    mlsm(COMMAND, tmp_path / "own", tmp_path / "out")
     mlsm(COMMAND, tmp_path / "out", tmp_path / "again")
     assert load_coder(tmp_path / "again").fingerprint == coder.fingerprint
     assert (
@@ -100,7 +100,7 @@ def test_what_a_killed_command_left_is_made_whole(tmp_path: Path, capsys: Captur
 def test_export_knows_what_is_there(tmp_path: Path, capsys: Capture) -> None:
     write_saelens(tmp_path / "in", saelens_config("topk"))
     mlsm(COMMAND, tmp_path / "in", tmp_path / "own")
-    words = (COMMAND, tmp_path / "own", tmp_path / "out", "--to", "saelens")
+    words = (COMMAND, tmp_path / "own", tmp_path / "out")
     mlsm(*words)
     before = snapshot(tmp_path / "out")
     mlsm(*words)
@@ -121,7 +121,7 @@ def test_export_knows_what_is_there(tmp_path: Path, capsys: Capture) -> None:
 def test_export_of_what_is_no_sae(tmp_path: Path, capsys: Capture) -> None:
     np.save(tmp_path / "atoms.npy", np.eye(4))
     mlsm(COMMAND, tmp_path / "atoms.npy", tmp_path / "lasso")
-    to = (tmp_path / "out", "--to", "saelens")
+    to = (tmp_path / "out")
     assert "it has no encoder" in failing_mlsm(capsys, COMMAND, tmp_path / "lasso", *to)
     assert "is not a folder of a dictionary" in failing_mlsm(capsys, COMMAND, tmp_path / "atoms.npy", *to)
     write_saelens(tmp_path / "in", saelens_config("topk"))

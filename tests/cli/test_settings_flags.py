@@ -1,4 +1,4 @@
-"""Two kinds of coders with options of their own, and one in common, as flags of a command."""
+"""Settings as flags of a command; two kinds of coders with options of their own, and one in common."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from mlsm_plugin.cli.coder_flags import given_coder_options
 
-from mlsm_plugin.cli.settings_flags import add_coder_flags
+from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, given_coder_options, settings_of
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.sparse_coding import coder
 from mlsm_plugin.sparse_coding.coder import NoOptions, SparseCoder
 
@@ -95,3 +95,49 @@ def test_help_has_a_group_for_each_kind_and_says_defaults(parser: argparse.Argum
     assert "--penalty P the penalty (default: 0.5)" in text
     assert "weight of the first --" in text  # without a default
     assert "times to go (default: 3)" in text
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A number with bounds, a switch, several numbers, a choice, and a field that is no option."""
+
+    rate: float = option(0.5, above=0, most=1, help="how fast")
+    count_: int | None = option(None, least=1, flag="--number", help="how many")
+    loud: bool = option(False, help="say more")
+    sizes: list[int] = option([], least=2, help="how large")
+    kind: str = option("a", choices=("a", "b"), help="of which kind")
+    inner: int = 7
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def settings(*words: str) -> Settings:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_settings(parser, Settings, defaults={"rate": Depends("the machine")})
+    found: Settings = settings_of(Settings, parser.parse_args(words), inner=8)
+    return found
+
+
+def test_settings_are_made_from_what_was_given() -> None:
+    assert settings() == Settings(inner=8)
+    words = ("--rate", "1", "--number", "3", "--loud", "--sizes", "2", "5", "--kind", "b")
+    assert settings(*words) == Settings(1, 3, True, [2, 5], "b", 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--rate", "0"), "--rate must be above 0 and at most 1, got 0"),
+        (("--rate", "nan"), "--rate must be a finite number, got nan"),
+        (("--number", "0"), "--number must be positive, got 0"),
+        (("--sizes", "2", "1"), "--sizes must be at least 2, got 1"),
+    ],
+)
+def test_a_command_names_the_flag_and_python_the_field(words: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        settings(*words)
+    with pytest.raises(ValueError, match=r"^count_ must be positive, got -1"):
+        Settings(count_=-1)
+    with pytest.raises(ValueError, match=r"^kind must be one of a, b, got 'c'"):
+        Settings(kind="c")
