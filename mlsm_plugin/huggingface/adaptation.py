@@ -207,9 +207,7 @@ def _plan(settings: Adaptation, length: int) -> dict[str, Any]:
     if settings.valid_texts:
         plan["valid_texts"] = sha256_of_files(*settings.valid_texts)
     if settings.objective in WITH_CODES:
-        learning = asdict(_learning(settings))
-        published = learning.pop("published")
-        plan["learning"] = {**learning, **({"published": sha256_of_files(published)} if published else {})}
+        plan["learning"] = asdict(_learning(settings))
         plan |= {"auxiliary": _fingerprint(settings.coded_model), "latent_top": settings.latent_top}
     return plan
 
