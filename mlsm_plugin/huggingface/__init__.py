@@ -31,7 +31,7 @@ _MODULE_OF = {
     "load_coder": "sparse_coding.coder",
     "loss_metrics": "huggingface.trainer_callback",
     "prepare": "huggingface.trainer_callback",
-    "save_pretrained": "files.hf_versions",
+    "save_pretrained": "files.hf_files",
     "write_text_sequences": "huggingface.text_sequences",
 }
 __all__ = sorted(_MODULE_OF)
