@@ -24,7 +24,7 @@ PLUGIN_DIR = Path(PACKAGE_DIR)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
-# name of fairseq's own optimizer in checkpoints; version 0.1 used it
+# name of fairseq's own optimizer in checkpoints
 FAIRSEQ_ADAM = "FairseqAdam"
 # flags that can end a run before its last update
 EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")

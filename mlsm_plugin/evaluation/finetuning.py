@@ -38,7 +38,7 @@ from mlsm_plugin.files.output_lock import only_writer, start_child
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.hidden_states.devices import default_device
-from mlsm_plugin.hub.loading import from_pretrained
+from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import KnownText, UnknownTokens
 

@@ -16,7 +16,6 @@ from fairseq.data import indexed_dataset
 from fairseq.data.indexed_dataset import (
     IndexedDataset,
     MMapIndexedDataset,
-    MMapIndexedDatasetBuilder,
     best_fitting_int_dtype,
 )
 
@@ -99,7 +98,7 @@ def _mapped(path: Path, kind: type, offset: int, count: int) -> np.ndarray:
 POINTERS_AT_A_TIME = 1 << 14
 
 
-class StreamingMMapBuilder(MMapIndexedDatasetBuilder):
+class StreamingMMapBuilder:
     """Writes byte for byte what ``indexed_dataset.make_builder(out_file, "mmap", vocab_size)`` writes.
 
     fairseq's builder keeps every length, and at the end every pointer, as Python integers in lists. This one keeps the
@@ -111,7 +110,8 @@ class StreamingMMapBuilder(MMapIndexedDatasetBuilder):
     """
 
     def __init__(self, out_file: str, vocab_size: int) -> None:
-        super().__init__(out_file, dtype=best_fitting_int_dtype(vocab_size))
+        self._dtype = best_fitting_int_dtype(vocab_size)
+        self._data_file = open(out_file, "wb")  # noqa: SIM115
         self._lengths = tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(out_file)))  # noqa: SIM115
         self._sentences = 0
 
@@ -126,14 +126,6 @@ class StreamingMMapBuilder(MMapIndexedDatasetBuilder):
         self._data_file.write(ids.astype(self._dtype).tobytes())
         self._lengths.write(lengths.astype(np.int32).tobytes())
         self._sentences += len(lengths)
-
-    def add_item(self, tensor) -> None:
-        """Append one sentence (the interface that fairseq's own code uses)."""
-        self.add_sentences(tensor.numpy(), np.array([tensor.numel()]))
-
-    def merge_file_(self, another_file: str) -> None:
-        """Not supported: batches arrive in order, so that there are no worker files to merge."""
-        raise TypeError("sentences come in order here; there are no worker files to merge")
 
     def finalize(self, index_file: str) -> None:
         """Write the data to the disk and close it, then write the index."""

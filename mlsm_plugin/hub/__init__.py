@@ -1,8 +1,59 @@
 """Load a trained model from a folder and use it."""
 
-from mlsm_plugin.files.model_files import checkpoint_of
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mlsm_plugin.data.token_blocks import load_dictionary
+from mlsm_plugin.fairseq_seams.checkpoint_contents import read_contents
+from mlsm_plugin.fairseq_seams.checkpoint_states import load_model
+from mlsm_plugin.files.model_files import bpe_options, checkpoint_of
 from mlsm_plugin.hub.infilling import DenoisingHubInterface
 from mlsm_plugin.hub.interface import MlsmHubInterface, TokenProperties
-from mlsm_plugin.hub.loading import from_pretrained
+from mlsm_plugin.tasks.span_denoising import SpanDenoisingTask
+
+
+def from_pretrained(
+    model_name_or_path: str | os.PathLike[str],
+    checkpoint_file: str | None = None,
+    data_name_or_path: str | os.PathLike[str] = ".",
+    *,
+    bpe: str | None = None,
+    **overrides: Any,
+) -> Any:
+    """Load a model from the folder of its training run; nothing else is needed.
+
+    Args:
+        model_name_or_path: folder with the checkpoint, ``dict.txt`` and the tokenizer (training puts them there),
+            or a checkpoint file in such a folder.
+        checkpoint_file: which checkpoint; the default is the first that exists of ``model.pt``,
+            ``checkpoint_best.pt``, ``checkpoint_last.pt``, the highest-numbered one and the only one.
+        data_name_or_path: where ``dict.txt`` is, absolute or relative to the folder.
+        bpe: fairseq's name of a tokenizer that replaces the one in the folder; its options go into ``overrides``.
+        overrides: further model or task options.
+
+    Returns:
+        the model in eval mode, on the CPU: a :class:`MlsmHubInterface`, or a
+        :class:`mlsm_plugin.hub.infilling.DenoisingHubInterface` for a model of ``span_denoising``.
+
+    Raises:
+        FileNotFoundError: the folder, a checkpoint, the dictionary or the tokenizer is missing.
+        ValueError: the file is not a checkpoint.
+    """
+    checkpoint = checkpoint_of(model_name_or_path, checkpoint_file)
+    directory = checkpoint.parent
+    data = directory / data_name_or_path
+    if not (data / "input0" / "dict.txt").is_file():  # its place in the dataset of a fine-tuned classifier
+        read_contents(checkpoint)  # another kind of file has no dictionary beside it either
+        load_dictionary(data)  # raises an error that says what to do
+    tokenizer = {"bpe": bpe or "sentencepiece"}
+    if tokenizer["bpe"] == "sentencepiece" and "sentencepiece_model" not in overrides:
+        tokenizer = bpe_options(directory, data)
+    overrides = {"data": str(data), "load_checkpoint_heads": True, **tokenizer, **overrides}
+    model, cfg, task = load_model(checkpoint, overrides)
+    interface = DenoisingHubInterface if isinstance(task, SpanDenoisingTask) else MlsmHubInterface
+    return interface(cfg, task, model).eval()
+
 
 __all__ = ["DenoisingHubInterface", "MlsmHubInterface", "TokenProperties", "checkpoint_of", "from_pretrained"]

@@ -17,8 +17,8 @@ from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS, flags_of
 from mlsm_plugin.files.atomic_files import atomic_directory
 from mlsm_plugin.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder
 from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
+from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.comparison import Comparison, compare
-from mlsm_plugin.hub.loading import from_pretrained
 from mlsm_plugin.hub.stock_models import library_classes, modernbert_names
 from mlsm_plugin.models.latent_semantic_model import SIZES
 from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture

@@ -194,22 +194,18 @@ class OwnTask(AutocastSteps, ABC):
         if first_rank and not self.cfg.no_save:
             copy_tokenizer(self._data_folder, self.cfg.save_dir)
 
+    def filter_indices_by_size(
+        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+    ) -> Any:
+        """All ``indices``; tasks that cut text into samples leave none of it out, as fairseq would.
 
-def all_that_fit(dataset: Any, indices: Any, max_positions: Any) -> Any:
-    """``indices``, if all samples fit; tasks that cut text into samples leave none of it out.
-
-    Args:
-        dataset: the samples.
-        indices: numbers of samples ``(n,)``.
-        max_positions: the longest sample that the options allow, as ``dataset.filter_indices_by_size`` takes it.
-
-    Raises:
-        ValueError: a sample is longer.
-    """
-    fitting, others = dataset.filter_indices_by_size(indices, max_positions)
-    if len(others):
-        raise ValueError(
-            f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
-            f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
-        )
-    return fitting
+        Raises:
+            ValueError: a sample is longer than ``max_positions``.
+        """
+        _, others = dataset.filter_indices_by_size(indices, max_positions)
+        if len(others):
+            raise ValueError(
+                f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
+                f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
+            )
+        return indices

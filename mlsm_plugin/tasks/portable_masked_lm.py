@@ -32,7 +32,7 @@ from mlsm_plugin.fairseq_seams.batches import (
     with_whole_epochs,
 )
 from mlsm_plugin.files.model_files import bpe_options
-from mlsm_plugin.tasks.own_task import OwnTask, SavedRunConfig, all_that_fit
+from mlsm_plugin.tasks.own_task import OwnTask, SavedRunConfig
 from mlsm_plugin.tokenization.word_boundaries import in_long_words
 
 logger = logging.getLogger(__name__)
@@ -141,12 +141,6 @@ class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
         dictionary = self.source_dictionary
         bos = dictionary.bos() if bos is None else bos
         return training_samples(dataset, split=split, cfg=self.cfg, dictionary=dictionary, bos=bos)
-
-    def filter_indices_by_size(
-        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
-    ) -> Any:
-        """All ``indices``, see :func:`all_that_fit`; fairseq leaves out of training what is too long."""
-        return all_that_fit(dataset, indices, max_positions)
 
 
 @dataclass

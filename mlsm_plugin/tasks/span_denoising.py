@@ -29,7 +29,6 @@ from mlsm_plugin.tasks.own_task import (
     SAMPLE_BREAK_MODES,
     OwnTask,
     TextBlocksConfig,
-    all_that_fit,
 )
 from mlsm_plugin.tokenization.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
@@ -217,12 +216,6 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
             return PieceClasses.of_vocabulary(self.dictionary.symbols, special)
         except ValueError as error:
             raise ValueError(f"--mask-whole-words: {error}") from error
-
-    def filter_indices_by_size(
-        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
-    ) -> Any:
-        """All ``indices``, see :func:`all_that_fit`."""
-        return all_that_fit(dataset, indices, max_positions)
 
 
 def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str) -> None:

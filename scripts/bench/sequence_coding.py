@@ -114,9 +114,7 @@ def compare(root: Path, args: argparse.Namespace) -> int:
         (data / "train.codes").rename(_output)
 
     def sequences(ids: object) -> Callable[[Path], None]:
-        return lambda output: void(
-            encode_sequences(ids, model, coder=coder, output=output, settings=settings)
-        )
+        return lambda output: void(encode_sequences(ids, model, coder=coder, output=output, settings=settings))
 
     ways = {SPLIT: split, FOLDER: sequences(root / "sequences"), DATASET: sequences(dataset)}
     wall: dict[str, list[float]] = {name: [] for name in ways}

@@ -26,9 +26,7 @@ SETTINGS = CodingSettings(layer=1, blocks=BlockSettings(16), shard_tokens=1000)
 
 
 def estimate(tiny: TinyData, coder: ToyCoder, settings: CodingSettings = SETTINGS, **options: Any) -> CodingEstimate:
-    return estimate_split(
-        tiny.data_bin, "valid", auxiliary=tiny.model, coder=coder, settings=settings, **options
-    )
+    return estimate_split(tiny.data_bin, "valid", auxiliary=tiny.model, coder=coder, settings=settings, **options)
 
 
 @pytest.mark.parametrize("coverage", [1, 0.5])

@@ -121,7 +121,7 @@ def test_export_knows_what_is_there(tmp_path: Path, capsys: Capture) -> None:
 def test_export_of_what_is_no_sae(tmp_path: Path, capsys: Capture) -> None:
     np.save(tmp_path / "atoms.npy", np.eye(4))
     mlsm(COMMAND, tmp_path / "atoms.npy", tmp_path / "lasso")
-    to = (tmp_path / "out")
+    to = tmp_path / "out"
     assert "it has no encoder" in failing_mlsm(capsys, COMMAND, tmp_path / "lasso", *to)
     assert "is not a folder of a dictionary" in failing_mlsm(capsys, COMMAND, tmp_path / "atoms.npy", *to)
     write_saelens(tmp_path / "in", saelens_config("topk"))

@@ -667,13 +667,6 @@ def written_sentences() -> list[list[int]]:
         return [dataset[index].tolist() for index in range(len(dataset))]
 
 
-for _name in ("_data_file", "_dtype"):
-
-    @seam("binarized_files", f"MMapIndexedDatasetBuilder.{_name}", partial(rename, MMapIndexedDatasetBuilder, _name))
-    def _builder() -> None:
-        assert written_sentences() == [[4, 5, 2], [6, 2]]
-
-
 @seam("binarized_files", "MMapIndexedDataset.Index.writer", partial(without, MMapIndexedDataset.Index, "writer"))
 def _index_writer() -> None:
     assert written_sentences() == [[4, 5, 2], [6, 2]]

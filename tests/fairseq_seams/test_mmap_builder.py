@@ -25,7 +25,7 @@ def test_files_equal_those_of_fairseq(tmp_path, vocab_size, monkeypatch):
         theirs.add_item(torch.from_numpy(sentence))
     ours.add_sentences(ids[: lengths[:60].sum()], lengths[:60])
     for sentence in sentences[60:]:
-        ours.add_item(torch.from_numpy(sentence))
+        ours.add_sentences(sentence, np.array([len(sentence)]))
     theirs.finalize(str(tmp_path / "theirs.idx"))
     ours.finalize(str(tmp_path / "ours.idx"))
     for ending in ("bin", "idx"):

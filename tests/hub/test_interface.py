@@ -6,8 +6,8 @@ import pytest
 import torch
 from fairseq import tasks
 
+from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.interface import MlsmHubInterface
-from mlsm_plugin.hub.loading import from_pretrained
 from tests.tiny_models import TinyData, save_model
 from tests.tiny_run import seeded_model, training_config
 

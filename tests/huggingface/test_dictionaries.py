@@ -27,9 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pat
 
 def learn(made: CodedModel, output: Path, coder: str, *, overwrite: bool = False, **more: object) -> SparseCoder:
     chosen = LearningSettings(coder=coder, **{**FEW, **KINDS[coder], **more})  # type: ignore[arg-type]
-    return learn_from_sequences(
-        made.tokens, made.model, output=output, settings=chosen, overwrite=overwrite
-    )
+    return learn_from_sequences(made.tokens, made.model, output=output, settings=chosen, overwrite=overwrite)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,9 +39,7 @@ def test_each_kind_is_learned_says_how_and_codes(kind: str, made: CodedModel, tm
     assert meta["auxiliary_fingerprint"] == made.coder.meta["auxiliary_fingerprint"]
     assert "blocks" not in meta
     assert 0 < meta["health"]["reconstruction_error"] < 1
-    figures = encode_sequences(
-        made.tokens, made.model, coder=coder, settings=settings(), output=tmp_path / "store"
-    )
+    figures = encode_sequences(made.tokens, made.model, coder=coder, settings=settings(), output=tmp_path / "store")
     assert figures.meta is not None
     assert figures.meta["coded_tokens"] > 2000
     assert figures.meta["fingerprints"]["dictionary"] == coder.fingerprint
