@@ -1,7 +1,7 @@
 """Compare converted SAEs with the programs that they come from, or go to.
 
 Makes random SAEs of each architecture with each program, saves them with that program, converts them with ``mlsm
-convert-dictionary``, and prints the largest differences of latents and reconstructions. Then exports SAEs of this
+convert``, and prints the largest differences of latents and reconstructions. Then exports SAEs of this
 package, loads them with SAELens, and compares again. A difference above ``--tolerance`` is an error.
 
 It needs the programs themselves: ``pip install sae-lens eai-sparsify dictionary-learning``.

@@ -21,8 +21,9 @@ from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
+from mlsm_plugin.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.hidden_states.encoder import TokenVectors
+from mlsm_plugin.hidden_states.settings import BlockSettings
 from mlsm_plugin.sparse_coding.code_store import INDPTR_DTYPE, WEIGHT_DTYPE, CodeStoreWriter, ShardRows, atom_dtype
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 

@@ -20,9 +20,10 @@ from mlsm_plugin.files.atomic_files import write_file
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.files.settings import check, option, seed
-from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun, TokenBlocks, layer
+from mlsm_plugin.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.hidden_states.encoder import TokenVectors
+from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary

@@ -12,8 +12,8 @@ from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader
-from mlsm_plugin.hidden_states.blocks import BlockSettings
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.hidden_states.settings import BlockSettings
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 

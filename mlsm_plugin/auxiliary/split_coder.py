@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.files.settings import check, option, seed
-from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun, TokenBlocks, chunks_of, hidden_states_of, layer
+from mlsm_plugin.hidden_states.blocks import TokenBlocks, chunks_of, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
+from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest, without_negative_codes

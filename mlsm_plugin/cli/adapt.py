@@ -12,7 +12,7 @@ from mlsm_plugin.cli.coding_options import OF_LEARNING
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
-from mlsm_plugin.hidden_states.blocks import ModelRun
+from mlsm_plugin.hidden_states.settings import ModelRun
 
 EPOCHS = 3.0
 

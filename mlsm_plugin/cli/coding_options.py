@@ -9,7 +9,7 @@ from typing import Any
 
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, Parser, add_settings, settings_of
-from mlsm_plugin.hidden_states.blocks import BlockSettings
+from mlsm_plugin.hidden_states.settings import BlockSettings
 
 OF_THE_DICTIONARY = "what the dictionary was learned with"
 # the fields of LearningSettings that the commands of a whole chain have

@@ -25,12 +25,12 @@ from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
 from mlsm_plugin.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.blocks import BlockSettings
+from mlsm_plugin.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures
     from mlsm_plugin.files.work_share import WorkShare
-    from mlsm_plugin.hidden_states.blocks import BlockSettings
+    from mlsm_plugin.hidden_states.settings import BlockSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def needs_fairseq(args: argparse.Namespace) -> bool:
     """Whether the dataset is one of fairseq, and not sequences of ids."""
     if not Path(args.data).exists():
-        raise FileNotFoundError(f"{args.data} does not exist")
+        raise FileNotFoundError(f"{args.data} does not exist; `mlsm binarize` makes a dataset")
     return (Path(args.data) / DICTIONARY_NAME).exists()
 
 

@@ -19,11 +19,11 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
 )
 from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
-from mlsm_plugin.hidden_states.blocks import ModelRun
+from mlsm_plugin.evaluation.settings import EvaluationSettings
+from mlsm_plugin.hidden_states.settings import ModelRun
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 if TYPE_CHECKING:
-    from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
     from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 PAIRS = "measure the accuracy of a masked LM on minimal pairs (BLiMP)"
@@ -39,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
     """Options of ``mlsm evaluate dictionary``."""
-    from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
-
     parser.epilog = "docs/dictionaries.md explains the figures."
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")
     add_data(parser, "binarized dataset")
@@ -99,7 +97,6 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
 
 def _settings(args: argparse.Namespace, coder: SparseCoder) -> EvaluationSettings:
     from mlsm_plugin.auxiliary.coder_fit import fitting_layer
-    from mlsm_plugin.evaluation.dictionary_quality import EvaluationSettings
 
     return settings_of(
         *(EvaluationSettings, args),

@@ -8,14 +8,13 @@ from typing import Any
 from mlsm_plugin.cli.coding_options import add_checkpoint, user_dir_flags
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.evaluation.settings import FinetuneSettings
 
 TAKES_EXTRA_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    from mlsm_plugin.evaluation.finetuning import FinetuneSettings
-
     parser.epilog = (
         "Every other flag is handed to fairseq-train, e.g. --fp16 or --dropout 0.2. Run the same command again to "
         "resume after a stop."
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Fine-tune and print the results."""
-    from mlsm_plugin.evaluation.finetuning import FinetuneSettings, Finetuning
+    from mlsm_plugin.evaluation.finetuning import Finetuning
     from mlsm_plugin.hub import checkpoint_of
 
     if len(set(args.seeds)) < len(args.seeds):

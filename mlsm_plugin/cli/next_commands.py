@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlsm_plugin.hidden_states.blocks import BlockSettings
+    from mlsm_plugin.hidden_states.settings import BlockSettings
 
 _in_a_chain: ContextVar[bool] = ContextVar("in_a_chain", default=False)
 

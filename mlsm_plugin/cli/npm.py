@@ -21,8 +21,9 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
-from mlsm_plugin.hidden_states.blocks import ModelRun
+from mlsm_plugin.hidden_states.settings import ModelRun
 from mlsm_plugin.retrieval.key_index import KINDS, check_installed
+from mlsm_plugin.retrieval.settings import DatastoreSettings, FillingSettings
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 DATASTORE = "build a datastore of a corpus"
@@ -39,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
-    from mlsm_plugin.retrieval.datastore_builder import DatastoreSettings
-
     parser.epilog = "The same command resumes a stopped build."
     add_data(parser, "binarized dataset of the corpus")
     add_checkpoint(parser)
@@ -68,7 +67,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     import torch
 
     from mlsm_plugin.files.work_share import work_share
-    from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, DatastoreSettings, read_stopwords
+    from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, read_stopwords
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
     settings_of(ModelRun, args)
@@ -128,8 +127,6 @@ def _add_retrieval_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_fill_options(parser: argparse.ArgumentParser) -> None:
-    from mlsm_plugin.retrieval.phrase_filling import FillingSettings
-
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="texts with <mask>, each in quotes")
     _add_retrieval_options(parser)
     parser.add_argument("--topk", type=int, default=5, metavar="N", help="phrases to print for each mask")
@@ -146,7 +143,7 @@ def _add_fill_options(parser: argparse.ArgumentParser) -> None:
 
 def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     """Print the phrases of each mask with their sources."""
-    from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
+    from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 
     check_positive(args, "topk")
     if args.steps < 0:

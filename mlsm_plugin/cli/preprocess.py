@@ -29,7 +29,7 @@ from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.step_record import Step, StepRecord
 from mlsm_plugin.files.work_share import ALL_OF_IT
-from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun
+from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun
 from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True

@@ -25,7 +25,7 @@ from mlsm_plugin.cli.coding_options import (
 from mlsm_plugin.cli.encode import encode_and_report
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.files.work_share import ALL_OF_IT
-from mlsm_plugin.hidden_states.blocks import BlockSettings, ModelRun
+from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.staged_pretraining import Stage

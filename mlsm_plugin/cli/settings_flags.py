@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.files.settings import flag_of, options_of, plain_type
-from mlsm_plugin.sparse_coding.coder import SparseCoder, coder_kinds, load_coder
+
+if TYPE_CHECKING:
+    from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 Parser = Any  # a parser, or a group of one
 PREFIX = "coder_option_"
@@ -81,6 +83,8 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 def add_coder_flags(parser: Parser) -> None:
     """Add a group of flags for each kind of coder; a flag that several kinds share is listed once."""
+    from mlsm_plugin.sparse_coding.coder import coder_kinds
+
     seen: set[str] = set()
     for kind, coder in coder_kinds().items():
         group = parser.add_argument_group(f"options of the {kind} coder")
@@ -103,6 +107,8 @@ def coder_of(args: argparse.Namespace) -> SparseCoder:
     Raises:
         ValueError: as of :func:`~mlsm_plugin.sparse_coding.coder.load_coder`, with the names of flags.
     """
+    from mlsm_plugin.sparse_coding.coder import coder_kinds, load_coder
+
     try:
         return load_coder(args.dictionary, **given_coder_options(args))
     except ValueError as error:

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mlsm_plugin.evaluation.masked_batches import MaskedBatch, masked_batches, shown_chunks
-from mlsm_plugin.files.settings import check, option, seed
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
-from mlsm_plugin.hidden_states.blocks import ModelRun, layer
+from mlsm_plugin.evaluation.settings import EvaluationSettings
+from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
 from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
-
-
-@dataclass(frozen=True)
-class EvaluationSettings(ModelRun):
-    """What is evaluated, and how.
-
-    Attributes:
-        blocks: what the model sees at once.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    layer: int = layer()
-    blocks: BlockSettings = field(default_factory=BlockSettings)
-    max_tokens: int = option(100_000, least=1, help="tokens to evaluate, in whole blocks")
-    seed: int = seed("of the blocks and of the masked tokens")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarray:

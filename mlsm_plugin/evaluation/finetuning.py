@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fairseq.data import Dictionary
 from scipy import stats
 
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
+from mlsm_plugin.evaluation.settings import FinetuneSettings
 from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_seams.checkpoint_states import (
@@ -36,11 +36,10 @@ from mlsm_plugin.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.files.output_lock import only_writer, start_child
 from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
-from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import KnownText, UnknownTokens
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 
 logger = logging.getLogger(__name__)
 
@@ -48,29 +47,6 @@ PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
 # options of the architecture whose value in the checkpoint does not apply to fine-tuning
 NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAINING_OPTIONS
-
-
-@dataclass(frozen=True)
-class FinetuneSettings(KnownText):
-    """How a checkpoint is fine-tuned. The learning rate rises in the first 6 % of the updates, and falls to 0.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    max_epoch: int = option(10, least=1, help="largest number of epochs")
-    patience: int = option(3, least=1, help="stop after this many epochs without a better result")
-    lr: float = option(1e-4, above=0, help="peak learning rate")
-    batch_size: int = option(32, least=1, help="texts in an update")
-    regression: bool = option(False, help="predict numbers; all labels must be numbers")
-    header: bool = option(False, help="skip the first line of each file, which names its columns")
-    allow_single_labels: bool = option(False, help="accept a label that only one training text has")
-    from_scratch: bool = option(False, help="start from random weights of the same architecture, for comparison")
-    extra: tuple[str, ...] = ()
-    """Further flags of ``fairseq-train``, which override the others."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def architecture_flags(model_cfg: Any) -> list[str]:

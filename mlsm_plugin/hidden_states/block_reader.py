@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split
 from mlsm_plugin.data.token_datasets import NO_POSITION, TokenPositionsDataset
-from mlsm_plugin.hidden_states.blocks import Block, BlockSettings, TokenBlocks, batches_of, hidden_states_of
+from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks, batches_of, hidden_states_of
+from mlsm_plugin.hidden_states.settings import BlockSettings
 
 __all__ = ["Block", "BlockReader", "BlockSettings", "batches_of", "hidden_states_of"]
 

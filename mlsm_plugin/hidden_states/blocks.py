@@ -4,51 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.sparse_coding.stored_codes import NO_POSITION
-
-
-@dataclass(frozen=True)
-class BlockSettings:
-    """How a split is cut into blocks for the auxiliary model; a block that is longer is cut.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")
-    sample_break_mode: str = option(
-        "complete", choices=("none", "complete", "complete_doc", "eos"),
-        help="where blocks may end, as in fairseq-train",
-    )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRun:
-    """How a model runs over a text."""
-
-    device: str | None = option(None, help="torch device of the model (default: the GPU if there is one)")
-    fp16: bool = option(False, help="run the model in half precision: float16, on a CPU bfloat16")
-    threads: int | None = option(None, least=1, metavar="N", help="number of CPU threads (default: all cores)")
-    batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory")
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-def layer(**more: Any) -> Any:
-    """A field that holds the number of a layer."""
-    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...", **more)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,18 @@
 """NPM inference: datastore, search, phrase filling, zero-shot classification."""
 
-from mlsm_plugin.retrieval.datastore_builder import DatastoreSettings
-from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+from typing import Any
 
 __all__ = ["DatastoreSettings", "PhraseDatastore"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: the help of a command needs the settings only."""
+    if name == "PhraseDatastore":
+        from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+
+        return PhraseDatastore
+    if name == "DatastoreSettings":
+        from mlsm_plugin.retrieval.settings import DatastoreSettings
+
+        return DatastoreSettings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +13,19 @@ import numpy as np
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.sharded_store import MissingShardsError
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, BlockSettings, hidden_states_of
+from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.losses.span_contrastive import similarity_of
 from mlsm_plugin.retrieval.datastore_files import DICTIONARY_FILE, FORMAT, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import bytes_per_key
+from mlsm_plugin.retrieval.settings import DatastoreSettings
 from mlsm_plugin.tokenization.text_files import numbered_lines
 from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD, PieceClasses, without_marks, word_boundaries
 
-DTYPES = ("float16", "float32")
 # How many entries of the keys a search on the CPU reads at once; in float32 they fit into its cache.
 CHUNK_ENTRIES = 1 << 19
-
-
-@dataclass(frozen=True)
-class DatastoreSettings:
-    """The settings that decide the keys.
-
-    Attributes:
-        blocks: what the model sees at once.
-        stopwords: words that get no key where they are a single token.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
-    blocks: BlockSettings = field(default_factory=lambda: BlockSettings(256))
-    word_boundaries_only: bool = option(False, help="keep only tokens that begin or end a word")
-    stopwords: frozenset[str] = frozenset()
-    dtype: str = option("float16", choices=DTYPES, help="data type of the keys")
-    shard_tokens: int = option(1 << 16, least=1, help="tokens in a shard; limits the memory")
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.splits:
-            raise ValueError("splits names no split")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.losses.span_contrastive import similarities, similarity_of, temperature_of
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
+from mlsm_plugin.retrieval.settings import FillingSettings
 from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.unknown_tokens import check_known
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
@@ -47,25 +47,6 @@ class PhraseCandidate:
     score: float
     occurrences: tuple[Occurrence, ...]
     contexts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FillingSettings:
-    """How phrases are found.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    k: int = option(256, least=1, help="number of starts, and of ends, to retrieve")
-    max_length: int = option(10, least=1, help="longest phrase in tokens")
-    length_alpha: float = option(0.0, metavar="A", help="multiply the scores by the length of the phrase to this power")
-    any_pieces: bool = option(False, help="allow phrases that begin or end in the middle of a word")
-    context_tokens: int = option(15, least=0, help="tokens of a source to show on each side of a phrase")
-    contexts: int = option(3, least=0, help="sources to show for each phrase")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class PhraseFiller:

@@ -136,11 +136,10 @@ class Case:
 
 def cases() -> Iterator[tuple[str, Case]]:
     for source, file, damages in TABLE:
-        to = ("--to", "saelens") if source == "own" else ()
         for name, damage in damages.items():
             change: Callable[[Path], object] = lambda root, d=damage, f=Path(source, file): d(root / f)  # noqa: E731
-            yield f"{source}: {file}: {name}", Case((source, "output", *to), change)
-    for flag, value in (("--lambda", 0), ("--lambda", "nan"), ("--layer", -1), ("--layer", "x"), ("--to", "onnx")):
+            yield f"{source}: {file}: {name}", Case((source, "output"), change)
+    for flag, value in (("--lambda", 0), ("--lambda", "nan"), ("--layer", -1), ("--layer", "x")):
         yield f"{flag} {value}", Case(("atoms.npy", "output", flag, value))
     for source in ("saelens", "atoms.npy"):
         into_a_file: Callable[[Path], object] = lambda root: (root / "output").write_text("mine")  # noqa: E731
@@ -203,9 +202,8 @@ def coder_in(place: Place) -> bytes | None:
     source, output = (Path(str(word)) for word in place.words[1:3])
     matrix = source.suffix == ".npy"
     with suppress(ValueError, OSError):
-        coder = (
-            read_saelens(output) if "--to" in place.words else load_coder(output, **{"lambda_": 0.1} if matrix else {})
-        )
+        options = {"lambda_": 0.1} if matrix else {}
+        coder = read_saelens(output) if source.name == "own" else load_coder(output, **options)
         codes = coder.encode(np.eye(3, 32, dtype=np.float32) if matrix else hidden_states()).codes
         return bytes(codes.toarray().tobytes())
     return None

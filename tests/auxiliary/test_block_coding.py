@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlsm_plugin.auxiliary.block_coding import shard_boundaries, store_meta
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.hidden_states.blocks import BlockSettings
+from mlsm_plugin.hidden_states.settings import BlockSettings
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 

@@ -16,8 +16,8 @@ from mlsm_plugin.auxiliary.coder_fit import (
     fitting_fingerprint,
 )
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.hidden_states.blocks import BlockSettings
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.hidden_states.settings import BlockSettings
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from tests.auxiliary.toy_coder import ToyCoder
@@ -72,8 +72,8 @@ def test_fingerprint_is_given_only_where_all_fits(tiny: TinyData, tmp_path: Path
 
 def test_opened_model_fits(tiny: TinyData) -> None:
     def opened(coder: ToyCoder, tokens_per_sample: int) -> FairseqEncoder:
-        settings = CodingSettings(2, BlockSettings(tokens_per_sample))
-        return fitting_encoder(tiny.model, tiny.data_bin, coder, settings, "cpu")  # type: ignore[return-value]
+        settings = CodingSettings(2, BlockSettings(tokens_per_sample), device="cpu")
+        return fitting_encoder(tiny.model, tiny.data_bin, coder, settings)  # type: ignore[return-value]
 
     assert (opened(ToyCoder(), POSITIONS).layer, opened(ToyCoder(), 8).dim) == (2, 32)
     with pytest.raises(ValueError, match="16 wide"):

@@ -16,7 +16,8 @@ from mlsm_plugin.auxiliary.coder_learning import (
     learn_into,
     learning_plan,
 )
-from mlsm_plugin.hidden_states.blocks import BlockSettings, TokenBlocks
+from mlsm_plugin.hidden_states.blocks import TokenBlocks
+from mlsm_plugin.hidden_states.settings import BlockSettings
 
 
 def test_each_kind_has_its_defaults() -> None:

@@ -124,5 +124,5 @@ def test_settings_default_to_those_of_the_dictionary(pipeline: Pipeline, tmp_pat
     assert first.load_encoder().layer == 1
     with pytest.raises(ValueError, match=r"lambda 1\.5 is too large: the largest correlation"):
         online_codes(pipeline, lambda_=1.5).codes_of_masked(tokens.repeat(32, 1), target.repeat(32, 1))
-    with pytest.raises(ValueError, match="--lambda must be a positive number, got 0"):
+    with pytest.raises(ValueError, match="lambda_ must be positive, got 0"):
         online_codes(pipeline, lambda_=0)

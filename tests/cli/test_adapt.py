@@ -68,9 +68,9 @@ def test_cpu_is_for_learning_and_coding_too(start: Path, tmp_path: Path, monkeyp
     found = []
 
     def spied(function: Any) -> Any:
-        def spy(*args: Any, device: str | None, **options: Any) -> Any:
-            found.append(device)
-            return function(*args, device=device, **options)
+        def spy(*args: Any, **options: Any) -> Any:
+            found.append(options["settings"].device)
+            return function(*args, **options)
 
         return spy
 
@@ -215,7 +215,7 @@ def test_another_number_of_processes_is_refused(
     [
         (("--layer", 9), "--layer 9 is out of range"),
         (("--max-length", 200), "--max-length 200 is more than the 70 positions of the model"),
-        (("--mask-prob", 0), "mask_prob must be between 0 and 1"),
+        (("--mask-prob", 0), "--mask-prob must be above 0 and at most 1, got 0"),
         (("--epochs", 1), "pass --epochs or --updates, not both"),
         (("--updates", 0), "--updates must be positive"),
         (("--learning-rate", 0), "--learning-rate must be positive"),

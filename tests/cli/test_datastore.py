@@ -44,7 +44,7 @@ def test_store_is_built_once_and_gets_an_index(
 
 
 def test_processes_say_who_is_done(tiny: TinyData, checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
-    share = words(tiny, checkpoint, tmp_path / "store", "--num-shards", 2, "--shard-index")
+    share = words(tiny, checkpoint, tmp_path / "store", "--num-processes", 2, "--process-index")
     mlsm(*share, 1)
     assert "process 1 of 2 is done; shards of other processes are missing" in capsys.readouterr().out
     mlsm(*share, 0)
@@ -60,7 +60,7 @@ def test_processes_say_who_is_done(tiny: TinyData, checkpoint: Path, tmp_path: P
         (("--tokens-per-sample", 1), "--tokens-per-sample must be at least 2"),
         (("--tokens-per-sample", 100), "--tokens-per-sample 100"),
         (("--splits", "test"), "no binarized split at"),
-        (("--num-shards", 2), "--num-shards needs --shard-index as well"),
+        (("--num-processes", 2), "--process-index and --num-processes belong together"),
         (("--drop-stopwords", "absent.txt"), "absent.txt"),
     ],
 )

@@ -158,7 +158,7 @@ def test_codes_are_the_sparse_codes_of_the_hidden_states_of_the_layer(
 ) -> None:
     np.save(tmp_path / "published.npy", np.random.default_rng(1).normal(size=(32, 40)).astype(np.float32))
     mlsm(
-        *("convert-dictionary", tmp_path / "published.npy", tmp_path / "made", "--transpose", "--normalize"),
+        *("convert", tmp_path / "published.npy", tmp_path / "made", "--transpose", "--normalize"),
         *("--auxiliary", pipeline.auxiliary, "--layer", layer, "--lambda", 0.05),
     )
     mlsm(

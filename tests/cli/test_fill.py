@@ -29,7 +29,7 @@ def test_command_prints_phrases_and_sources(npm: Path, capsys: Capture) -> None:
     assert cut.replace("of 1", "of 2") in capsys.readouterr().err
     assert "the text has no <mask>" in failing_mlsm(capsys, "npm", "fill", "nothing", *where)
     assert "--k 1000000 is more than the" in failing_mlsm(capsys, "npm", "fill", TEXT, *where, "--k", 10**6)
-    for option, value in (("--contexts", -1), ("--continue", -3)):
-        message = f"{option} must not be negative, got {value}"
+    for option, value, wanted in (("--contexts", -1, "be at least 0"), ("--continue", -3, "not be negative")):
+        message = f"{option} must {wanted}, got {value}"
         assert message in failing_mlsm(capsys, "npm", "fill", TEXT, *where, option, value)
     assert "--datastore is required" in failing_mlsm(capsys, "npm", "fill", TEXT, *where[:2])

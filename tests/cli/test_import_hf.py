@@ -35,7 +35,7 @@ def test_command_says_what_it_proved_and_what_follows(tiny: TinyData, tmp_path: 
 
 
 def test_what_cannot_be_compared_is_refused(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    words = ("convert", tmp_path / "nowhere", tmp_path / "model", "--text")
+    words = ("convert", f"hf:{tmp_path}/nowhere", tmp_path / "model", "--text")
     assert "--lines must be positive, got 0" in failing_mlsm(capsys, *words, tiny.text, "--lines", 0)
     assert "is not a folder of a Hugging Face model" in failing_mlsm(capsys, *words, tiny.text)
     (tmp_path / "empty.txt").write_text("\n")

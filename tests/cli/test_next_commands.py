@@ -11,7 +11,7 @@ from fairseq import options
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.cli.next_commands import encode_command, training_command
-from mlsm_plugin.hidden_states.blocks import BlockSettings
+from mlsm_plugin.hidden_states.settings import BlockSettings
 from tests.conftest import PLUGIN
 
 ODD = "it's a $folder; with 'quotes'"
@@ -27,7 +27,7 @@ def test_encode_command_has_what_the_dictionary_was_given(user_dir: str | None) 
     words = words_of(encode_command(f"{ODD}/data", "hf:a/b c", ODD, user_dir))
     assert words[:2] == ["mlsm", "encode"]
     args = build_parser("encode").parse_args(words[1:])
-    assert (args.data_bin, args.auxiliary, args.dictionary, args.user_dir) == (f"{ODD}/data", "hf:a/b c", ODD, user_dir)
+    assert (args.data, args.auxiliary, args.dictionary, args.user_dir) == (f"{ODD}/data", "hf:a/b c", ODD, user_dir)
 
 
 def parsed(*arguments: Any) -> Any:

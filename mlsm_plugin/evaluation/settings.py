@@ -1,0 +1,52 @@
+"""How a checkpoint is fine-tuned, and how a dictionary is judged; imports nothing slow, for the help of commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlsm_plugin.files.settings import check, option, seed
+from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
+from mlsm_plugin.tokenization.unknown_tokens import KnownText
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(KnownText):
+    """How a checkpoint is fine-tuned. The learning rate rises in the first 6 % of the updates, and falls to 0.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    max_epoch: int = option(10, least=1, help="largest number of epochs")
+    patience: int = option(3, least=1, help="stop after this many epochs without a better result")
+    lr: float = option(1e-4, above=0, help="peak learning rate")
+    batch_size: int = option(32, least=1, help="texts in an update")
+    regression: bool = option(False, help="predict numbers; all labels must be numbers")
+    header: bool = option(False, help="skip the first line of each file, which names its columns")
+    allow_single_labels: bool = option(False, help="accept a label that only one training text has")
+    from_scratch: bool = option(False, help="start from random weights of the same architecture, for comparison")
+    extra: tuple[str, ...] = ()
+    """Further flags of ``fairseq-train``, which override the others."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(ModelRun):
+    """What is evaluated, and how.
+
+    Attributes:
+        blocks: what the model sees at once.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    layer: int = layer()
+    blocks: BlockSettings = field(default_factory=BlockSettings)
+    max_tokens: int = option(100_000, least=1, help="tokens to evaluate, in whole blocks")
+    seed: int = seed("of the blocks and of the masked tokens")
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,54 @@
+"""What a datastore holds, and how phrases are found in it; imports nothing slow, for the help of commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlsm_plugin.files.settings import check, option
+from mlsm_plugin.hidden_states.settings import BlockSettings
+
+DTYPES = ("float16", "float32")
+
+
+@dataclass(frozen=True)
+class DatastoreSettings:
+    """The settings that decide the keys.
+
+    Attributes:
+        blocks: what the model sees at once.
+        stopwords: words that get no key where they are a single token.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
+    blocks: BlockSettings = field(default_factory=lambda: BlockSettings(256))
+    word_boundaries_only: bool = option(False, help="keep only tokens that begin or end a word")
+    stopwords: frozenset[str] = frozenset()
+    dtype: str = option("float16", choices=DTYPES, help="data type of the keys")
+    shard_tokens: int = option(1 << 16, least=1, help="tokens in a shard; limits the memory")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.splits:
+            raise ValueError("splits names no split")
+
+
+@dataclass(frozen=True)
+class FillingSettings:
+    """How phrases are found.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    k: int = option(256, least=1, help="number of starts, and of ends, to retrieve")
+    max_length: int = option(10, least=1, help="longest phrase in tokens")
+    length_alpha: float = option(0.0, metavar="A", help="multiply the scores by the length of the phrase to this power")
+    any_pieces: bool = option(False, help="allow phrases that begin or end in the middle of a word")
+    context_tokens: int = option(15, least=0, help="tokens of a source to show on each side of a phrase")
+    contexts: int = option(3, least=0, help="sources to show for each phrase")
+
+    def __post_init__(self) -> None:
+        check(self)
