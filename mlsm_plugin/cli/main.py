@@ -33,6 +33,7 @@ COMMANDS = {
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }
+MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode"}
 RENAMED = {
     "tokenize-hf": "binarize --format sequences",
     "encode-hf": "encode",
@@ -86,6 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mlsm: error: `mlsm {command}` is now `mlsm {RENAMED[command]}`; see its --help", file=sys.stderr)
         return 2
     try:
+        if command in COMMANDS and command not in MAY_DO_WITHOUT_FAIRSEQ:
+            _check_fairseq()
         if command in COMMANDS and (user_dir := plugins.user_dir_of(arguments)) is not None:
             mlsm_plugin.register()  # nothing where fairseq is missing
             plugins.import_plugin(user_dir)
@@ -94,8 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         if extra and not args.takes_extra:
             parser.error(f"unrecognized arguments: {' '.join(extra)}")
         if args.needs_fairseq(args):
-            if problem := installation.fairseq_problem():
-                raise ValueError(problem)
+            _check_fairseq()
             mlsm_plugin.register()
         return int(args.run(args, extra) or 0)
     except (ValueError, OSError) as error:
@@ -111,6 +113,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
+
+
+def _check_fairseq() -> None:
+    if problem := installation.fairseq_problem():
+        raise ValueError(problem)
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field
 from typing import Any
 
+LARGEST_SEED = 2**63 - 1
+
 
 def option(
     default: Any = MISSING,
@@ -41,7 +43,7 @@ def option(
 
 def seed(help: str, **more: Any) -> Any:
     """A field that holds a random seed."""
-    return option(1, least=0, most=2**63 - 1, help=f"random seed {help}", **more)
+    return option(1, least=0, most=LARGEST_SEED, help=f"random seed {help}", **more)
 
 
 def options_of(cls: type) -> dict[str, Field[Any]]:
@@ -65,7 +67,7 @@ def check(settings: Any) -> None:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         for number in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(number, (int, float)) and not isinstance(number, bool) and not _is_within(field, number):
-                raise ValueError(f"{name} must be {_bounds(field, number)}, got {number:g}")
+                raise ValueError(f"{name} must be {_bounds(field, number)}, got {_shown(number)}")
 
 
 def plain_type(declared: Any) -> tuple[type, bool]:
@@ -93,8 +95,15 @@ def _bounds(field: Field[Any], value: float) -> str:
     above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
     if not math.isfinite(value):
         return "a finite number"
+    if most == LARGEST_SEED:
+        return "at least 0 and below 2^63"
     if most is not None:
-        return f"above {above:g} and at most {most:g}" if above is not None else f"from {least:g} to {most:g}"
-    return (
-        "positive" if above == 0 or least == 1 else f"above {above:g}" if above is not None else f"at least {least:g}"
-    )
+        least_of_all = f"above {above:g} and at most" if above is not None else f"from {_shown(least)} to"
+        return f"{least_of_all} {_shown(most)}"
+    if above == 0 or least == 1:
+        return "positive"
+    return f"above {above:g}" if above is not None else f"at least {_shown(least)}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"

@@ -60,10 +60,7 @@ def work_share(process_index: int | None, num_processes: int | None, environment
         ValueError: only one of the two options is given, the number is out of range, or a variable is not a number.
     """
     if (process_index is None) != (num_processes is None):
-        given, lacking = (
-            ("--process-index", "--num-processes") if num_processes is None else ("--num-processes", "--process-index")
-        )
-        raise ValueError(f"{given} needs {lacking} as well: process I of N is --process-index I --num-processes N")
+        raise ValueError("--process-index and --num-processes belong together: process I of N has both")
     local_index = None
     for name, count_name in RANK_VARIABLES:
         if environment.get(name) and environment.get(count_name) and _number(environment, count_name) > 1:

@@ -179,7 +179,7 @@ class SequenceBlocks(TokenBlocks):
         if lengths[longest] > max_tokens:
             raise ValueError(
                 f"sequence {longest} has {lengths[longest]} tokens, but the model takes at most {max_tokens}; cut the "
-                f"sequences, for example with `mlsm tokenize-hf --max-length {max_tokens}`"
+                f"sequences, for example with `mlsm binarize --format sequences --max-length {max_tokens}`"
             )
         if sequences.largest_id >= num_symbols:
             raise ValueError(_without_embedding(sequences, num_symbols))
@@ -225,11 +225,13 @@ def blocks_for_model(
     if made_with not in (None, found.vocabulary_fingerprint):
         raise ValueError(
             f"the sequences were made with a tokenizer of another vocabulary than that of {found.folder}; make them "
-            f"with `mlsm tokenize-hf --tokenizer {found.folder}`"
+            f"with `mlsm binarize --format sequences --tokenizer hf:{found.folder}`"
         )
-    # sequences of `mlsm tokenize-hf` were checked when they were written
+    # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
-        remedy = "to code such text all the same, make the sequences with `mlsm tokenize-hf --max-unk-rate`"
+        remedy = (
+            "to code such text all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
+        )
         sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
     blocks = SequenceBlocks(
         sequences,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,7 +90,7 @@ def test_doctor_lists_what_extras_lack_without_a_complaint(monkeypatch: pytest.M
     assert "  --  matplotlib      missing" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("command", sorted({*cli.COMMANDS} - {"doctor", *installation.WITHOUT_FAIRSEQ}))
+@pytest.mark.parametrize("command", sorted({*cli.COMMANDS} - cli.MAY_DO_WITHOUT_FAIRSEQ))
 def test_every_other_command_stops_without_fairseq(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, command: str
 ) -> None:
@@ -103,9 +104,23 @@ def test_every_other_command_stops_without_fairseq(
     assert line.startswith("mlsm: error: fairseq is missing; fix: pip install -c constraints.txt fairseq")
 
 
+def test_commands_that_may_do_without_stop_where_they_need_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    pretend(monkeypatch)
+    (tmp_path / "dict.txt").touch()
+    (tmp_path / "model.pt").touch()
+    for words in (
+        ("binarize", "--tokenizer", "t", "--train", "a", "--output", tmp_path / "out"),
+        ("encode", tmp_path, "--auxiliary", "a", "--dictionary", "d"),
+        ("convert", tmp_path / "model.pt", tmp_path / "out", "--text", "a"),
+    ):
+        assert failing_mlsm(capsys, *words).startswith("mlsm: error: fairseq is missing; fix: pip install")
+
+
 def test_a_package_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(sys.modules, "mlsm_plugin.cli.encode_hf", None)
-    assert "mlsm_plugin.cli.encode_hf" in (line := failing_mlsm(capsys, "encode-hf", "x"))
+    monkeypatch.setitem(sys.modules, "mlsm_plugin.cli.encode", None)
+    assert "mlsm_plugin.cli.encode" in (line := failing_mlsm(capsys, "encode", "x"))
     assert line.endswith("; `mlsm doctor` lists what is missing")
 
 

@@ -67,7 +67,7 @@ def test_content_is_neither_special_nor_padding(tiny: TinyData) -> None:
 
 def test_block_of_one_token_is_refused() -> None:
     assert BlockSettings(2).tokens_per_sample == 2
-    with pytest.raises(ValueError, match=re.escape("--tokens-per-sample must be at least 2 (BOS and a token), got 1")):
+    with pytest.raises(ValueError, match=re.escape("tokens_per_sample must be at least 2, got 1")):
         BlockSettings(1)
 
 

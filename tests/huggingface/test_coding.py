@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pat
 
 
 def encode(made: CodedModel, ids: object, output: Path, **more: object) -> dict[str, bytes]:
-    options = {"coder": made.coder, "settings": settings(), "device": "cpu", **more}
+    options = {"coder": made.coder, "settings": settings(), **more}
     encode_sequences(ids, made.model, output=output, **options)  # type: ignore[arg-type]
     return files_of(output)
 
@@ -119,7 +119,7 @@ def test_codes_are_those_of_the_hidden_states(made: CodedModel, tmp_path: Path) 
 def test_two_shares_write_what_one_process_writes(made: CodedModel, tmp_path: Path) -> None:
     wanted = encode(made, made.tokens, tmp_path / "one")
     output = tmp_path / "two"
-    options = {"coder": made.coder, "settings": settings(), "output": output, "device": "cpu"}
+    options = {"coder": made.coder, "settings": settings(), "output": output}
     first = encode_sequences(made.tokens, made.model, share=WorkShare(1, 2), **options)  # type: ignore[arg-type]
     assert first.meta is None
     assert first.missing_shards == (first.num_shards + 1) // 2 > 1

@@ -280,7 +280,7 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Masking(mask_prob=0), "mask_prob must be between 0 and 1"),
+        (lambda: Masking(mask_prob=0), "mask_prob must be above 0 and at most 1"),
         (lambda: Masking(leave_unmasked_prob=0.6, random_token_prob=0.6), "together above 1"),
         (lambda: Masking(seed=-1), "seed must not be negative"),
         (lambda: Contrast(positive_window=1), "positive_window must be at least 2"),

@@ -136,8 +136,12 @@ def test_from_text_to_codes_without_fairseq(english_text: tuple[Path, Path], tmp
         *("convert", tmp_path / "atoms.npy", tmp_path / "dictionary", "--normalize", "--lambda", 0.05),
         *("--layer", 2, "--auxiliary", f"hf:{model}"),
     )
-    succeed("tokenize-hf", english_text[1], "--tokenizer", model, "--output", tmp_path / "tokens", "--max-length", 40)
-    coding = ("encode-hf", tmp_path / "tokens", model, "--dictionary", tmp_path / "dictionary", *small)
+    succeed(
+        *("binarize", "--format", "sequences", "--train", english_text[1], "--tokenizer", f"hf:{model}"),
+        *("--output", tmp_path / "tokens", "--max-length", 40),
+    )
+    tokens = tmp_path / "tokens" / "train"
+    coding = ("encode", tokens, "--auxiliary", f"hf:{model}", *small, "--dictionary", tmp_path / "dictionary")
     succeed(*coding, "--output", tmp_path / "store")
 
     learned = run(
@@ -146,8 +150,8 @@ from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.huggingface.coding import learn_from_sequences
 for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iterations=5))):
     settings = LearningSettings(layer=2, coder=kind, atoms=24, tokens=500, batch_size=50, threads=1, **more)
-    print(learn_from_sequences({str(tmp_path / "tokens")!r}, {str(model)!r}, output={str(tmp_path)!r} + "/" + kind,
-                               settings=settings, device="cpu").num_atoms)
+    print(learn_from_sequences({str(tokens)!r}, {str(model)!r}, output={str(tmp_path)!r} + "/" + kind,
+                               settings=settings).num_atoms)
 """,
         python=python,
     )
@@ -171,7 +175,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
         assert len(lines) == 1, result.stderr
         return lines[0]
 
-    for command in ("encode", "dictionary", "binarize"):
+    for command in ("auxiliary", "dictionary", "finetune"):
         assert re.match("mlsm: error: fairseq is missing; fix: pip install", fails(command))
     (tmp_path / "model.pt").touch()
     other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)

@@ -97,7 +97,7 @@ def test_tokens_that_coverage_leaves_out_stay_without_a_code(
     coded: Path, tiny: TinyData, tmp_path: Path, run: Callable[..., int], kind: str
 ) -> None:
     settings = CodingSettings(layer=1, blocks=BLOCKS, shard_tokens=1000, coverage=0.4)
-    options = {"auxiliary": tiny.model, "coder": ToyCoder(), "settings": settings, "device": "cpu"}
+    options = {"auxiliary": tiny.model, "coder": ToyCoder(), "settings": settings}
     encode_split(coded, "train", output=tmp_path / "own", **options)
     words = ("--codes", tmp_path / "own", "--splits", "train", "--kind", kind)
     assert run(coded, *words, "--output", tmp_path / "codes") == 0

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 
 from mlsm_plugin.files.hf_files import import_transformers
 from mlsm_plugin.tokenization.line_encoder import SentencePieceLineEncoder
-from mlsm_plugin.tokenization.sentencepiece_training import train_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
 
 import_transformers()  # as the package does, before the tests import it
 
@@ -47,7 +47,7 @@ def corpus(documents, tmp_path_factory) -> SimpleNamespace:
 def tokenizer(corpus, tmp_path_factory) -> Path:
     """Folder of a unigram tokenizer of that text."""
     folder = tmp_path_factory.mktemp("tokenizer") / "unigram"
-    train_tokenizer(inputs=corpus.train, vocab_size=VOCAB_SIZE, output=folder, progress=False)
+    train_tokenizer(corpus.train, folder, TokenizerSettings(VOCAB_SIZE), progress=False)
     return folder
 
 

@@ -97,15 +97,16 @@ def test_adapt_and_tokenize_refuse_what_the_model_does_not_know(model: Path, tmp
         f"'{CJK[1]}' U+4E0C (400 times), '{CJK[0]}' U+4E30 (400 times)"
     )
     adapt = ("adapt", model, "--objective", "mlm", "--updates", 2, "--cpu", "--text")
-    for command in ((*adapt, text), ("tokenize-hf", "--tokenizer", model, text)):
+    binarize = ("binarize", "--format", "sequences", "--tokenizer", f"hf:{model}", "--train")
+    for command in ((*adapt, text), (*binarize, text)):
         assert wanted in failing_mlsm(capsys, *command, "--output", output)
         assert not output.exists() or not any(output.rglob("*.npy"))
-    assert "must be between 0 and 1" in failing_mlsm(capsys, *adapt, text, "--output", output, "--max-unk-rate", 2)
-    for command in (("tokenize-hf", "--tokenizer", model, text, "--output", output / "a", "--max-unk-rate", 1),
-                    ("tokenize-hf", "--tokenizer", model, tmp_path / "few.txt", "--output", output / "b")):  # fmt: skip
+    assert "must be from 0 to 1" in failing_mlsm(capsys, *adapt, text, "--output", output, "--max-unk-rate", 2)
+    for command in ((*binarize, text, "--output", output / "a", "--max-unk-rate", 1),
+                    (*binarize, tmp_path / "few.txt", "--output", output / "b")):  # fmt: skip
         mlsm(*command)
-    with pytest.raises(ValueError, match=r"100.00% of the tokens of .*a are unknown"):  # the limit is lower now
-        write_text_sequences([text], model, output / "a")
+    with pytest.raises(ValueError, match=r"100.00% of the tokens of .*train are unknown"):  # the limit is lower now
+        write_text_sequences([text], model, output / "a" / "train")
 
 
 def test_few_unknown_tokens_are_reported(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

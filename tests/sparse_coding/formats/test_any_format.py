@@ -53,7 +53,3 @@ def test_hints(tmp_path: Path) -> None:
     (tmp_path / "other" / "config.json").unlink()
     with pytest.raises(ValueError, match=r"holds ae\.pt, but not config\.json"):
         read_any_format(tmp_path / "other")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "meta.json").write_text("{}")
-    with pytest.raises(ValueError, match="needs no conversion, or --to"):
-        read_any_format(tmp_path / "own")
