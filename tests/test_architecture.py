@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from mlsm_plugin.cli.main import COMMANDS, build_parser
 from tests.conftest import PLUGIN, REPOSITORY
 
 # from the bottom; folders of one row do not import each other
@@ -33,6 +36,17 @@ LAYERS = (
 ROW = {folder: row for row, folders in enumerate(LAYERS) for folder in folders}
 WITHOUT_FAIRSEQ = ("version", "files", "losses", "sparse_coding", "huggingface")
 LARGEST_FILE = 400
+# what one must hold in mind; each of these is raised with a reason only
+MOST_LINES = 28_300
+MOST_FILES = 185
+MOST_COMMANDS = 16
+MOST_OPTIONS = 110  # different ones
+MOST_OPTIONS_OF_ALL_COMMANDS = 250
+# flags that mean another file or text in each command
+OF_EACH_COMMAND = {
+    *("--input", "--output", "--train", "--valid", "--test", "--text", "--split", "--auxiliary", "--tokenizer"),
+    *("--max-length", "--overwrite", "--user-dir"),
+}
 PROGRESS = "files/progress.py"
 KERNELS = {"sparse_coding/active_set_kernel.py"}
 # fairseq's own models have this class method; here it is another name for the hub's function
@@ -123,6 +137,40 @@ def test_files_are_small() -> None:
     for path in modules().values():
         if path.relative_to(PLUGIN).as_posix() not in KERNELS:
             assert len(path.read_text(encoding="utf-8").splitlines()) <= LARGEST_FILE, path
+
+
+def test_the_package_stays_small() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules().values())
+    assert lines <= MOST_LINES
+    assert len(modules()) <= MOST_FILES
+    assert len(COMMANDS) <= MOST_COMMANDS
+
+
+def test_options_are_few_and_declared_once() -> None:
+    parsers = [one for command in COMMANDS for one in _parsers(build_parser(command), command)]
+    found = [action for parser in parsers for action in parser._actions if action.option_strings]
+    own = [action for action in found if not {"--help", "--user-dir"} & set(action.option_strings)]
+    assert len(own) <= MOST_OPTIONS_OF_ALL_COMMANDS
+    assert len({action.option_strings[-1] for action in own}) <= MOST_OPTIONS
+    declared = Counter(
+        node.args[0].value
+        for path in (PLUGIN / "cli").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
+        if node.args and isinstance(node.args[0], ast.Constant)
+    )
+    twice = {flag for flag, number in declared.items() if number > 1 and flag.startswith("--")}
+    assert twice <= OF_EACH_COMMAND
+
+
+def _parsers(parser: argparse.ArgumentParser, command: str) -> Iterator[argparse.ArgumentParser]:
+    """The parser of a command, or those of its actions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = action.choices.get(command)
+            for one in [chosen] if chosen else action.choices.values():
+                below = list(_parsers(one, ""))
+                yield from below or [one]
 
 
 def test_every_module_has_a_test_in_its_place() -> None:

@@ -54,9 +54,8 @@ class SparseCoder(ABC):
     Attributes:
         kind: name of this kind of coder, as in ``meta.json``.
         has_gaps: whether :meth:`encode` gives the gaps of its codes.
-        options_type: a dataclass of the settings that a user can choose when hidden states are coded. Each field has a
-            default and ``metadata`` with ``help``, and optionally ``choices`` and ``flag`` (default: ``--`` and the
-            name). ``mlsm encode`` offers them as flags.
+        options_type: a dataclass of the settings that a user can choose when hidden states are coded. Each field is
+            a :func:`~mlsm_plugin.files.settings.option` with a default. ``mlsm encode`` offers them as flags.
         meta: the origin of the coder, as values that JSON can hold. The package reads ``layer`` and
             ``auxiliary_fingerprint`` (the hidden states that it was learned from), ``blocks`` (how the text was cut)
             and ``health``, if they exist.

@@ -151,7 +151,6 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "a folder of other files", Case((".", "output"))
     yield "onto itself", Case(("saelens", "saelens"))
     yield "export of a lasso", Case(("lasso", "output"))
-    yield "export of another program's", Case(("saelens", "output"))
     yield "export onto another program's", Case(("own", "saelens"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.cli import command_line
+from mlsm_plugin.cli.actions import actions_of
+from mlsm_plugin.cli.main import COMMANDS, RENAMED, main
 from mlsm_plugin.version import __version__
 
 MLSM = Path(sys.executable).with_name("mlsm")
@@ -43,6 +46,24 @@ def test_what_runs_nothing_imports_nothing_slow(words: tuple[str, ...], status: 
     assert found.returncode == status
     assert text in found.stdout + found.stderr
     assert imported(found).isdisjoint(SLOW_TO_IMPORT)
+
+
+def test_actions_have_their_own_help_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(prog="mlsm")
+    add = actions_of(parser)
+    add("first", "do it", lambda args, extra: 3).add_argument("--times", type=int, default=2, help="how often")
+    args = parser.parse_args(["first"])
+    assert (args.run(args, []), args.times, args.action) == (3, 2, "first")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["first", "--help"])
+    assert "how often (default: 2)" in capsys.readouterr().out
+
+
+def test_old_names_say_the_new_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for old, new in RENAMED.items():
+        assert main([old, "anything"]) == 2
+        assert f"`mlsm {old}` is now `mlsm {new}`" in capsys.readouterr().err
+        assert new.split()[0] in COMMANDS
 
 
 def test_a_command_that_runs_has_what_the_package_registers() -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from mlsm_plugin import hub
-from mlsm_plugin.evaluation.finetuning import FinetuneSettings, Finetuning, summarized
+from mlsm_plugin.evaluation.finetuning import Finetuning, summarized
+from mlsm_plugin.evaluation.settings import FinetuneSettings
 from tests.conftest import Pipeline, failing_mlsm, mlsm
 from tests.tiny_models import TinyData
 

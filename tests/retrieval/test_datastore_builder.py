@@ -97,7 +97,7 @@ def test_killed_build_resumes_to_the_same_bytes(
 
 
 def test_processes_share_the_work(retrieval: Retrieval, tmp_path: Path, capsys: Capture) -> None:
-    shards = ("--shard-tokens", 500, "--num-shards", 2, "--shard-index")
+    shards = ("--shard-tokens", 500, "--num-processes", 2, "--process-index")
     mlsm(*build_words(retrieval, tmp_path / "store", *shards, 1))
     assert "shards of other processes are missing" in capsys.readouterr().out
     mlsm(*build_words(retrieval, tmp_path / "store", *shards, 0))
@@ -205,9 +205,9 @@ def test_plan_and_seal_have_the_keys_of_the_format_in_order(retrieval: Retrieval
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="--dtype must be one of float16, float32, got int8"):
+    with pytest.raises(ValueError, match="dtype must be one of float16, float32, got 'int8'"):
         DatastoreSettings(dtype="int8")
-    with pytest.raises(ValueError, match="--splits names no split"):
+    with pytest.raises(ValueError, match="splits names no split"):
         DatastoreSettings(splits=())
 
 

@@ -13,7 +13,8 @@ import torch
 
 from mlsm_plugin import hub
 from mlsm_plugin.retrieval import PhraseDatastore
-from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
+from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+from mlsm_plugin.retrieval.settings import FillingSettings
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 from tests.retrieval.conftest import Retrieval
 
@@ -121,7 +122,7 @@ def test_several_masks_are_filled_each(model: Any, store: PhraseDatastore) -> No
 
 
 def test_every_setting_of_filling_can_be_named(model: Any, store: PhraseDatastore) -> None:
-    settings = {"k": 3, "max_length": 4, "length_alpha": 0.5, "whole_words": False, "context_tokens": 2}
+    settings = {"k": 3, "max_length": 4, "length_alpha": 0.5, "any_pieces": True, "context_tokens": 2}
     settings["contexts"] = 1
     assert settings.keys() == FillingSettings.__dataclass_fields__.keys()
     found = model.fill_phrase(TEXT, store, 10**6, **settings)
