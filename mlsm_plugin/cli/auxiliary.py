@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.coding_options import add_run, user_dir_flags
+from mlsm_plugin.cli.coding_options import add_keep_at, add_run, kept_percentages, user_dir_flags
 
 TAKES_EXTRA_FLAGS = True
 
@@ -18,30 +18,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "command again to resume a stopped run."
     )
     add_run(parser)
-    parser.add_argument(
-        "--keep-at",
-        nargs="+",
-        type=int,
-        metavar="PERCENT",
-        help="percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
-        "useful, too (default: 10 25 50 100; that after the last update is always kept). A run that ends earlier, by "
-        "--patience or --max-epoch, has none of those that it did not reach, but checkpoint_best.pt and "
-        "checkpoint_last.pt",
-    )
+    add_keep_at(parser)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Train and list the checkpoints that were kept."""
-    from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES, pretrain, separate_words
+    from mlsm_plugin.auxiliary.pretraining import pretrain, separate_words
 
     if args.max_update < 1:
         raise ValueError(f"--max-update must be at least 1, got {args.max_update}")
-    keep_at = args.keep_at or KEPT_PERCENTAGES
-    if not all(1 <= percentage <= 100 for percentage in keep_at):
-        raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, keep_at))}")
     flags = [*separate_words(extra), *user_dir_flags(args)]
     kept = pretrain(
-        args.data_bin, args.save_dir, arch=args.arch, max_update=args.max_update, flags=flags, keep_at=keep_at
+        args.data_bin,
+        args.save_dir,
+        arch=args.arch,
+        max_update=args.max_update,
+        flags=flags,
+        keep_at=kept_percentages(args),
     )
     print("checkpoints kept:", *kept, sep="\n  ")
     return 0

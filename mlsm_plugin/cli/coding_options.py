@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from mlsm_plugin.cli.output_folder import output_folder
@@ -83,6 +84,30 @@ def add_run(parser: Parser) -> None:
         metavar="N",
         help="number of updates",
     )
+
+
+def add_keep_at(parser: Parser) -> None:
+    """Add the option that says which checkpoints of the auxiliary model are kept."""
+    parser.add_argument(
+        "--keep-at",
+        nargs="+",
+        type=int,
+        metavar="PERCENT",
+        help="percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
+        "useful, too (default: 10 25 50 100; that after the last update is always kept). A run that ends earlier, by "
+        "--patience or --max-epoch, has none of those that it did not reach, but checkpoint_best.pt and "
+        "checkpoint_last.pt",
+    )
+
+
+def kept_percentages(args: argparse.Namespace) -> Sequence[int]:
+    """After which percentages of the updates a checkpoint is kept; raises ValueError if one is no percentage."""
+    from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES
+
+    chosen: Sequence[int] = args.keep_at or KEPT_PERCENTAGES
+    if not all(1 <= percentage <= 100 for percentage in chosen):
+        raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, chosen))}")
+    return chosen
 
 
 def add_block_options(parser: Parser, default: str = OF_THE_MODEL) -> None:

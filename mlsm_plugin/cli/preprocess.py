@@ -15,11 +15,13 @@ from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
     OF_LEARNING,
     add_block_options,
+    add_keep_at,
     add_texts,
     add_workers,
     block_flags,
     block_settings,
     check_positive,
+    kept_percentages,
     user_dir_flags,
 )
 from mlsm_plugin.cli.encode import encode_and_report
@@ -71,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     auxiliary.add_argument(
         "--auxiliary-updates", type=int, default=100_000, metavar="N", help="updates of the auxiliary model"
     )
+    add_keep_at(auxiliary)
     dictionary = parser.add_argument_group("dictionary and codes")
     add_settings(dictionary, LearningSettings, only=("layer", *OF_LEARNING), defaults={"layer": Depends("the last")})
     add_settings(dictionary, CodingSettings, only=("coverage",))
@@ -111,6 +114,7 @@ class Chain:
         known = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
         self.blocks = block_settings(args, args.auxiliary or "", known)
         self.tokenizer_settings = settings_of(TokenizerSettings, args)
+        self.keep_at = kept_percentages(args)
         self.learning = settings_of(LearningSettings, args, layer=getattr(args, "layer", 0))
         self.coding = settings_of(CodingSettings, args, layer=self.learning.layer, blocks=self.blocks)
         self.texts = [Path(file) for split in SPLITS for file in getattr(args, split)]
@@ -135,7 +139,12 @@ class Chain:
             [*self.texts, *used], [self.data_bin],
         )  # fmt: skip
         if not args.auxiliary:
-            settings = {"arch": args.auxiliary_arch, "max_update": args.auxiliary_updates, "flags": self._flags()}
+            settings = {
+                "keep_at": list(self.keep_at),
+                "arch": args.auxiliary_arch,
+                "max_update": args.auxiliary_updates,
+                "flags": self._flags(),
+            }
             yield Step(
                 *("auxiliary", self._pretrain, settings, [], [self.output / "auxiliary"]),
                 checked=[Path(self.checkpoint)],
@@ -179,6 +188,7 @@ class Chain:
         pretrain(
             *(self.data_bin, self.output / "auxiliary"),
             arch=self.args.auxiliary_arch, max_update=self.args.auxiliary_updates, flags=self._flags(),
+            keep_at=self.keep_at,
         )  # fmt: skip
 
     def _learn(self) -> None:

@@ -210,7 +210,8 @@ NUMBERS = [
 
 OF_EVERY_TASK = {
     **dict.fromkeys(("--batch-size", "--tokens-per-sample", "--update-freq", "--required-batch-size-multiple"), 0),
-    **dict.fromkeys(("--log-interval", "--save-interval", "--lr", "--encoder-embed-dim"), 0),
+    **dict.fromkeys(("--log-interval", "--save-interval", "--encoder-embed-dim"), 0),
+    "--lr": -1,
     **dict.fromkeys(("--num-workers", "--max-update", "--seed"), -1),
     **dict.fromkeys(("--restore-file", "--finetune-from-model"), "absent.pt"),
     **{"--valid-subset": "valid,absent", "--train-subset": "absent", "--save-dir": "text.txt", "--dropout": 2},

@@ -53,7 +53,7 @@ def test_the_commands_adapt_a_model_alone_and_in_ranks(folder: Path) -> None:
     run_in(folder, smaller(ranks).replace("--output adapted", "--output in-ranks"))
     (folder / "dictionary").symlink_to(folder / "adapted" / "dictionary")
     assert "tokens coded" in run_in(folder, smaller(codes))
-    assert (folder / "codes" / "meta.json").exists()
+    assert (folder / "tokens" / "train.codes" / "meta.json").exists()
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -19,9 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, P
     return clean_folder(tmp_path_factory.mktemp("readme"), english_text[0])
 
 
-def test_the_denoising_example_trains_fills_gaps_and_learns_a_pair_by_heart(folder: Path) -> None:
+def test_the_denoising_example_trains_and_fills_gaps(folder: Path) -> None:
     text = (REPOSITORY / "examples" / "denoising" / "README.md").read_text("utf-8")
-    small, training, hydra, infill, pairs = bash_blocks(text)
+    small, training, hydra, infill = bash_blocks(text)
     size = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2"
     tiny = f"{size} --cpu --num-workers 0"
     printed = run_in(folder, f"{small.strip()} {tiny} --batch-size 4", UPDATES="3", VOCAB="400")
@@ -38,10 +38,6 @@ def test_the_denoising_example_trains_fills_gaps_and_learns_a_pair_by_heart(fold
         assert (folder / name / "checkpoint_best.pt").exists()
 
     assert "walks in" in run_in(folder, infill)
-    layers = "--encoder-layers 3 --encoder-embed-dim 256 --encoder-attention-heads 4"
-    assert layers in pairs
-    learned = run_in(folder, pairs.replace(layers, tiny).replace("--lr 1e-3", "--lr 1e-2"))
-    assert learned.splitlines()[-3] == "The cute dog walks in the green park."
     in_python, plain = re.findall(r"```python\n(.*?)```", text, flags=re.S)
     assert "walks in" in run_in(folder, f"{sys.executable} - <<'END'\n{in_python}\nEND")
     shapes = run_in(folder, f"{sys.executable} - <<'END'\n{plain}\nEND")
