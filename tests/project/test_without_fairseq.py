@@ -68,12 +68,10 @@ FREE = (
     *modules_of("files", "losses", "sparse_coding", "huggingface"),
     *(
         f"mlsm_plugin.hidden_states.{name}"
-        for name in ("blocks", "devices", "encoder", "hf_encoder", "library_encoder")
+        for name in ("blocks", "devices", "encoder", "hf_encoder", "settings", "sources", "stream")
     ),
-    *(f"mlsm_plugin.hidden_states.{name}" for name in ("sources", "stream")),
-    *(f"mlsm_plugin.auxiliary.{name}" for name in ("block_coding", "coder_fit", "coder_learning")),
-    "mlsm_plugin.auxiliary.split_coder",
-    *(f"mlsm_plugin.cli.{name}" for name in ("main", "doctor", "convert_dictionary", "encode_hf", "tokenize_hf")),
+    *(f"mlsm_plugin.auxiliary.{name}" for name in ("block_coding", "coder_fit", "coder_learning", "split_coder")),
+    *(f"mlsm_plugin.cli.{name}" for name in ("main", "adapt", "binarize", "convert", "doctor", "encode")),
 )
 
 
