@@ -142,6 +142,7 @@ EXTREMES = st.sampled_from([0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 1e-30, 3e4,
     lambda_=st.sampled_from([1e-4, 0.05, 1.0, 100.0]),
     precision=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
+@pytest.mark.slow
 def test_every_hidden_state_gets_a_finite_code(hidden: np.ndarray, lambda_: float, precision: torch.dtype) -> None:
     atoms = normalize_rows(np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32))
     coder = LassoCoder(Dictionary(atoms, {"lambda": lambda_}))

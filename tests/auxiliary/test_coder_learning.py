@@ -39,7 +39,7 @@ def test_each_kind_has_its_defaults() -> None:
         ({"atoms": 0}, "atoms must be positive, got 0"),
         ({"lambda_": -1.0}, "lambda_ must be positive, got -1"),
         ({"batch_tokens": 0}, "batch_tokens must be positive"),
-        ({"seed": -1}, "seed must be from 0 to"),
+        ({"seed": -1}, "seed must be at least 0 and below"),
         ({"k": 3}, "k does not go with coder lasso; leave it out, or choose topk or batchtopk"),
         (
             {"coder": "topk", "lambda_": 0.1},

@@ -242,6 +242,7 @@ def test_a_run_with_another_rate_is_not_resumed(
     assert not list((texts / "out" / "steps").iterdir())
 
 
+@pytest.mark.slow
 def test_two_comparisons_do_not_write_to_one_folder(texts: Path) -> None:
     command = [sys.executable, str(SCRIPT), *documented_commands()[0][2:]]
     with only_writer(texts / "comparison"):

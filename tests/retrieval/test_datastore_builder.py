@@ -153,7 +153,7 @@ def test_two_processes_at_the_same_time_write_the_bytes_of_one(
 ) -> None:
     """With a share each, and both with all of the work, where each seals while the other may still write."""
     for name, shares in (
-        ("shares", [("--num-shards", 2, "--shard-index", index) for index in (0, 1)]),
+        ("shares", [("--num-processes", 2, "--process-index", index) for index in (0, 1)]),
         ("same", [()] * 2),
     ):
         words = build_words(retrieval, tmp_path / name, "--shard-tokens", 500, "--threads", 1)

@@ -38,6 +38,7 @@ def test_all_steps_run_on_a_cpu(
     assert "Traceback" not in shown
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_or_takes_too_long_stops_only_those_that_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

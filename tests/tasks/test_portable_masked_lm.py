@@ -99,6 +99,7 @@ def test_no_sample_is_left_out_of_training_since_it_is_too_long(tiny: TinyData, 
 
 
 @pytest.mark.parametrize("task", ["plain_masked_lm", "taco"])
+@pytest.mark.slow
 def test_validation_has_masks_of_its_own_share(tiny: TinyData, task: str) -> None:
     """Training is that of the larger share, validation that of a run that masks as little everywhere."""
 

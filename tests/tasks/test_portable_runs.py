@@ -63,6 +63,10 @@ def begun(task: Any) -> Any:
     return task
 
 
+FAST = ("plain_masked_lm", "span_denoising")
+SOME_FAST = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TASKS]
+
+
 @pytest.mark.parametrize("no_save", [True, False])
 @pytest.mark.parametrize("name", ["plain_masked_lm", "span_denoising"])
 def test_tokenizer_is_copied_to_checkpoints_unless_nothing_is_saved(
@@ -73,7 +77,7 @@ def test_tokenizer_is_copied_to_checkpoints_unless_nothing_is_saved(
     assert {path.name for path in tmp_path.iterdir()} == expected
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_state_of_a_task_names_the_vocabulary(pipeline: Pipeline, others: dict[str, Path], name: str) -> None:
     state = begun(task_of(name, pipeline.data_bin, "--no-save")).state_dict()
     assert state == begun(task_of("plain_masked_lm", pipeline.data_bin, "--no-save")).state_dict()
@@ -111,7 +115,7 @@ def test_dictionary_beside_a_checkpoint_says_its_vocabulary_if_its_state_does_no
     task.check_starts_from(checkpoint, dict(begun(task).state_dict()))  # the state counts
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_shards_have_one_vocabulary(pipeline: Pipeline, others: dict[str, Path], name: str) -> None:
     for other in others:
         shards = f"{pipeline.data_bin}:{others[other]}"
