@@ -157,8 +157,11 @@ class DatastoreBuilder:
         total = sum(self._tokens_of(self.shards[index]) for index in wanted)
         with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:
             for index in wanted:
-                if not self.writer.has_shard(index):  # else another process has already written it
-                    self.writer.write_shard(index, *self._keys_of(self.shards[index]))
+                # another process may have written it, also while the keys were computed; it may be reading it now
+                if not self.writer.has_shard(index):
+                    keys = self._keys_of(self.shards[index])
+                    if not self.writer.has_shard(index):
+                        self.writer.write_shard(index, *keys)
                 progress.update(self._tokens_of(self.shards[index]))
         try:
             self.writer.finish(self._text, self._block_starts(), self.data_bin / DICTIONARY_FILE)
