@@ -86,7 +86,7 @@ def test_a_sample_is_drawn_from_the_whole_text_once(reader: BlockReader, encoder
     found = stream(reader, encoder).sample(10**9)
     assert found.shape == whole.shape
     order = [np.lexsort(np.round(rows.numpy(), 4).T) for rows in (found, whole)]
-    np.testing.assert_allclose(found[order[0]], whole[order[1]], atol=2e-3)
+    np.testing.assert_allclose(found[order[0]], whole[order[1]], atol=2e-4)
     first, again, other = (stream(reader, encoder, seed=seed).sample(300, device="cpu") for seed in (3, 3, 4))
     assert first.shape == (300, 32)
     assert torch.equal(first, again)
