@@ -19,6 +19,7 @@ from mlsm_plugin.files.json_checks import anything, check_json, fields, optional
 from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
 from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
+from mlsm_plugin.sparse_coding.sae_screening import Screen, screen_of
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes, torch_threads
 
@@ -45,6 +46,7 @@ class SaeCoder(SparseCoder):
 
     def __init__(self, sae: SparseAutoencoder, meta: dict[str, Any] | None = None) -> None:
         self.sae = sae
+        self._screen: Screen | None = None
         for name, size in (("n_atoms", sae.num_atoms), ("dim", sae.dim)):
             if (meta or {}).get(name, size) != size:
                 raise ValueError(f"{META_FILE} says {name} {(meta or {})[name]} but the encoder has {size}")
@@ -104,7 +106,14 @@ class SaeCoder(SparseCoder):
     def _codes(self, hidden: Tensor) -> sp.csr_matrix:
         """Codes of rows whose dense latents fit into memory."""
         shape = (len(hidden), self.num_atoms)
-        if self.sae.config.k is not None:
+        if self._screen is None or self._screen.sae is not self.sae:
+            self._screen = screen_of(self.sae)
+        screened = None if self._screen is None else self._screen.latents(hidden)
+        if screened is not None:
+            of_rows, atoms, weights = (part.numpy() for part in screened)
+            ends = np.bincount(of_rows, minlength=len(hidden)).cumsum()
+            codes = sp.csr_matrix((weights, atoms, np.append(0, ends)), shape=shape)
+        elif self.sae.config.k is not None:
             values, columns = (part.cpu() for part in self.sae.strongest(hidden))
             indptr = np.arange(len(hidden) + 1, dtype=np.int64) * self.sae.config.k
             codes = sp.csr_matrix((values.numpy().ravel(), columns.numpy().ravel(), indptr), shape=shape)
