@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, TokenVectors
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import SparseCoder
@@ -79,9 +79,12 @@ def fitting_encoder(
     auxiliary: str | os.PathLike[str],
     data_bin: str | os.PathLike[str],
     coder: SparseCoder,
-    settings: CodingSettings,
+    settings: Any,
 ) -> HiddenStateEncoder:
-    """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it."""
+    """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it.
+
+    ``settings`` have a layer, blocks, a device and ``fp16``, as for coding and for evaluation.
+    """
     encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
     check_encoder_fits(encoder, coder, settings.blocks.tokens_per_sample)
     return encoder

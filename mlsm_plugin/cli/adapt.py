@@ -8,9 +8,8 @@ import os
 import shlex
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-from mlsm_plugin.cli.coding_options import OF_LEARNING
+from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.next_commands import print_next
-from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.hidden_states.settings import ModelRun
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.coding_options import add_keep_at, add_run, kept_percentages, user_dir_flags
+from mlsm_plugin.cli.coding_options import add_keep_at, add_run, check_positive, kept_percentages, user_dir_flags
 
 TAKES_EXTRA_FLAGS = True
 
@@ -25,8 +25,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Train and list the checkpoints that were kept."""
     from mlsm_plugin.auxiliary.pretraining import pretrain, separate_words
 
-    if args.max_update < 1:
-        raise ValueError(f"--max-update must be at least 1, got {args.max_update}")
+    check_positive(args, "max_update")
     flags = [*separate_words(extra), *user_dir_flags(args)]
     kept = pretrain(
         args.data_bin,

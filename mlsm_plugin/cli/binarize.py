@@ -6,10 +6,9 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mlsm_plugin.cli.coding_options import add_texts, add_workers
+from mlsm_plugin.cli.coding_options import add_texts, add_workers, output_folder
 from mlsm_plugin.cli.next_commands import print_next
-from mlsm_plugin.cli.output_folder import output_folder
-from mlsm_plugin.cli.settings_flags import add_settings
+from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.files.hf_files import HF_PREFIX
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
@@ -50,6 +49,7 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Binarize the splits and print their statistics."""
+    settings_of(KnownText, args)  # raises if it is no share
     if args.format == SEQUENCES:
         return _write_sequences(args)
     from mlsm_plugin.tokenization.binarize import binarize

@@ -6,16 +6,32 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, Parser, add_settings, settings_of
+from mlsm_plugin.files.settings import options_of
 from mlsm_plugin.hidden_states.settings import BlockSettings
 
 OF_THE_DICTIONARY = "what the dictionary was learned with"
+ITS_LAYER = {"layer": Depends("the one that the dictionary was learned from")}
 # the fields of LearningSettings that the commands of a whole chain have
 OF_LEARNING = ("coder", "atoms", "lambda_", "iterations", "k", "matryoshka", "tokens", "seed")
 OF_THE_MODEL = "what the model can take, at most 512"
+
+
+def output_folder(text: str) -> str:
+    """The name of a folder, which need not exist. argparse lets the error through, before any work is done.
+
+    Raises:
+        OSError: it is empty, or it or a folder above it is a file.
+    """
+    if not text:
+        raise FileNotFoundError("the name of the folder to write to is empty")
+    for path in (Path(text), *Path(text).absolute().parents):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"{path} exists and is not a folder; choose another name")
+    return text
 
 
 def add_auxiliary(parser: Parser) -> None:
@@ -127,13 +143,13 @@ def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any]
     """
     from mlsm_plugin.hidden_states.sources import default_tokens_per_sample
 
-    chosen = {**(learned or {}), **{name: value for name, value in vars(args).items() if name in BLOCK_OPTIONS}}
+    chosen = {
+        **(learned or {}),
+        **{name: value for name, value in vars(args).items() if name in options_of(BlockSettings)},
+    }
     if "tokens_per_sample" not in chosen:
         chosen["tokens_per_sample"] = default_tokens_per_sample(model)
     return settings_of(BlockSettings, argparse.Namespace(), **chosen)
-
-
-BLOCK_OPTIONS = ("tokens_per_sample", "sample_break_mode")
 
 
 def block_flags(blocks: BlockSettings) -> list[str]:

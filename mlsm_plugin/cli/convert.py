@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.cli.coding_options import check_positive
+from mlsm_plugin.cli.coding_options import check_positive, output_folder
 from mlsm_plugin.cli.next_commands import encode_command, print_next
-from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.files.hf_files import HF_PREFIX
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from mlsm_plugin.auxiliary.coder_learning import LASSO, LearningSettings
-from mlsm_plugin.cli.coding_options import add_auxiliary, add_block_options, add_data, block_settings
+from mlsm_plugin.cli.coding_options import add_auxiliary, add_block_options, add_data, block_settings, output_folder
 from mlsm_plugin.cli.next_commands import encode_command, print_next
-from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 
 

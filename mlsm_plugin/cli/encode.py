@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
+    ITS_LAYER,
     OF_THE_DICTIONARY,
     add_auxiliary,
     add_block_options,
     add_share_options,
     block_settings,
+    output_folder,
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
-from mlsm_plugin.cli.output_folder import output_folder
-from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
+from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
 from mlsm_plugin.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
     from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures
-    from mlsm_plugin.files.work_share import WorkShare
-    from mlsm_plugin.hidden_states.settings import BlockSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--splits", nargs="+", metavar="SPLIT", help="splits to code (default: train valid; of sequences: all)"
     )
     parser.add_argument("--estimate", action="store_true", help="only estimate disk, time and memory; write nothing")
-    add_settings(parser, CodingSettings, defaults={"layer": Depends("the one that the dictionary was learned from")})
+    add_settings(parser, CodingSettings, defaults=ITS_LAYER)
     add_coder_flags(parser)
     add_share_options(parser)
     add_block_options(parser, OF_THE_DICTIONARY)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.actions import actions_of
 from mlsm_plugin.cli.coding_options import (
+    ITS_LAYER,
     OF_THE_DICTIONARY,
     add_auxiliary,
     add_block_options,
@@ -18,7 +19,7 @@ from mlsm_plugin.cli.coding_options import (
     add_data,
     block_settings,
 )
-from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, coder_of, settings_of
+from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
 from mlsm_plugin.evaluation.settings import EvaluationSettings
 from mlsm_plugin.hidden_states.settings import ModelRun
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
@@ -26,15 +27,14 @@ from mlsm_plugin.tokenization.unknown_tokens import KnownText
 if TYPE_CHECKING:
     from mlsm_plugin.sparse_coding.coder import SparseCoder
 
-PAIRS = "measure the accuracy of a masked LM on minimal pairs (BLiMP)"
-DICTIONARY = "judge a dictionary: its reconstructions, and what a masked LM loses by them"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two actions, each with its options."""
     add = actions_of(parser)
-    add_pairs_options(add("pairs", PAIRS, run_pairs))
-    add_dictionary_options(add("dictionary", DICTIONARY, run_dictionary))
+    add_pairs_options(add("pairs", "measure the accuracy of a masked LM on minimal pairs (BLiMP)", run_pairs))
+    add_dictionary_options(
+        add("dictionary", "judge its reconstructions, and what a masked LM loses by them", run_dictionary)
+    )
 
 
 def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
@@ -45,17 +45,14 @@ def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
     add_auxiliary(parser)
     parser.add_argument("--split", default="valid", help="split to evaluate on; it should not be the one learned from")
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
-    add_settings(
-        parser, EvaluationSettings, defaults={"layer": Depends("the one that the dictionary was learned from")}
-    )
+    add_settings(parser, EvaluationSettings, defaults=ITS_LAYER)
     add_coder_flags(parser)
     add_block_options(parser, OF_THE_DICTIONARY)
 
 
 def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
-    from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
-    from mlsm_plugin.auxiliary.split_coder import CodingSettings
+    from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint, fitting_layer
     from mlsm_plugin.data.token_blocks import split_fingerprint
     from mlsm_plugin.evaluation.dictionary_quality import evaluate_reconstruction
     from mlsm_plugin.files.atomic_files import check_output_file, write_json
@@ -64,11 +61,14 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     if args.output:
         check_output_file(args.output)
     coder = coder_of(args)
-    settings = _settings(args, coder)
+    settings: EvaluationSettings = settings_of(
+        *(EvaluationSettings, args),
+        layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
+        blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
+    )
     reader = BlockReader(args.data_bin, args.split, settings.blocks)
     fingerprint = fitting_fingerprint(args.auxiliary, coder, settings.layer)
-    coding = CodingSettings(settings.layer, settings.blocks, fp16=args.fp16, device=args.device)
-    encoder = fitting_encoder(args.auxiliary, args.data_bin, coder, coding)
+    encoder = fitting_encoder(args.auxiliary, args.data_bin, coder, settings)
     quality, inexact = evaluate_reconstruction(reader, encoder, coder, settings)
     del encoder
     loss, why_no_loss = _loss(args, reader, coder, settings)
@@ -93,16 +93,6 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
         write_json(args.output, record)
         print(f"figures: {args.output}")
     return 0
-
-
-def _settings(args: argparse.Namespace, coder: SparseCoder) -> EvaluationSettings:
-    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
-
-    return settings_of(
-        *(EvaluationSettings, args),
-        layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
-        blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
-    )
 
 
 def _loss(

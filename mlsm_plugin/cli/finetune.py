@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import add_checkpoint, user_dir_flags
-from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.coding_options import add_checkpoint, output_folder, user_dir_flags
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlsm_plugin.hidden_states.settings import BlockSettings
 
-_in_a_chain: ContextVar[bool] = ContextVar("in_a_chain", default=False)
-
-
-@contextmanager
-def chained() -> Iterator[None]:
-    """Commands that run in this context do not print the next one, since it follows by itself."""
-    token = _in_a_chain.set(True)
-    try:
-        yield
-    finally:
-        _in_a_chain.reset(token)
-
 
 def print_next(purpose: str, command: str) -> None:
-    """Print ``command``, introduced by its ``purpose``, unless it follows by itself."""
-    if not _in_a_chain.get():
-        print(f"\n{purpose}:\n\n{command}")
+    """Print ``command``, introduced by its ``purpose``."""
+    print(f"\n{purpose}:\n\n{command}")
 
 
 def encode_command(

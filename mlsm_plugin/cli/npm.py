@@ -18,25 +18,21 @@ from mlsm_plugin.cli.coding_options import (
     add_share_options,
     block_settings,
     check_positive,
+    output_folder,
 )
-from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.hidden_states.settings import ModelRun
 from mlsm_plugin.retrieval.key_index import KINDS, check_installed
 from mlsm_plugin.retrieval.settings import DatastoreSettings, FillingSettings
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
-DATASTORE = "build a datastore of a corpus"
-FILL = "fill masks with phrases of a datastore"
-CLASSIFY = "classify texts zero-shot, by retrieval or by the masked-LM head"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The three actions, each with its options."""
     add = actions_of(parser)
-    _add_datastore_options(add("datastore", DATASTORE, _build))
-    _add_fill_options(add("fill", FILL, _fill))
-    _add_classify_options(add("classify", CLASSIFY, _classify))
+    _add_datastore_options(add("datastore", "build a datastore of a corpus", _build))
+    _add_fill_options(add("fill", "fill masks with phrases of a datastore", _fill))
+    _add_classify_options(add("classify", "classify texts zero-shot, by retrieval or by the masked-LM head", _classify))
 
 
 def _add_datastore_options(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
     check_positive,
     kept_percentages,
+    output_folder,
     user_dir_flags,
 )
 from mlsm_plugin.cli.encode import encode_and_report
 from mlsm_plugin.cli.next_commands import training_command
-from mlsm_plugin.cli.output_folder import output_folder
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.step_record import Step, StepRecord
@@ -213,5 +213,4 @@ class Chain:
 
 def _deciding(settings: Any) -> dict[str, Any]:
     """What decides the result of a step, as values that JSON can hold."""
-    known = asdict(settings)
-    return {field.name: known[field.name] for field in fields(settings) if field.name not in NEUTRAL}
+    return {name: value for name, value in asdict(settings).items() if name not in NEUTRAL}

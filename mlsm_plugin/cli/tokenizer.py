@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.coding_options import output_folder
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
 

@@ -67,7 +67,7 @@ def check(settings: Any) -> None:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         for number in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(number, (int, float)) and not isinstance(number, bool) and not _is_within(field, number):
-                raise ValueError(f"{name} must be {_bounds(field, number)}, got {_shown(number)}")
+                raise ValueError(f"{name} must be {_bounds(field, number)}, got {number:,}")
 
 
 def plain_type(declared: Any) -> tuple[type, bool]:
@@ -83,12 +83,8 @@ def _is_within(field: Field[Any], value: float) -> bool:
     above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
     if above is None and least is None and most is None:
         return True
-    return (
-        math.isfinite(value)
-        and (above is None or value > above)
-        and (least is None or value >= least)
-        and (most is None or value <= most)
-    )
+    low = (above is None or value > above) and (least is None or value >= least)
+    return low and math.isfinite(value) and (most is None or value <= most)
 
 
 def _bounds(field: Field[Any], value: float) -> str:
@@ -98,12 +94,7 @@ def _bounds(field: Field[Any], value: float) -> str:
     if most == LARGEST_SEED:
         return "at least 0 and below 2^63"
     if most is not None:
-        least_of_all = f"above {above:g} and at most" if above is not None else f"from {_shown(least)} to"
-        return f"{least_of_all} {_shown(most)}"
+        return f"above {above:g} and at most {most:g}" if above is not None else f"from {least:,} to {most:,}"
     if above == 0 or least == 1:
         return "positive"
-    return f"above {above:g}" if above is not None else f"at least {_shown(least)}"
-
-
-def _shown(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"above {above:g}" if above is not None else f"at least {least:,}"

@@ -17,7 +17,7 @@ from mlsm_plugin.hidden_states.sources import LONGEST_DEFAULT_BLOCK, default_tok
 from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
-from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def write_text_sequences(
     size = check_text_files(texts)
     length = default_max_length(tokenizer) if max_length is None else max_length
     check_max_length(length)
-    check_max_unk_rate(max_unk_rate)
+    KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
     found = HuggingFaceTokenizer(tokenizer)
     plan = {
         "tokenizer": found.vocabulary_fingerprint,

@@ -16,7 +16,7 @@ from mlsm_plugin.files.model_files import FOLDER_NAME, MODEL_NAME
 from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
 from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens, check_max_unk_rate
+from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 
 SPLITS = ("train", "valid", "test")
 SUMMARY_NAME = "binarize.json"
@@ -117,7 +117,7 @@ def binarize(
     """
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    check_max_unk_rate(max_unk_rate)
+    KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")

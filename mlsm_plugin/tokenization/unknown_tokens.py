@@ -119,9 +119,3 @@ def check_known(
     found.check(where, max_unk_rate, remedy=remedy)
     if found.unknown:
         logger.warning(found.describe(where))
-
-
-def check_max_unk_rate(max_unk_rate: float) -> None:
-    """Raise ValueError unless the largest share of unknown tokens is a share."""
-    if not 0 <= max_unk_rate <= 1:
-        raise ValueError(f"--max-unk-rate must be between 0 and 1, got {max_unk_rate}")

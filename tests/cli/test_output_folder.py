@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.cli.output_folder import output_folder
+from mlsm_plugin.cli.coding_options import output_folder
 from tests.conftest import failing_mlsm
 
 # options of each command up to the folder that it writes to

@@ -198,7 +198,7 @@ def spoil(case: str, arguments: dict[str, str], folder) -> None:
         ("missing", "spoilt: No such file or directory"),
         ("output is a file", "spoilt exists and is not a folder"),
         ("no workers", "--workers must be at least 1, got 0"),
-        ("rate", "--max-unk-rate must be between 0 and 1, got 3.0"),
+        ("rate", "--max-unk-rate must be from 0 to 1, got 3.0"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(bad, tmp_path, capfd, case, message):

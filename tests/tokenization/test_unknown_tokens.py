@@ -15,9 +15,9 @@ from mlsm_plugin.huggingface.coding import blocks_for_model
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.tokenization.unknown_tokens import (
+    KnownText,
     UnknownTokens,
     check_known,
-    check_max_unk_rate,
     unknown_tokens_of,
 )
 from tests.conftest import failing_mlsm, mlsm
@@ -64,8 +64,8 @@ def test_more_than_the_limit_is_refused(unknown: int, known: int, limit: float) 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_limit_is_a_share(rate: float) -> None:
-    with pytest.raises(ValueError, match="--max-unk-rate must be between 0 and 1"):
-        check_max_unk_rate(rate)
+    with pytest.raises(ValueError, match=r"max_unk_rate must be (from 0 to 1|a finite number), got"):
+        KnownText(max_unk_rate=rate)
 
 
 def test_single_texts_are_refused_or_reported(caplog: pytest.LogCaptureFixture) -> None:
