@@ -57,7 +57,9 @@ def test_loss_is_the_weighted_sum_of_its_parts(pipeline: Any, arch: str) -> None
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
-@pytest.mark.parametrize("anchors", ["all", "masked", "unmasked"])
+@pytest.mark.parametrize(
+    "anchors", ["all", *(pytest.param(one, marks=pytest.mark.slow) for one in ("masked", "unmasked"))]
+)
 def test_accumulated_batches_give_the_means_over_all_their_tokens(pipeline: Any, anchors: str) -> None:
     cfg, task, model, criterion = setup(pipeline, "--contrastive-anchors", anchors, "--contrastive-weight", 2)
     fitting = (one for one in batches(cfg, task=task) if one["target"].size(1) <= 64)

@@ -143,6 +143,7 @@ def test_npm(pipeline: Pipeline, arch: str, similarity: str) -> None:
     assert both.compare(SpanContrastiveModel.of(both.stock, similarity=similarity), batch, sample) >= FEWEST
 
 
+@pytest.mark.slow
 def test_an_exported_checkpoint_gives_the_same_losses(pipeline: Pipeline, tmp_path: Path) -> None:
     both = Both(pipeline.data_bin, "mlsm_modern_tiny", "--mlm-weight", 1)
     save_model(both.cfg, both.model, tmp_path / "model", pipeline.data_bin)

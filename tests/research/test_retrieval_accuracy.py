@@ -27,6 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return runner_of(retrieval_accuracy, monkeypatch)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(st.lists(WORDS, max_size=8).map(" ".join), max_size=6), count=st.integers(1, 4))
 def test_only_single_tokens_are_masked_and_one_in_a_line(tiny: TinyData, lines: list[str], count: int) -> None:

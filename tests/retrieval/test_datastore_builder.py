@@ -22,6 +22,10 @@ from tests.retrieval.conftest import Retrieval, build_words
 Capture = pytest.CaptureFixture[str]
 
 
+SLOW = pytest.mark.slow
+FURTHER = ["shard-00000.positions.npy", "tokens.npy", "block_starts.npy", "dict.txt"]
+
+
 @pytest.fixture(scope="module")
 def store(retrieval: Retrieval) -> PhraseDatastore:
     return PhraseDatastore(retrieval.store)
@@ -163,9 +167,7 @@ def test_two_processes_at_the_same_time_write_the_bytes_of_one(
         assert contents(tmp_path / name) == uninterrupted
 
 
-@pytest.mark.parametrize(
-    "damaged", ["shard-00001.keys.npy", "shard-00000.positions.npy", "tokens.npy", "block_starts.npy", "dict.txt"]
-)
+@pytest.mark.parametrize("damaged", ["shard-00001.keys.npy", *(pytest.param(name, marks=SLOW) for name in FURTHER)])
 def test_damaged_file_of_a_sealed_store_is_written_again(retrieval: Retrieval, tmp_path: Path, damaged: str) -> None:
     rebuilt(retrieval, tmp_path / "store")
     whole = contents(tmp_path / "store")

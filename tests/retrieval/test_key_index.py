@@ -138,6 +138,7 @@ def test_without_faiss_all_keys_are_compared(
         without.build_index("flat")
 
 
+@pytest.mark.slow
 def test_command_adds_an_index_to_a_complete_datastore(retrieval: Retrieval, tmp_path: Path, capsys: Capture) -> None:
     output = shutil.copytree(retrieval.store, tmp_path / "store")
     words = build_words(retrieval, output, "--shard-tokens", 500)

@@ -83,7 +83,8 @@ def test_candidates_are_those_of_the_whole_text(model: Any, store: PhraseDatasto
     assert all(candidate.score == pytest.approx(by_text[candidate.phrase], rel=1e-3) for candidate in found[:200])
 
 
-@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 5, 40])
 def test_candidates_begin_or_end_where_a_key_was_retrieved(model: Any, store: PhraseDatastore, k: int) -> None:
     starts, ends = PhraseFiller(model, store).queries(TEXT)
     found = PhraseFiller(model, store, FillingSettings(k=k, max_length=4)).candidates(starts[0], ends[0])

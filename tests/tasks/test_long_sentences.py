@@ -17,7 +17,9 @@ from tests.conftest import CRITERIONS, Pipeline
 from tests.long_sentences import TOKENS_PER_SAMPLE, data_with_long_sentences
 from tests.tiny_run import batches, training_config
 
-BREAK_MODES = ["none", "complete", "eos"]  # complete_doc leaves document boundaries out
+SLOW = pytest.mark.slow
+# complete_doc leaves document boundaries out
+BREAK_MODES = ["eos", *(pytest.param(mode, marks=SLOW) for mode in ("none", "complete"))]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_masked_lm_tasks_see_every_token_once(data: Path, name: str, break_mode:
     assert [token for sample in samples for token in sample[1:].tolist()] == split_tokens(data)
 
 
-@pytest.mark.parametrize("break_mode", [*BREAK_MODES, "complete_doc"])
+@pytest.mark.parametrize("break_mode", [*BREAK_MODES, pytest.param("complete_doc", marks=SLOW)])
 def test_samples_are_what_the_auxiliary_model_sees(data: Path, break_mode: str) -> None:
     cfg, task = task_of(data, "masked_latent_semantic", "--sample-break-mode", break_mode)
     reader = BlockReader(data, "train", BlockSettings(TOKENS_PER_SAMPLE, break_mode))

@@ -120,6 +120,7 @@ def test_positions_are_counted_while_the_split_is_mapped(pipeline, monkeypatch):
     assert len(mapped) == 1  # the one that the batches read
 
 
+@pytest.mark.slow
 def test_whole_words_are_masked_with_the_tokenizer_of_the_data(pipeline):
     flags = ("--mask-whole-words", *NO_LONG_SENTENCE)
     ours = batches(training_config(pipeline.data_bin, *flags), "valid")
@@ -267,7 +268,7 @@ def test_codes_may_be_in_another_folder(pipeline, own_data, tmp_path):
         task.build_model(cfg.model)
 
 
-@pytest.mark.parametrize("folder", [None, "codes"])
+@pytest.mark.parametrize("folder", [None, pytest.param("codes", marks=pytest.mark.slow)])
 def test_the_line_about_a_split_without_codes_has_the_command_that_makes_them(own_data, pipeline, tmp_path, folder):
     for ending in ("bin", "idx"):
         shutil.copy(own_data / f"valid.{ending}", own_data / f"test.{ending}")
