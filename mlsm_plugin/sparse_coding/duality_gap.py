@@ -5,57 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 # entries of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
 DENSE_ENTRIES = 2**22
 
 
-def relative_duality_gap(
-    hidden: np.ndarray, dictionary: np.ndarray, codes: sp.csr_matrix, *, lambda_: float
-) -> np.ndarray:
-    """An upper bound on how far each code is from optimal, relative to its objective.
+def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lambda_: float) -> Any:
+    """An upper bound on how far each code is from optimal, relative to its objective, for numpy or torch.
 
     With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
     ``theta = r * min(1, lambda_ / max_j (D r)_j)`` satisfies ``D theta <= lambda_``, and is thus feasible for
     the dual ``Q(theta) = 0.5 * ||x||^2 - 0.5 * ||x - theta||^2``. No primal value is below Q(theta) (Fenchel duality;
     Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``.
-    It is computed in float64, for a bounded number of rows at a time.
 
     Args:
-        hidden: (n_tokens, dim) float.
-        dictionary: (n_atoms, dim) float.
-        codes: (n_tokens, n_atoms), non-negative.
-        lambda_: weight of the L1 penalty.
-
-    Returns:
-        (n_tokens,) float64 in [0, 1]; 0 for a row of zeros with an empty code.
-    """
-    atoms = np.asarray(dictionary, dtype=np.float64)
-    gap = np.empty(len(hidden))
-    rows = max(1, DENSE_ENTRIES // len(atoms))
-    for start in range(0, len(hidden), rows):
-        chunk = slice(start, start + rows)
-        x = np.asarray(hidden[chunk], dtype=np.float64)
-        part = codes[chunk].astype(np.float64)
-        residual = x - part @ atoms  # (rows, dim)
-        penalty = lambda_ * np.asarray(part.sum(axis=1)).ravel()
-        gap[chunk] = relative_gap_of_parts(x, residual, (residual @ atoms.T).max(axis=1), penalty, lambda_)
-    return gap
-
-
-def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lambda_: float) -> Any:
-    """Compute the gap of :func:`relative_duality_gap` from its parts, for numpy arrays or torch tensors.
-
-    Args:
-        x: (rows, dim).
+        x: (rows, dim) float64.
         residual: (rows, dim), ``x - a D``.
         largest: (rows,), the largest entry of ``D r``.
         penalty: (rows,), ``lambda_ * sum(a)``.
         lambda_: weight of the L1 penalty.
 
     Returns:
-        (rows,), in [0, 1].
+        (rows,) float64 in [0, 1]; 0 for a row of zeros with an empty code.
     """
     scale = lambda_ / largest.clip(min=lambda_)
     squared_residual = (residual * residual).sum(-1)

@@ -9,13 +9,10 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
-from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
-from mlsm_plugin.sparse_coding.spams_backend import solve_with_spams
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCodes
 
-# rows given to a solver at a time: 50 MB in float64 with 768 dimensions
+# rows given to the solver at a time: 50 MB in float64 with 768 dimensions
 ROWS_PER_CHUNK = 8192
-SOLVERS = ("auto", "spams")
 
 
 def normalize_rows(hidden: Any) -> Any:
@@ -40,28 +37,19 @@ def normalize_rows(hidden: Any) -> Any:
     return array / np.where(norms > 0, norms, 1)
 
 
-def sparse_encode(
-    hidden: Any,
-    dictionary: Any,
-    *,
-    lambda_: float,
-    solver: str = "auto",
-    threads: int | None = None,
-) -> SparseCodes:
+def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int | None = None) -> SparseCodes:
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``.
 
     The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)``
     (Berend, "Masked Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the
-    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is
-    solved until its gap is certified.
+    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here the active set
+    (:mod:`mlsm_plugin.sparse_coding.active_set`) solves every row until its gap is certified, on the device of
+    ``hidden``.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor.
         dictionary: (n_atoms, dim), unit rows by convention (not required here).
         lambda_: weight of the L1 penalty, > 0.
-        solver: ``"auto"`` (the active set: exact and fastest, see :mod:`mlsm_plugin.sparse_coding.active_set`), which
-            computes on the device of ``hidden``, or ``"spams"`` (homotopy, on the CPU, exact unless atoms are linearly
-            dependent).
         threads: CPU threads of the compiled loops, None for all cores. Matrix products use torch's threads.
 
     Returns:
@@ -74,19 +62,16 @@ def sparse_encode(
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
     dictionary = _as_array(dictionary)
     _check_arrays(hidden, dictionary)
-    check_settings(lambda_, solver, threads)
+    check_lambda(lambda_)
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be >= 1 or None, got {threads}")
     atoms = np.ascontiguousarray(dictionary, dtype=np.float64)
 
     codes: list[sp.csr_matrix] = []
     gaps: list[np.ndarray] = []
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
         chunk = _as_float64(hidden[start : start + ROWS_PER_CHUNK])
-        if solver == "spams":
-            rows = chunk.cpu().numpy()
-            found = solve_with_spams(rows, atoms, lambda_, threads)
-            gap = relative_duality_gap(rows, atoms, found, lambda_=lambda_)
-        else:
-            found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
+        found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
         found = found.astype(np.float32)
         found.eliminate_zeros()
         found.sort_indices()
@@ -94,7 +79,6 @@ def sparse_encode(
         gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
-
     return SparseCodes(sp.vstack(codes, format="csr"), np.concatenate(gaps))
 
 
@@ -163,15 +147,7 @@ def first_nonfinite_row(rows: Any) -> int | None:
     return None
 
 
-def check_settings(lambda_: float, solver: str, threads: int | None = None) -> None:
-    """Reject settings that are out of range.
-
-    Raises:
-        ValueError: see :func:`sparse_encode`.
-    """
+def check_lambda(lambda_: float) -> None:
+    """Raise ValueError if the weight of the penalty is out of range."""
     if not 0 < lambda_ < np.inf:
         raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
-    if solver not in SOLVERS:
-        raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be >= 1 or None, got {threads}")
