@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -208,6 +208,20 @@ class SparseAutoencoder:
         if self.config.rescale_by_decoder_norm:
             return self.weights.decoder / self.decoder_norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
         return self.weights.decoder
+
+    def with_unit_decoder(self, norms: Tensor) -> SparseAutoencoder:
+        """The same SAE with the norms (n_atoms,) of the decoder's rows folded into the encoder.
+
+        ``pre * norms`` are the pre-activations of an encoder whose rows and biases are multiplied by ``norms``, and
+        ``latents / norms`` before the decoder is a decoder of unit rows.
+        """
+        weights = self.weights
+        folded = weights._replace(
+            encoder=weights.encoder * norms[:, None],
+            encoder_bias=weights.encoder_bias * norms,
+            decoder=weights.decoder / norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None],
+        )
+        return SparseAutoencoder(replace(self.config, rescale_by_decoder_norm=False), folded)
 
     def normalized(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states as the encoder sees them, and the scale and shift that undo it.
