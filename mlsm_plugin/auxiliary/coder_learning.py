@@ -294,7 +294,7 @@ def learn_sae(
 
     # closed also after an error or Ctrl-C, so that the thread of the stream ends
     with closing(stream.batches(trainer.updates, settings.updates)) as batches:
-        return train_sae(trainer, lambda done: batches, after_update=save)
+        return train_sae(trainer, batches, after_update=save)
 
 
 def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:

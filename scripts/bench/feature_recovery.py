@@ -15,10 +15,9 @@ learned from, are those of SynthSAEBench:
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,12 +166,8 @@ def trained_sae(problem: Problem, method: str, *, matryoshka: bool = False) -> S
         problem.latents, problem.l0, problem.args.updates, method, prefixes=prefixes, seed=problem.seed
     )
     trainer = SaeTrainer.begin(settings, torch.from_numpy(problem.train))
-
-    def batches(done: int) -> Iterator[torch.Tensor]:
-        stream = mini_batches(problem.train, BATCH, np.random.default_rng(problem.seed))
-        return (torch.from_numpy(rows) for rows in itertools.islice(stream, done, None))
-
-    return SaeCoder(train_sae(trainer, batches))
+    batches = mini_batches(problem.train, BATCH, np.random.default_rng(problem.seed))
+    return SaeCoder(train_sae(trainer, map(torch.from_numpy, batches)))
 
 
 CODERS: dict[str, Callable[[Problem], SparseCoder]] = {

@@ -146,7 +146,7 @@ def sae(train: np.ndarray, method: str, args: argparse.Namespace) -> tuple[SaeCo
     batches = mini_batches(train, args.batch_size, np.random.default_rng(args.seed))
     start = time.perf_counter()
     trainer = SaeTrainer.begin(settings, torch.from_numpy(train), fast_bf16=has_fast_bf16(torch.device("cpu")))
-    trained = train_sae(trainer, lambda skip: map(torch.from_numpy, batches))
+    trained = train_sae(trainer, map(torch.from_numpy, batches))
     return SaeCoder(trained), time.perf_counter() - start
 
 
