@@ -18,7 +18,7 @@ import torch
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
-from mlsm_plugin.sparse_coding.encode import first_nonfinite_row, normalize_rows
+from mlsm_plugin.sparse_coding.encode import as_array, check_lambda, first_nonfinite_row, normalize_rows
 from mlsm_plugin.sparse_coding.online_learning import learn_online
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
@@ -79,11 +79,7 @@ class Dictionary:
         return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the folder; ``meta.json`` is written last, so that a folder without it is incomplete.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Write the folder; ``meta.json`` is written last, so that a folder without it is incomplete."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / META_FILE).unlink(missing_ok=True)
@@ -144,13 +140,17 @@ def learn_dictionary(
         ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
             setting is out of range.
     """
-    if not 0 < lambda_ < np.inf:
-        raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
+    check_lambda(lambda_)
     counts = {"num_atoms": num_atoms, "iterations": iterations, "batch_size": batch_size, "threads": threads}
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
-    hidden = _as_finite_float32(hidden)
+    hidden = np.ascontiguousarray(as_array(hidden), dtype=np.float32)
+    if hidden.ndim != 2:
+        raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {hidden.shape}")
+    row = first_nonfinite_row(hidden)
+    if row is not None:
+        raise ValueError(f"hidden row {row} holds NaN or infinity; all values must be finite")
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
     learned = learn_online(
@@ -167,42 +167,14 @@ def learn_dictionary(
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
 
 
-def _as_finite_float32(hidden: Any) -> np.ndarray:
-    """Convert ``hidden`` to a float32 array in C order, without a copy if it already is one.
-
-    Raises:
-        ValueError: ``hidden`` is not 2-D or not finite.
-    """
-    if isinstance(hidden, torch.Tensor):
-        hidden = hidden.detach().float().cpu().numpy()
-    array = np.ascontiguousarray(hidden, dtype=np.float32)
-    if array.ndim != 2:
-        raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {array.shape}")
-    row = first_nonfinite_row(array)
-    if row is not None:
-        raise ValueError(f"hidden row {row} holds NaN or infinity; all values must be finite")
-    return array
-
-
 def sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw ``count`` rows of different directions, scaled to unit norm.
-
-    Doubles the number of random rows that it looks at while they have too few directions, which avoids sorting a large
-    sample.
-
-    Args:
-        hidden: (n_tokens, dim) float32.
-        count: number of rows to draw.
-        rng: source of randomness.
-
-    Returns:
-        (count, dim) float32.
+    """Draw ``count`` rows of different directions from (n_tokens, dim) float32, scaled to unit norm.
 
     Raises:
         ValueError: there are fewer than ``count`` different directions.
     """
     order = rng.permutation(len(hidden))
-    candidates = count
+    candidates = count  # doubled while they have too few directions, which avoids sorting a large sample
     while True:
         rows = normalize_rows(hidden[order[:candidates]])
         rows = rows[rows.any(axis=1)]

@@ -22,8 +22,8 @@ def normalize_rows(hidden: Any) -> Any:
         hidden: (n_tokens, dim) numpy array or torch tensor of any float type.
 
     Returns:
-        An array or tensor like ``hidden``, on the same device: float64 if ``hidden`` is float64, else float32. A tensor
-        on the CPU gives exactly the same numbers as an array.
+        The same kind, on the same device: float64 if ``hidden`` is float64, else float32. A tensor on the CPU gives
+        exactly the same numbers as an array.
     """
     if isinstance(hidden, torch.Tensor):
         rows = hidden.detach() if hidden.dtype == torch.float64 else hidden.detach().float()
@@ -60,7 +60,7 @@ def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int 
             or a setting is out of range.
     """
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
-    dictionary = _as_array(dictionary)
+    dictionary = as_array(dictionary)
     _check_arrays(hidden, dictionary)
     check_lambda(lambda_)
     if threads is not None and threads < 1:
@@ -70,7 +70,10 @@ def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int 
     codes: list[sp.csr_matrix] = []
     gaps: list[np.ndarray] = []
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
-        chunk = _as_float64(hidden[start : start + ROWS_PER_CHUNK])
+        chunk = hidden[start : start + ROWS_PER_CHUNK]
+        if not isinstance(chunk, torch.Tensor):
+            chunk = torch.from_numpy(np.require(chunk, np.float64, ["C", "W"]))
+        chunk = chunk.to(torch.float64).contiguous()
         found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
         found = found.astype(np.float32)
         found.eliminate_zeros()
@@ -99,14 +102,7 @@ def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     )
 
 
-def _as_float64(rows: Any) -> torch.Tensor:
-    """Convert rows of an array or tensor to a writable float64 tensor in C order, on their device."""
-    if not isinstance(rows, torch.Tensor):
-        rows = torch.from_numpy(np.require(rows, np.float64, ["C", "W"]))
-    return rows.to(torch.float64).contiguous()
-
-
-def _as_array(values: Any) -> np.ndarray:
+def as_array(values: Any) -> np.ndarray:
     """An array or tensor as a numpy array, without a copy if possible; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
@@ -115,11 +111,6 @@ def _as_array(values: Any) -> np.ndarray:
 
 
 def _check_arrays(hidden: Any, dictionary: np.ndarray) -> None:
-    """Reject shapes and values that cannot be coded.
-
-    Raises:
-        ValueError: see :func:`sparse_encode`.
-    """
     if hidden.ndim != 2:
         raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {tuple(hidden.shape)}")
     if dictionary.ndim != 2:

@@ -12,18 +12,13 @@ import torch
 
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
-from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.encode import check_lambda, normalize_rows, sparse_encode
-from mlsm_plugin.sparse_coding.sparse_coder import InexactCodes, SparseCoder, SparseCodes
+from mlsm_plugin.sparse_coding.sparse_coder import DENSE_ENTRIES, InexactCodes, SparseCoder, SparseCodes
 
 
 @dataclass(frozen=True)
 class LassoOptions:
-    """Options for computing codes.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
+    """Options for computing codes; ValueError if one is out of range."""
 
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
     tolerance: float = option(
@@ -61,26 +56,18 @@ class LassoCoder(SparseCoder):
 
     @property
     def num_atoms(self) -> int:
-        """The number of rows of the dictionary."""
         return len(self.dictionary.atoms)
 
     @property
     def dim(self) -> int:
-        """The width of the dictionary."""
         return int(self.dictionary.atoms.shape[1])
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ``dictionary.npy``."""
         return self.dictionary.fingerprint
 
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
-        """Compute codes with certified gaps; see :func:`~mlsm_plugin.sparse_coding.encode.sparse_encode`.
-
-        Args:
-            hidden: (n_tokens, dim) numpy array or torch tensor; each row is divided by its L2 norm first.
-            threads: CPU threads, None for all cores.
-        """
+        """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
         return sparse_encode(normalize_rows(hidden), self.dictionary.atoms, lambda_=self.lambda_, threads=threads)
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
@@ -90,12 +77,10 @@ class LassoCoder(SparseCoder):
         return np.asarray(codes @ self.dictionary.atoms) * norms
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``dictionary.npy`` and ``meta.json``."""
         self.dictionary.save(directory)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], options: Any) -> LassoCoder:
-        """Load a folder that ``mlsm dictionary`` wrote."""
         dictionary = Dictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
             raise ValueError(f"{directory} does not say its lambda; pass --lambda")
@@ -106,10 +91,7 @@ class LassoCoder(SparseCoder):
         return {"lambda": self.lambda_, "solver": "auto", "tolerance": self.options.tolerance, "max_nonzeros": None}
 
     def check(self) -> None:
-        """Raise ValueError if an atom is zero or equals another atom (names them).
-
-        The shares of two equal atoms in a code are arbitrary, and so would be the targets.
-        """
+        """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""
         first_of: dict[bytes, int] = {}
         for index, atom in enumerate(self.dictionary.atoms + 0.0):  # -0.0 becomes 0.0
             if not atom.any():
@@ -122,7 +104,6 @@ class LassoCoder(SparseCoder):
                 )
 
     def inexact(self, coded: SparseCodes) -> InexactCodes | None:
-        """The codes whose duality gap is above the tolerance."""
         assert coded.gap is not None
         rows = np.flatnonzero(coded.gap > self.options.tolerance)
         if len(rows) == 0:
@@ -135,20 +116,11 @@ class LassoCoder(SparseCoder):
 
     def why_empty(self, hidden: Any) -> str:
         """Say that lambda is too large, and below which value it must be."""
-        return lambda_too_large(self.lambda_, largest_correlation(normalize_rows(hidden), self.dictionary.atoms))
-
-
-def lambda_too_large(lambda_: float, largest: float) -> str:
-    """The reason for empty codes, for an error message; ``largest`` comes from :func:`largest_correlation`."""
-    return (
-        f"lambda {lambda_:g} is too large: the largest correlation of a hidden state with an atom is {largest:.4g}, "
-        "and lambda must be well below it"
-    )
-
-
-def largest_correlation(hidden: Any, atoms: np.ndarray) -> float:
-    """The maximum of ``(D x)_j`` over all atoms j and rows x of ``hidden`` (n, dim)."""
-    hidden = hidden.cpu().numpy() if isinstance(hidden, torch.Tensor) else hidden
-    rows = max(1, DENSE_ENTRIES // len(atoms))
-    starts = range(0, len(hidden), rows)
-    return max((float((hidden[start : start + rows] @ atoms.T).max()) for start in starts), default=-np.inf)
+        rows, atoms = torch.as_tensor(normalize_rows(hidden)).cpu().numpy(), self.dictionary.atoms
+        size = max(1, DENSE_ENTRIES // len(atoms))
+        parts = (rows[start : start + size] @ atoms.T for start in range(0, len(rows), size))
+        largest = max((float(part.max()) for part in parts), default=-np.inf)
+        return (
+            f"lambda {self.lambda_:g} is too large: the largest correlation of a hidden state with an atom is "
+            f"{largest:.4g}, and lambda must be well below it"
+        )

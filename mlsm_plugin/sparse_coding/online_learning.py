@@ -48,12 +48,7 @@ class Surrogate:
         self.uses = 0.0  # mean number of uses of an atom
 
     def add(self, rows: np.ndarray, codes: Any) -> None:
-        """Add the codes of a mini-batch.
-
-        Args:
-            rows: (b, dim), the hidden states.
-            codes: (b, n_atoms) ``scipy.sparse.csr_matrix``.
-        """
+        """Add the codes (b, n_atoms) ``scipy.sparse.csr_matrix`` of a mini-batch of hidden states (b, dim)."""
         self.updates += 1
         self.uses += codes.nnz / codes.shape[1]
         if self.updates > 1:
@@ -138,12 +133,9 @@ def learn_online(
     Args:
         hidden: (n_tokens, dim) float32, finite; read one mini-batch at a time.
         initial: (n_atoms, dim), the first dictionary, unit rows.
-        lambda_: weight of the L1 penalty.
-        iterations: number of mini-batches to learn from.
-        batch_size: number of rows of a mini-batch.
         rng: source of the order of the rows and of the replacements.
-        threads: CPU threads of the solver, None for all cores.
-        device: device of the sums and the solver.
+        lambda_, iterations, batch_size, threads, device: see
+            :func:`~mlsm_plugin.sparse_coding.dictionary.learn_dictionary`.
 
     Returns:
         (n_atoms, dim) float32, norms at most 1.
@@ -173,15 +165,7 @@ def learn_online(
 
 
 def new_directions(rows: np.ndarray, atoms: Tensor) -> Tensor:
-    """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique.
-
-    Args:
-        rows: (b, dim); rows of zeros have no direction.
-        atoms: (n_atoms, dim).
-
-    Returns:
-        (n, dim) like ``atoms``, n <= b.
-    """
+    """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique."""
     different = normalize_rows(np.unique(rows, axis=0).astype(np.float64))
     found = torch.from_numpy(different[different.any(axis=1)]).to(atoms)
     return found[(found @ atoms.T).amax(dim=1) < 1 - EQUAL]

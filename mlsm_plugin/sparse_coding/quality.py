@@ -28,10 +28,6 @@ class ReconstructionQuality:
 
     The memory is that of one chunk and of some numbers for each latent and each dimension. How the rows are cut into
     chunks does not matter.
-
-    Args:
-        num_atoms: number of columns of the codes.
-        dim: width of the hidden states.
     """
 
     def __init__(self, num_atoms: int, dim: int) -> None:
@@ -45,12 +41,7 @@ class ReconstructionQuality:
         self._sums = dict.fromkeys(names, 0.0)
 
     def add(self, hidden: Any, codes: sp.csr_matrix, reconstruction: Any) -> None:
-        """Add a chunk of rows.
-
-        Args:
-            hidden: (n, dim) numpy array or torch tensor.
-            codes: (n, num_atoms), non-negative.
-            reconstruction: (n, dim), on the scale of ``hidden``.
+        """Add a chunk of rows: hidden states and their reconstructions (n, dim), and codes (n, num_atoms).
 
         Raises:
             ValueError: shapes differ, or a value is NaN or infinite (names the row of this chunk).
@@ -149,16 +140,9 @@ class ReconstructionQuality:
 def coder_health(
     hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
-    """Code and reconstruct a sample, and say how well; see :meth:`ReconstructionQuality.health`.
+    """Code and reconstruct a sample on a device, and say how well; see :meth:`ReconstructionQuality.health`.
 
-    Args:
-        hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
-        coder: codes and reconstructs them.
-        threads: CPU threads, None for all cores.
-        device: where they are coded.
-
-    Raises:
-        ValueError: the coder refuses a row, or does not reconstruct.
+    The error is relative to ``hidden`` (n_tokens, dim), so normalize it for the same weight of all rows.
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     for start in Progress(range(0, len(hidden), ROWS_PER_CHUNK), desc="judging the dictionary", unit="chunk"):

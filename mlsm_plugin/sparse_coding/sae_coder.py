@@ -18,10 +18,9 @@ from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import anything, check_json, fields, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
-from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.sae_screening import Screen, screen_of
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
-from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes, torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import DENSE_ENTRIES, META_FILE, SparseCoder, SparseCodes, torch_threads
 
 SAE_CHECK = fields(
     {

@@ -41,12 +41,6 @@ def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> n
         positions: (n,) int, flat token positions of a split; negative ones (no position) are never covered.
         coverage: expected share of the positions, in (0, 1]; 1 covers all.
         seed: any integer in [0, 2^63).
-
-    Returns:
-        (n,) bool.
-
-    Raises:
-        ValueError: ``coverage`` or ``seed`` is out of range.
     """
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage must be in (0, 1], got {coverage}")
@@ -84,12 +78,7 @@ def check_top(top: int | None) -> None:
 def strongest(codes: sp.csr_matrix, top: int | None) -> sp.csr_matrix:
     """The codes with the ``top`` atoms of the largest weights only (None: all); their weights stay as they are.
 
-    Args:
-        codes: (n, n_atoms), non-negative, sorted columns.
-        top: how many.
-
-    Returns:
-        (n, n_atoms). Of equal weights, the atom with the smaller number is kept.
+    ``codes`` are (n, n_atoms), non-negative, with sorted columns. Of equal weights, the first is kept.
     """
     if top is None or codes.nnz == 0:
         return codes
@@ -111,13 +100,7 @@ def _only(codes: sp.csr_matrix, kept: np.ndarray) -> sp.csr_matrix:
 def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``top`` atoms of each row of stored codes with the largest weights, as distributions again.
 
-    Args:
-        atoms: (n, m) int32, padded with -1.
-        weights: (n, m) float16, padded with 0.
-        top: how many.
-
-    Returns:
-        atoms and weights (n, min(m, top)), padded in the same way; the weights of a row sum to 1, or are all 0.
+    ``atoms`` (n, m) int32 are padded with -1, and ``weights`` (n, m) float16 with 0; the results (n, min(m, top)), too.
     """
     if atoms.shape[1] <= top:
         return atoms, weights
@@ -148,8 +131,7 @@ def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """Convert codes (n, n_atoms), non-negative, to rows of equal length, normalized and rounded as in the code store.
 
     Returns:
-        atoms ``(n, m)`` int32 padded with -1, weights ``(n, m)`` float16 padded with 0; m is the length of the longest
-        row.
+        atoms (n, m) int32 padded with -1, weights (n, m) float16 padded with 0; m is the length of the longest row.
     """
     lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)

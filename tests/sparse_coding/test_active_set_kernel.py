@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.sparse_coding import active_set_kernel as kernel
-from mlsm_plugin.sparse_coding.duality_gap import relative_gap_of_parts
+from mlsm_plugin.sparse_coding.active_set_torch import relative_gap_of_parts
 
 
 def unit_rows(rng: np.random.Generator, rows: int, dim: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.sparse_coding import active_set, encode
-from mlsm_plugin.sparse_coding.duality_gap import relative_gap_of_parts
+from mlsm_plugin.sparse_coding.active_set_torch import relative_gap_of_parts
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
 
 
