@@ -37,17 +37,20 @@ class Context(TypedDict):
 
 @dataclass
 class AtomSummary:
-    """What one atom of the dictionary is used for."""
+    """What one atom of the dictionary is used for.
+
+    Attributes:
+        frequency: share of the coded tokens whose code has the atom; 0 for a dead atom.
+        mean_weight: mean weight of the atom over these tokens; 0 for a dead atom.
+        top_tokens: pieces, each with its share of the atom's total weight; the largest share first.
+        contexts: occurrences with the largest weights, preferably of distinct token types; the largest first.
+    """
 
     atom: int
     frequency: float
-    """Share of the coded tokens whose code has the atom."""
     mean_weight: float
-    """Mean weight of the atom over the tokens whose code has it; 0 for a dead atom."""
     top_tokens: list[tuple[str, float]] = field(default_factory=list)
-    """Pieces, each with its share of the atom's total weight; the largest share first."""
     contexts: list[Context] = field(default_factory=list)
-    """Occurrences with the largest weights, preferably of distinct token types; the largest first."""
 
 
 @dataclass
@@ -77,7 +80,7 @@ def summarize_atoms(
     contexts: int = 6,
     window: int = 8,
 ) -> list[AtomSummary]:
-    """Summarize every atom in one pass over coded text.
+    """Summarize every atom, also the dead ones, in their order, in one pass over coded text.
 
     The memory depends on the number of (atom, token type) pairs that occur and of contexts kept; it does not grow with
     the length of the text.
@@ -88,15 +91,10 @@ def summarize_atoms(
     Args:
         token_blocks: pairs of the token ids ``(n,)`` of a block of text and its codes ``(n, num_atoms)``; rows sum
             to 1, rows of special tokens are empty.
-        num_atoms: number of atoms of the dictionary.
         num_types: number of token types; every id is below it.
         symbols: the piece of every token type.
-        top_tokens: number of token types to report per atom.
-        contexts: number of occurrences to report per atom.
+        top_tokens, contexts: number of token types and of occurrences to report per atom.
         window: number of tokens to show on each side of an occurrence.
-
-    Returns:
-        One summary per atom, in their order; dead atoms have frequency 0.
 
     Raises:
         ValueError: the codes do not match the ids, ``num_atoms`` or ``num_types``.
@@ -226,17 +224,7 @@ def render_report(
     facts: Mapping[str, str],
     output_path: str | os.PathLike[str],
 ) -> None:
-    """Write the summaries as one HTML page that needs no other file and no network.
-
-    Args:
-        summaries: what :func:`summarize_atoms` returned.
-        title: heading of the page.
-        facts: names and values of other facts, such as the health of the dictionary and the model it came from.
-        output_path: the page; written atomically.
-
-    Raises:
-        OSError: the page cannot be written.
-    """
+    """Write summaries, and names and values of other facts, as one HTML page that needs no other file or network."""
     template = resources.files("mlsm_plugin.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")
     rows = "\n".join(
         f'<tr><th scope="row">{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>'

@@ -68,7 +68,6 @@ class Batch:
 
     @classmethod
     def of(cls, hidden: np.ndarray, num_atoms: int) -> Batch:
-        """A batch of rows without codes."""
         depth = min(num_atoms, hidden.shape[1])  # more atoms cannot be linearly independent
         return cls(
             np.require(hidden, requirements="W"),  # numba would compile again for a read-only array
@@ -89,16 +88,13 @@ class Batch:
 def solve_with_active_set(
     hidden: torch.Tensor, atoms: np.ndarray, lambda_: float, threads: int | None = None
 ) -> tuple[sp.csr_matrix, np.ndarray]:
-    """Compute exact codes and their certified relative duality gaps, as the module describes.
+    """Exact codes (n_tokens, n_atoms) and their certified relative duality gaps (n_tokens,), float64.
 
     Args:
         hidden: (n_tokens, dim) float64; they are coded on their device.
         atoms: (n_atoms, dim) float64.
         lambda_: weight of the L1 penalty.
         threads: bounds the threads of the compiled loop; matrix products use torch's threads.
-
-    Returns:
-        (n_tokens, n_atoms) float64 and (n_tokens,) float64.
     """
     if hidden.device.type != "cpu" or not compiler_is_there():
         return solve_batched(hidden, atoms, lambda_)

@@ -110,7 +110,7 @@ class Problem:
 def solve_batched(hidden: Tensor, atoms: np.ndarray, lambda_: float) -> tuple[sp.csr_matrix, np.ndarray]:
     """What :func:`mlsm_plugin.sparse_coding.active_set.solve_with_active_set` does, on the device of the rows."""
     problem = _prepared(ArrayContents(atoms), hidden.device, lambda_)
-    rows = max(1, entries_on(hidden.device) // len(atoms))
+    rows = max(1, ENTRIES.get(hidden.device.type, ENTRIES_ELSEWHERE) // len(atoms))
     codes, gaps = [], []
     for start in range(0, len(hidden), rows):
         batch_codes, batch_gaps = _solve_batch(hidden[start : start + rows], problem)
@@ -125,11 +125,6 @@ def _prepared(contents: ArrayContents, device: torch.device, lambda_: float) -> 
     atoms = torch.tensor(contents.array, device=device)
     gram = atoms @ atoms.T if len(atoms) ** 2 <= GRAM_ENTRIES else None
     return Problem(atoms, gram, ridge_ranking(atoms), lambda_)
-
-
-def entries_on(device: torch.device) -> int:
-    """The maximum number of entries of a temporary on ``device``."""
-    return ENTRIES.get(device.type, ENTRIES_ELSEWHERE)
 
 
 def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray]:
@@ -179,11 +174,9 @@ def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lam
     Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``.
 
     Args:
-        x: (rows, dim) float64.
-        residual: (rows, dim), ``x - a D``.
+        x, residual: (rows, dim) float64, ``x`` and ``r``.
         largest: (rows,), the largest entry of ``D r``.
         penalty: (rows,), ``lambda_ * sum(a)``.
-        lambda_: weight of the L1 penalty.
 
     Returns:
         (rows,) float64 in [0, 1]; 0 for a row of zeros with an empty code.
@@ -250,7 +243,7 @@ def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tens
     """
     width = max(1, part.atoms.shape[1])
     depth = width if problem.gram is not None else max(width, problem.atoms.shape[1])
-    rows = max(1, entries_on(correlations.device) // (width * depth))
+    rows = max(1, ENTRIES.get(correlations.device.type, ENTRIES_ELSEWHERE) // (width * depth))
     if len(part.atoms) > rows:
         pieces = zip(*(each.split(rows) for each in (part.atoms, part.weights, part.held, correlations)), strict=True)
         return torch.cat([_newton_step(Supports(*piece[:3]), piece[3], problem) for piece in pieces])

@@ -104,10 +104,7 @@ class CodeStore:
         return {**self.__dict__, "_maps": {}}
 
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The codes of the tokens at ``positions``, read row by row from the maps.
-
-        Args:
-            positions: (n,) int, flat token positions in any order, possibly repeated; -1 gives an empty row.
+        """The codes of tokens at flat ``positions`` (n,) int, in any order, possibly repeated; -1 gives an empty row.
 
         Returns:
             atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the longest

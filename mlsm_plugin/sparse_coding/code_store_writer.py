@@ -84,7 +84,6 @@ class CodeStoreWriter(ShardedStoreWriter):
             ValueError: the shard does not exist, the shape is wrong, weights are negative or not finite, there are more
                 non-zeros than uint32 can count, gaps are missing in a store with gaps, or another process began the
                 store with another plan.
-            OSError: a file cannot be written; the shard then still counts as missing.
         """
         if not 0 <= index < self.num_shards:
             raise ValueError(f"there is no shard {index}; the plan has 0 to {self.num_shards - 1}")
@@ -100,17 +99,13 @@ class CodeStoreWriter(ShardedStoreWriter):
         self._write_parts(index, rows.arrays(), {"gap": rows.figures(with_gaps=self.with_gaps)})
 
     def finish(self) -> dict[str, Any]:
-        """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``.
+        """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
 
         May be called again, and by several processes at the same time: all write the same bytes.
 
-        Returns:
-            The content of ``meta.json``.
-
         Raises:
             MissingShardsError: shards are missing (names them); a ValueError.
-            ValueError: tokens were coded and all codes are empty.
-            OSError: ``meta.json`` cannot be written.
+            ValueError: no token was coded, or all codes are empty.
         """
         whole = self._whole_shards()
         shards = []

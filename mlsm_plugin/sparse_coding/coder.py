@@ -60,8 +60,7 @@ def load_coder(directory: str | os.PathLike[str], **options: Any) -> SparseCoder
         options: fields of the kind's ``options_type``; those left out get its defaults.
 
     Raises:
-        ValueError: the folder has no coder, files are damaged, the kind is unknown or does not have an option, or an
-            option is out of range.
+        ValueError: there is no coder, files are damaged, or the kind is unknown or lacks an option.
     """
     kind = kind_of(directory)
     known = {field.name for field in dataclasses.fields(kind.options_type)}

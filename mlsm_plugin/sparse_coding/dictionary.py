@@ -18,7 +18,7 @@ import torch
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
-from mlsm_plugin.sparse_coding.encode import as_array, check_lambda, first_nonfinite_row, normalize_rows
+from mlsm_plugin.sparse_coding.encode import as_array, check_finite, check_lambda, normalize_rows
 from mlsm_plugin.sparse_coding.online_learning import learn_online
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
@@ -57,9 +57,7 @@ class Dictionary:
         self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
         if self.atoms.ndim != 2 or self.atoms.size == 0:
             raise ValueError(f"a dictionary must be 2-D (n_atoms, dim) and not empty, got the shape {self.atoms.shape}")
-        row = first_nonfinite_row(self.atoms)
-        if row is not None:
-            raise ValueError(f"atom {row} holds NaN or infinity; all values must be finite")
+        check_finite(self.atoms, "atom")
         norms = np.linalg.norm(self.atoms, axis=1)
         worst = int(np.abs(norms - 1).argmax())
         if abs(norms[worst] - 1) > UNIT_NORM_TOLERANCE:
@@ -88,11 +86,7 @@ class Dictionary:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Dictionary:
-        """Load a folder that :meth:`save` wrote.
-
-        Raises:
-            ValueError: a file is missing or damaged, or the atoms are not a valid dictionary (names the folder).
-        """
+        """Load a folder that :meth:`save` wrote; ValueError (names the folder) if it is damaged, or no dictionary."""
         directory = Path(directory)
         for name in (ATOMS_FILE, META_FILE):
             if not (directory / name).is_file():
@@ -141,28 +135,17 @@ def learn_dictionary(
             setting is out of range.
     """
     check_lambda(lambda_)
-    counts = {"num_atoms": num_atoms, "iterations": iterations, "batch_size": batch_size, "threads": threads}
-    for name, value in counts.items():
+    settings: dict[str, Any] = {"iterations": iterations, "batch_size": batch_size, "threads": threads}
+    for name, value in {"num_atoms": num_atoms, **settings}.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
     hidden = np.ascontiguousarray(as_array(hidden), dtype=np.float32)
     if hidden.ndim != 2:
         raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {hidden.shape}")
-    row = first_nonfinite_row(hidden)
-    if row is not None:
-        raise ValueError(f"hidden row {row} holds NaN or infinity; all values must be finite")
+    check_finite(hidden, "hidden row")
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
-    learned = learn_online(
-        hidden,
-        initial,
-        lambda_=lambda_,
-        iterations=iterations,
-        batch_size=batch_size,
-        rng=rng,
-        threads=threads,
-        device=device,
-    )
+    learned = learn_online(hidden, initial, rng, lambda_=lambda_, **settings, device=device)
     vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
 

@@ -122,10 +122,8 @@ def _check_arrays(hidden: Any, dictionary: np.ndarray) -> None:
             f"hidden states are {hidden.shape[1]} wide but the atoms of the dictionary are {dictionary.shape[1]} wide; "
             "use the layer and model that the dictionary was learned from"
         )
-    for name, array in (("hidden", hidden), ("dictionary", dictionary)):
-        row = first_nonfinite_row(array)
-        if row is not None:
-            raise ValueError(f"{name} row {row} holds NaN or infinity; all values must be finite")
+    check_finite(hidden, "hidden row")
+    check_finite(dictionary, "dictionary row")
 
 
 def first_nonfinite_row(rows: Any) -> int | None:
@@ -136,6 +134,13 @@ def first_nonfinite_row(rows: Any) -> int | None:
         if bad.any():
             return start + int(bad.nonzero()[0].reshape(-1)[0])
     return None
+
+
+def check_finite(rows: Any, what: str) -> None:
+    """Raise ValueError, with ``what`` and its number, if a row holds NaN or infinity."""
+    row = first_nonfinite_row(rows)
+    if row is not None:
+        raise ValueError(f"{what} {row} holds NaN or infinity; all values must be finite")
 
 
 def check_lambda(lambda_: float) -> None:

@@ -98,9 +98,8 @@ class Surrogate:
 def _in_turn(changes: np.ndarray, products: np.ndarray) -> np.ndarray:
     """Coefficients (m, 2m) of the new atoms of a block, each given those before it.
 
-    Args:
-        changes: (m, m), of which a row says how much of the others' changes its minimizer loses.
-        products: (2m, 2m), inner products of the minimizers and the old atoms.
+    A row of ``changes`` (m, m) says how much of the others' changes its minimizer loses; ``products`` (2m, 2m) are the
+    inner products of the minimizers and the old atoms.
     """
     number = len(changes)
     new = np.eye(number, 2 * number)
@@ -116,11 +115,11 @@ def _in_turn(changes: np.ndarray, products: np.ndarray) -> np.ndarray:
 def learn_online(
     hidden: np.ndarray,
     initial: np.ndarray,
+    rng: np.random.Generator,
     *,
     lambda_: float,
     iterations: int,
     batch_size: int,
-    rng: np.random.Generator,
     threads: int | None = None,
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
@@ -128,14 +127,13 @@ def learn_online(
 
     Alternates between coding a mini-batch over the current dictionary and one pass of block coordinate descent on the
     surrogate ``0.5 tr(D^T A D) - tr(D^T B)``. An atom that stays unused is replaced by a random row of the current
-    mini-batch, each by another one.
+    mini-batch, each by another one. Settings are those of
+    :func:`~mlsm_plugin.sparse_coding.dictionary.learn_dictionary`.
 
     Args:
         hidden: (n_tokens, dim) float32, finite; read one mini-batch at a time.
         initial: (n_atoms, dim), the first dictionary, unit rows.
         rng: source of the order of the rows and of the replacements.
-        lambda_, iterations, batch_size, threads, device: see
-            :func:`~mlsm_plugin.sparse_coding.dictionary.learn_dictionary`.
 
     Returns:
         (n_atoms, dim) float32, norms at most 1.

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row
+from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, as_array, check_finite
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 
 Figures = dict[str, float | int | None]
@@ -46,18 +46,17 @@ class ReconstructionQuality:
         Raises:
             ValueError: shapes differ, or a value is NaN or infinite (names the row of this chunk).
         """
-        x, found = _as_float64(hidden), _as_float64(reconstruction)
+        x, found = (np.asarray(as_array(rows), np.float64) for rows in (hidden, reconstruction))
         codes = sp.csr_matrix(codes)
         if x.ndim != 2 or x.shape[1] != len(self._mean) or found.shape != x.shape:
             both = f"{x.shape} and {found.shape}"
             raise ValueError(f"hidden states and reconstructions must both be (n, {len(self._mean)}), got {both}")
         if codes.shape != (len(x), len(self._uses)):
             raise ValueError(f"codes must be {(len(x), len(self._uses))}, got {codes.shape}")
-        for name, values in (("hidden state", x), ("reconstruction", found), ("code", codes.data[:, None])):
-            row = first_nonfinite_row(values)
-            if row is not None:
-                where = "" if name == "code" else f" of row {row}"
-                raise ValueError(f"the {name}{where} holds NaN or infinity; all values must be finite")
+        check_finite(x, "the hidden state of row")
+        check_finite(found, "the reconstruction of row")
+        if not np.isfinite(codes.data).all():
+            raise ValueError("the code holds NaN or infinity; all values must be finite")
         if len(x) == 0:
             return
         self._add_variation(x)
@@ -154,9 +153,3 @@ def coder_health(
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _as_float64(rows: Any) -> np.ndarray:
-    if isinstance(rows, torch.Tensor):
-        return rows.detach().cpu().double().numpy()
-    return np.asarray(rows, np.float64)

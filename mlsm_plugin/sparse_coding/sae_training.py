@@ -164,11 +164,7 @@ class SaeTrainer:
 
     @classmethod
     def resume(cls, settings: SaeSettings, state: dict[str, Tensor], *, fast_bf16: bool = False) -> SaeTrainer:
-        """Continue from what :meth:`state` gave.
-
-        Raises:
-            ValueError: a tensor is missing, or has another shape.
-        """
+        """Continue from what :meth:`state` gave; ValueError if a tensor is missing, or has another shape."""
         try:
             parameters = Parameters(*(state[name].clone() for name in Parameters._fields))
             trainer = cls(settings, parameters, float(state["variance"]), fast_bf16=fast_bf16)
@@ -274,8 +270,7 @@ class SaeTrainer:
     def _layers(self, chosen: ChosenLatents) -> tuple[ChosenLatents, Tensor, int]:
         """Chosen latents with a block of rows for each prefix, in which it has only the latents that it adds.
 
-        Returns:
-            them, their order among ``chosen``, and the number of blocks.
+        Also their order among ``chosen``, and the number of blocks.
         """
         size, width = chosen.shape
         if not self.settings.prefixes:
@@ -327,13 +322,7 @@ class SaeTrainer:
 def train_sae(
     trainer: SaeTrainer, batches: Iterator[Tensor], *, after_update: Callable[[], None] | None = None
 ) -> SparseAutoencoder:
-    """Do the updates that are left.
-
-    Args:
-        trainer: new or resumed.
-        batches: the batches (n, dim) of these updates.
-        after_update: called after each update, for example to save ``trainer.state()``.
-    """
+    """Do the updates that are left, each on a batch (n, dim); after each, ``after_update`` may save the state."""
     settings = trainer.settings
     with Progress(total=settings.updates, initial=trainer.updates, desc="training the SAE", unit="batch") as progress:
         while trainer.updates < settings.updates:

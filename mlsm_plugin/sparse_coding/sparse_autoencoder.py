@@ -23,7 +23,6 @@ CSR kernels) take about a tenth of the time of the dense products. On other devi
 from __future__ import annotations
 
 import copy
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +31,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+# a filter, since leaving `catch_warnings` after each product would make Python show all other warnings again
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state", category=UserWarning)
 
 ACTIVATIONS = ("relu", "topk", "jumprelu", "gated")
 INPUT_NORMS = ("none", "constant_norm", "layer_norm")
@@ -91,11 +93,7 @@ ONLY_OF = {"threshold": "jumprelu", "gate_scale": "gated", "gate_bias": "gated"}
 
 
 class SparseAutoencoder:
-    """An SAE that codes and reconstructs; it has no state.
-
-    Args:
-        config: what it is.
-        weights: its tensors; they become float32.
+    """An SAE that codes and reconstructs; it has no state, and its tensors become float32.
 
     Raises:
         ValueError: a tensor is missing or superfluous, has another shape, or holds NaN or infinity.
@@ -242,13 +240,9 @@ def tensors_of(config: SaeConfig) -> list[str]:
 
 
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest values of each row, as ``values.topk(k, dim=1, sorted=False)`` gives them up to ties and order.
+    """The k largest of each row of values (n, m), as ``topk(k, dim=1, sorted=False)`` gives them up to ties and order.
 
     ``torch.topk`` looks at all values; on a CPU this is about three times as fast for 3,000 values and k = 42.
-
-    Args:
-        values: (n, m).
-        k: how many, at most m.
 
     Returns:
         values (n, k) and columns (n, k) int64.
@@ -283,12 +277,9 @@ def largest_of_all(values: Tensor, count: int, bar: float) -> Tensor:
 
 
 class ChosenLatents:
-    """Places in a matrix (n, n_atoms) of latents, and products with the values there.
+    """Places in a matrix of latents, and products with the values there.
 
-    Args:
-        rows: (m,) int64, ascending.
-        columns: (m,) int64.
-        shape: (n, n_atoms).
+    ``rows`` (m,) are ascending and, like ``columns`` (m,), int64; ``shape`` is (n, n_atoms).
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> None:
@@ -332,19 +323,6 @@ class ChosenLatents:
 
 def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A sparse matrix; ``rows`` are ascending."""
-    _hear_that_csr_is_new()
     ends = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends])
     return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
-
-
-@functools.cache
-def _hear_that_csr_is_new() -> None:
-    """Let torch warn of it, which it does once.
-
-    Leaving ``catch_warnings`` makes Python show all other warnings again, so it must not be entered in every update.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        none = torch.zeros(0, dtype=torch.int64)
-        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), none, none.float(), (0, 0))

@@ -154,12 +154,9 @@ class ShardRows:
 
     def __init__(self, num_tokens: int, num_atoms: int) -> None:
         self.shape = (num_tokens, num_atoms)
-        self.coded_tokens = 0
-        self.nonzeros = 0
-        self.gap_sum = 0.0
-        self.gap_max = 0.0
+        self.coded_tokens = self.nonzeros = self._filled = 0
+        self.gap_sum = self.gap_max = 0.0
         self.has_gaps = True
-        self._filled = 0
         self._counts = np.zeros(num_tokens, np.int64)
         self._atoms: list[np.ndarray] = [np.zeros(0, atom_dtype(num_atoms))]
         self._weights: list[np.ndarray] = [np.zeros(0, WEIGHT_DTYPE)]

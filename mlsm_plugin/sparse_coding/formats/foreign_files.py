@@ -134,16 +134,10 @@ class TensorFile:
 def imported_sae(
     file: TensorFile, config: SaeConfig, weights: SaeWeights, shape: tuple[int, int], facts: dict[str, Any]
 ) -> SaeCoder:
-    """The coder of an SAE that another program made.
-
-    Args:
-        file: where the weights come from.
-        config, weights: the SAE.
-        shape: number of latents and width, as the settings say them.
-        facts: where it comes from, for ``meta.json``.
+    """The coder of an SAE whose weights come from ``file``, and of whose origin ``meta.json`` will say the ``facts``.
 
     Raises:
-        ValueError: the weights have another shape, do not fit together, or are not finite.
+        ValueError: the weights do not have the ``shape`` (latents, width), do not fit together, or are not finite.
     """
     if tuple(weights.encoder.shape) != shape:
         raise ValueError(

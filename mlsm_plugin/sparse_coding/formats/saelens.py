@@ -109,9 +109,6 @@ def read_saelens(folder: str | os.PathLike[str]) -> SaeCoder:
     A BatchTopK SAE that is still in the format of training becomes what SAELens makes of it when training ends: a
     JumpReLU SAE with one threshold.
 
-    Args:
-        folder: the folder with the two files.
-
     Raises:
         ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
     """
@@ -279,20 +276,11 @@ def for_saelens(coder: SaeCoder) -> SaeCoder:
 
 
 def write_saelens(coder: SaeCoder, folder: str | os.PathLike[str]) -> None:
-    """Write ``sae_weights.safetensors``, and ``cfg.json`` last, without which SAELens does not load the folder.
+    """Write what :func:`for_saelens` returned, on the CPU, to an existing folder; see :func:`check_exportable` first.
 
-    ``sae_lens.SAE.load_from_disk`` gives the same latents and reconstructions; only a hidden state of zeros under
-    ``constant_norm`` is NaN there.
-
-    Args:
-        coder: what :func:`for_saelens` returned, on the CPU.
-        folder: an existing folder.
-
-    Raises:
-        ValueError: the package ``safetensors`` is missing.
-        OSError: a file cannot be written.
+    ``cfg.json`` comes last; without it, SAELens does not load the folder. ``sae_lens.SAE.load_from_disk`` gives the
+    same latents and reconstructions; only a hidden state of zeros under ``constant_norm`` is NaN there.
     """
-    check_safetensors()
     from safetensors.torch import save
 
     folder = Path(folder)

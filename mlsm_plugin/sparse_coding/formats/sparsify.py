@@ -22,12 +22,7 @@ from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "sparsify"
 CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae.safetensors"
-TENSORS = {
-    "encoder": "encoder.weight",
-    "encoder_bias": "encoder.bias",
-    "decoder": "W_dec",
-    "decoder_bias": "b_dec",
-}
+TENSORS = {"encoder": "encoder.weight", "encoder_bias": "encoder.bias", "decoder": "W_dec", "decoder_bias": "b_dec"}
 # these decide the first weights and the loss only
 WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")
 REFUSED = {
@@ -40,8 +35,7 @@ REFUSED = {
 def read_sparsify(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sparsify.SparseCoder.load_from_disk``, in float32.
 
-    Args:
-        folder: the folder of one hook point, such as ``layers.5``.
+    ``folder`` is that of one hook point, such as ``layers.5``.
 
     Raises:
         ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
