@@ -34,7 +34,8 @@ import torch
 from mlsm_plugin.data.token_blocks import check_codes_belong_to, is_content, load_dictionary
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows

@@ -24,8 +24,9 @@ from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.settings import BlockSettings
-from mlsm_plugin.sparse_coding.code_store import INDPTR_DTYPE, WEIGHT_DTYPE, CodeStoreWriter, ShardRows, atom_dtype
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.sparse_coding.coder import SparseCoder
+from mlsm_plugin.sparse_coding.stored_codes import INDPTR_DTYPE, WEIGHT_DTYPE, ShardRows, atom_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
+from scipy.sparse import csr_matrix, vstack
 
 from mlsm_plugin.files.atomic_files import atomic_open
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
 TEMPLATE = "latent_report.html"
 CHUNK_ENTRIES = 1 << 18  # entries of the codes that are processed at once: some tens of MB
@@ -39,17 +37,20 @@ class Context(TypedDict):
 
 @dataclass
 class AtomSummary:
-    """What one atom of the dictionary is used for."""
+    """What one atom of the dictionary is used for.
+
+    Attributes:
+        frequency: share of the coded tokens whose code has the atom; 0 for a dead atom.
+        mean_weight: mean weight of the atom over these tokens; 0 for a dead atom.
+        top_tokens: pieces, each with its share of the atom's total weight; the largest share first.
+        contexts: occurrences with the largest weights, preferably of distinct token types; the largest first.
+    """
 
     atom: int
     frequency: float
-    """Share of the coded tokens whose code has the atom."""
     mean_weight: float
-    """Mean weight of the atom over the tokens whose code has it; 0 for a dead atom."""
     top_tokens: list[tuple[str, float]] = field(default_factory=list)
-    """Pieces, each with its share of the atom's total weight; the largest share first."""
     contexts: list[Context] = field(default_factory=list)
-    """Occurrences with the largest weights, preferably of distinct token types; the largest first."""
 
 
 @dataclass
@@ -68,12 +69,6 @@ class _Occurrences:
     def joined(self, other: _Occurrences) -> _Occurrences:
         return _Occurrences(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
 
-    @classmethod
-    def none(cls, window: int) -> _Occurrences:
-        empty = np.zeros(0, dtype=np.int64)
-        windows = np.zeros((0, 2 * window + 1), dtype=np.int64)
-        return cls(empty, empty, np.zeros(0), empty, windows)
-
 
 def summarize_atoms(
     token_blocks: Iterable[tuple[np.ndarray, csr_matrix]],
@@ -85,7 +80,7 @@ def summarize_atoms(
     contexts: int = 6,
     window: int = 8,
 ) -> list[AtomSummary]:
-    """Summarize every atom in one pass over coded text.
+    """Summarize every atom, also the dead ones, in their order, in one pass over coded text.
 
     The memory depends on the number of (atom, token type) pairs that occur and of contexts kept; it does not grow with
     the length of the text.
@@ -96,121 +91,89 @@ def summarize_atoms(
     Args:
         token_blocks: pairs of the token ids ``(n,)`` of a block of text and its codes ``(n, num_atoms)``; rows sum
             to 1, rows of special tokens are empty.
-        num_atoms: number of atoms of the dictionary.
         num_types: number of token types; every id is below it.
         symbols: the piece of every token type.
-        top_tokens: number of token types to report per atom.
-        contexts: number of occurrences to report per atom.
+        top_tokens, contexts: number of token types and of occurrences to report per atom.
         window: number of tokens to show on each side of an occurrence.
-
-    Returns:
-        One summary per atom, in their order; dead atoms have frequency 0.
 
     Raises:
         ValueError: the codes do not match the ids, ``num_atoms`` or ``num_types``.
     """
     if len(symbols) < num_types:
         raise ValueError(f"{num_types} token types need as many symbols; there are {len(symbols)}")
-    from scipy.sparse import csr_matrix
-
     coded_tokens = 0
     counts = np.zeros(num_atoms, dtype=np.int64)
     masses = csr_matrix((num_atoms, num_types), dtype=np.float64)
-    best_of_types = _Occurrences.none(window)
-    best_of_all = _Occurrences.none(window)
-    for coded, entries in _chunks(token_blocks, num_atoms, num_types, window):
-        coded_tokens += coded
+    best = _occurrences([], 0, num_atoms, window)
+    for entries in _chunks(token_blocks, num_atoms, num_types, window):
+        coded_tokens += len(np.unique(entries.order))
         counts += np.bincount(entries.atoms, minlength=num_atoms)
         masses = masses + csr_matrix((entries.weights, (entries.atoms, entries.types)), shape=masses.shape)
-        best_of_types = _keep_best(best_of_types, entries, num_atoms, contexts, distinct="types")
-        best_of_all = _keep_best(best_of_all, entries, num_atoms, contexts, distinct="windows")
+        best = _keep_best(best, entries, num_atoms, contexts)
     totals = np.asarray(masses.sum(axis=1)).reshape(-1)
     summaries = [
         AtomSummary(atom, float(counts[atom] / max(coded_tokens, 1)), float(totals[atom] / max(counts[atom], 1)))
         for atom in range(num_atoms)
     ]
-    _add_top_tokens(summaries, masses, totals, symbols, top_tokens)
-    _add_contexts(summaries, best_of_types, best_of_all, symbols, contexts)
+    pairs = masses.tocoo()
+    shown = np.flatnonzero(_places((pairs.row,), (-pairs.data, pairs.col)) < top_tokens)
+    for pair in shown[np.lexsort((pairs.col[shown], -pairs.data[shown]))].tolist():
+        atom = pairs.row[pair]
+        summaries[atom].top_tokens.append((symbols[pairs.col[pair]], float(pairs.data[pair] / totals[atom])))
+    joined_by = "" if any(SENTENCEPIECE_BEGIN in symbol for symbol in symbols) else " "
+    for row in np.lexsort((best.order, -best.weights)).tolist():
+        context = _read_window(best.windows[row].tolist(), symbols, joined_by, float(best.weights[row]))
+        summaries[best.atoms[row]].contexts.append(context)
     return summaries
 
 
 def _chunks(
     token_blocks: Iterable[tuple[np.ndarray, csr_matrix]], num_atoms: int, num_types: int, window: int
-) -> Iterator[tuple[int, _Occurrences]]:
-    """Number of coded tokens and the non-zero entries of the codes, several blocks at a time."""
-    ids_parts: list[np.ndarray] = []
-    rows_parts: list[np.ndarray] = []
-    atoms_parts: list[np.ndarray] = []
-    weights_parts: list[np.ndarray] = []
-    margin = np.full(window, NOTHING, dtype=np.int64)
-    done = filled = entries = 0  # tokens before this chunk; tokens and entries in it
-
-    def chunk() -> tuple[int, _Occurrences]:
-        ids = np.concatenate([margin, *ids_parts])
-        rows = np.concatenate(rows_parts)
-        windows = np.lib.stride_tricks.sliding_window_view(ids, 2 * window + 1)[rows - window]
-        found = _Occurrences(
-            np.concatenate(atoms_parts), ids[rows], np.concatenate(weights_parts), rows + done, windows
-        )
-        return len(np.unique(rows)), found
-
+) -> Iterator[_Occurrences]:
+    """The non-zero entries of the codes, several blocks at a time."""
+    blocks: list[tuple[np.ndarray, csr_matrix]] = []
+    done = tokens = entries = 0  # tokens before this chunk; tokens and entries in it
     for ids, codes in token_blocks:
-        rows, atoms, weights = _entries_of(np.asarray(ids), codes, num_atoms, num_types)
-        if not len(ids):
-            continue
-        rows_parts.append(rows + window + filled)
-        atoms_parts.append(atoms)
-        weights_parts.append(weights)
-        ids_parts += [np.asarray(ids, dtype=np.int64), margin]
-        filled += len(ids) + window
-        entries += len(rows)
-        if entries >= CHUNK_ENTRIES or filled >= CHUNK_ENTRIES:
-            yield chunk()
-            done += filled
-            filled = entries = 0
-            for parts in (ids_parts, rows_parts, atoms_parts, weights_parts):
-                parts.clear()
-    if ids_parts:
-        yield chunk()
+        if codes.shape != (len(ids), num_atoms):
+            raise ValueError(f"codes of shape {codes.shape} for {len(ids)} tokens and {num_atoms} atoms")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < num_types:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()}, but there are {num_types} token types")
+        blocks.append((ids, codes))
+        tokens += len(ids)
+        entries += codes.nnz
+        if max(tokens, entries) >= CHUNK_ENTRIES:
+            yield _occurrences(blocks, done, num_atoms, window)
+            done += tokens
+            tokens = entries = 0
+            blocks = []
+    yield _occurrences(blocks, done, num_atoms, window)
 
 
-def _entries_of(
-    ids: np.ndarray, codes: csr_matrix, num_atoms: int, num_types: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, atoms and weights of the non-zero entries of a block's codes, checked against the ids."""
-    if codes.shape != (len(ids), num_atoms):
-        raise ValueError(f"codes of shape {codes.shape} for {len(ids)} tokens and {num_atoms} atoms")
-    if len(ids) and not 0 <= ids.min() <= ids.max() < num_types:
-        raise ValueError(f"token ids from {ids.min()} to {ids.max()}, but there are {num_types} token types")
-    rows = np.repeat(np.arange(len(ids), dtype=np.int64), np.diff(codes.indptr))
-    weights = codes.data.astype(np.float64)
-    used = weights > 0
-    return rows[used], codes.indices[used].astype(np.int64), weights[used]
-
-
-def _keep_best(
-    kept: _Occurrences, entries: _Occurrences, num_atoms: int, contexts: int, *, distinct: str
+def _occurrences(
+    blocks: Sequence[tuple[np.ndarray, csr_matrix]], done: int, num_atoms: int, window: int
 ) -> _Occurrences:
-    """The ``contexts`` largest weights of every atom, no two of them with the same type (or window).
+    """The non-zero entries of the codes of blocks, before which there are ``done`` tokens."""
+    codes = vstack([csr_matrix((0, num_atoms)), *(codes for _, codes in blocks)], format="csr", dtype=np.float64)
+    margin = np.full(max(window, 1), NOTHING, dtype=np.int64)
+    ids = np.concatenate([margin, *(part for ids, _ in blocks for part in (ids, margin))])
+    used = codes.data > 0
+    rows = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr))[used]
+    places = np.flatnonzero(ids != NOTHING)[rows]
+    around = places[:, None] + np.arange(-window, window + 1)
+    return _Occurrences(codes.indices[used].astype(np.int64), ids[places], codes.data[used], rows + done, ids[around])
 
-    ``kept`` is what this function returned for the earlier entries.
-    """
-    if contexts < 1:
-        return kept
-    full = np.bincount(kept.atoms, minlength=num_atoms) == contexts
-    smallest = np.full(num_atoms, np.inf)
-    np.minimum.at(smallest, kept.atoms, kept.weights)
-    bar = np.where(full, smallest, 0.0)  # a later entry must be above it
+
+def _keep_best(kept: _Occurrences, entries: _Occurrences, num_atoms: int, contexts: int) -> _Occurrences:
+    """The ``contexts`` occurrences of every atom to show; ``kept`` is what this returned for the earlier entries."""
+    types_kept = np.bincount(np.unique(np.stack([kept.atoms, kept.types]), axis=1)[0], minlength=num_atoms)
+    bar = np.full(num_atoms, np.inf)
+    np.minimum.at(bar, kept.atoms, kept.weights)
+    bar[types_kept < contexts] = 0.0
     found = kept.joined(entries[np.flatnonzero(entries.weights > bar[entries.atoms])])
-    keys = found.types if distinct == "types" else _window_hashes(found.windows)
-    # Sort equal (atom, key) together, the best of them first.
-    by_key = np.lexsort((found.order, -found.weights, keys, found.atoms))
-    atoms, keys = found.atoms[by_key], keys[by_key]
-    first = np.ones(len(by_key), dtype=bool)
-    first[1:] = (atoms[1:] != atoms[:-1]) | (keys[1:] != keys[:-1])
-    unique = by_key[first]
-    by_weight = unique[np.lexsort((found.order[unique], -found.weights[unique], found.atoms[unique]))]
-    return found[by_weight[_rank_within_groups(found.atoms[by_weight]) < contexts]]
+    # each text once, and first the best of each type
+    found = found[_places((found.atoms, _window_hashes(found.windows)), (-found.weights, found.order)) == 0]
+    of_known_type = _places((found.atoms, found.types), (-found.weights, found.order)) > 0
+    return found[_places((found.atoms,), (of_known_type, -found.weights, found.order)) < contexts]
 
 
 def _window_hashes(windows: np.ndarray) -> np.ndarray:
@@ -224,54 +187,19 @@ def _window_hashes(windows: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def _rank_within_groups(groups: np.ndarray) -> np.ndarray:
-    """For sorted ``groups``, the position of every element in its group: [3, 3, 5, 5, 5] -> [0, 1, 0, 1, 2]."""
-    positions = np.arange(len(groups))
-    starts = np.r_[True, groups[1:] != groups[:-1]] if len(groups) else np.zeros(0, dtype=bool)
-    return positions - np.maximum.accumulate(np.where(starts, positions, 0))
+def _places(groups: tuple[np.ndarray, ...], by: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The place of each element among those that are equal in all ``groups``, sorted by the first of ``by``, ..."""
+    order = np.lexsort((*reversed(by), *groups))
+    positions = np.arange(len(order))
+    begins = np.zeros(len(order), dtype=bool)
+    for group in groups:
+        begins[1:] |= group[order][1:] != group[order][:-1]
+    places = np.empty_like(positions)
+    places[order] = positions - np.maximum.accumulate(np.where(begins, positions, 0))
+    return places
 
 
-def _add_top_tokens(
-    summaries: list[AtomSummary], masses: csr_matrix, totals: np.ndarray, symbols: Sequence[str], top_tokens: int
-) -> None:
-    pairs = masses.tocoo()
-    order = np.lexsort((pairs.col, -pairs.data, pairs.row))
-    order = order[_rank_within_groups(pairs.row[order]) < top_tokens]
-    for atom, token_type, mass in zip(
-        pairs.row[order].tolist(), pairs.col[order].tolist(), pairs.data[order].tolist(), strict=True
-    ):
-        summaries[atom].top_tokens.append((symbols[token_type], float(mass / totals[atom])))
-
-
-def _add_contexts(
-    summaries: list[AtomSummary],
-    best_of_types: _Occurrences,
-    best_of_all: _Occurrences,
-    symbols: Sequence[str],
-    contexts: int,
-) -> None:
-    # An atom with t < contexts types needs contexts - t other occurrences. They are among its `contexts` best of
-    # all, of which at most t are shown already.
-    both = best_of_types.joined(best_of_all)
-    is_filler = np.arange(len(both.atoms)) >= len(best_of_types.atoms)
-    hashes = _window_hashes(both.windows)
-    order = np.lexsort((both.order, -both.weights, is_filler, both.atoms))
-    shown: dict[int, list[tuple[float, int, int]]] = {}
-    texts: dict[int, set[int]] = {}
-    for row in order.tolist():
-        atom, text = int(both.atoms[row]), int(hashes[row])
-        rows = shown.setdefault(atom, [])
-        if len(rows) < contexts and text not in texts.setdefault(atom, set()):
-            texts[atom].add(text)
-            rows.append((-float(both.weights[row]), int(both.order[row]), row))
-    joined_by = "" if any(SENTENCEPIECE_BEGIN in symbol for symbol in symbols) else " "
-    for atom, rows in shown.items():
-        for _, _, row in sorted(rows):
-            context = _read_window(both.windows[row].tolist(), symbols, joined_by)
-            summaries[atom].contexts.append({**context, "weight": float(both.weights[row])})
-
-
-def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str) -> Context:
+def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, weight: float) -> Context:
     """The text of a window of ids; the ends of sentences are shown as a pilcrow."""
     middle = len(window) // 2
 
@@ -286,7 +214,7 @@ def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str) 
     if token.endswith(" ") or (joined_by and right):
         right = " " + right
     left, right = re.sub(r"\s+", " ", left).lstrip(), re.sub(r"\s+", " ", right).rstrip()
-    return {"left": left, "token": token.strip() or SENTENCEPIECE_BEGIN, "right": right, "weight": 0.0}
+    return {"left": left, "token": token.strip() or SENTENCEPIECE_BEGIN, "right": right, "weight": weight}
 
 
 def render_report(
@@ -296,17 +224,7 @@ def render_report(
     facts: Mapping[str, str],
     output_path: str | os.PathLike[str],
 ) -> None:
-    """Write the summaries as one HTML page that needs no other file and no network.
-
-    Args:
-        summaries: what :func:`summarize_atoms` returned.
-        title: heading of the page.
-        facts: names and values of other facts, such as the health of the dictionary and the model it came from.
-        output_path: the page; written atomically.
-
-    Raises:
-        OSError: the page cannot be written.
-    """
+    """Write summaries, and names and values of other facts, as one HTML page that needs no other file or network."""
     template = resources.files("mlsm_plugin.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")
     rows = "\n".join(
         f'<tr><th scope="row">{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>'

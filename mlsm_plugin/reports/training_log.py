@@ -46,7 +46,6 @@ def read_training_log(path: str | os.PathLike[str]) -> TrainingLog:
 
     Raises:
         ValueError: the log has no line of fairseq's progress.
-        OSError: the log cannot be read.
     """
     log = TrainingLog()
     subsets: dict[str, dict[str, list[tuple[int, float]]]] = {}
@@ -107,12 +106,7 @@ def _json_entry(message: str) -> Iterator[tuple[str | None, dict[str, float]]]:
 
 
 def log_file_of(run: str | os.PathLike[str]) -> Path:
-    """The log of a run: the file ``run``, or in the folder ``run`` its ``train.log`` or its only ``*.log``.
-
-    Raises:
-        FileNotFoundError: there is no log.
-        ValueError: there are several logs.
-    """
+    """The log of a run: the file ``run``, or in the folder ``run`` its ``train.log`` or its only ``*.log``."""
     path = Path(run)
     if path.is_file():
         return path

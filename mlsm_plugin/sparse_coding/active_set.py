@@ -31,7 +31,7 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.sparse_coding.active_set_torch import GRAM_ENTRIES, ArrayContents, ridge_ranking, solve_batched
-from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
+from mlsm_plugin.sparse_coding.sparse_coder import DENSE_ENTRIES
 
 logger = logging.getLogger(__name__)
 
@@ -48,38 +48,26 @@ ROWS_PER_TASK = 64
 class PreparedDictionary:
     """A dictionary, and what is computed from it once for all rows."""
 
-    atoms: np.ndarray
-    """(n_atoms, dim) float64."""
-    atoms32: torch.Tensor
-    """(n_atoms, dim) float32."""
-    gram: np.ndarray
-    """(n_atoms, n_atoms) float32, or (0, 0) if it would be too large."""
-    ridge: torch.Tensor
-    """(n_atoms, dim) float32; a row times its transpose ranks the atoms for the first working set."""
-    rounding: float
-    """Bound on the error of a float32 inner product of an atom with a vector of norm 1."""
+    atoms: np.ndarray  # (n_atoms, dim) float64
+    atoms32: torch.Tensor  # (n_atoms, dim) float32
+    gram: np.ndarray  # (n_atoms, n_atoms) float32, or (0, 0) if it would be too large
+    ridge: torch.Tensor  # (n_atoms, dim) float32; a row times its transpose ranks the atoms for the first working set
+    rounding: float  # bound on the error of a float32 inner product of an atom with a vector of norm 1
 
 
 @dataclass
 class Batch:
     """Rows that are solved together: ``n`` rows with codes of at most ``depth`` atoms."""
 
-    hidden: np.ndarray
-    """(n, dim) float64."""
-    atoms: np.ndarray
-    """(n, depth) int32, atoms of each code."""
-    weights: np.ndarray
-    """(n, depth) float64."""
-    sizes: np.ndarray
-    """(n,) int64, number of atoms in each code; -1 before the first round."""
-    residuals: np.ndarray
-    """(n, dim) float64."""
-    gaps: np.ndarray
-    """(n,) float64."""
+    hidden: np.ndarray  # (n, dim) float64
+    atoms: np.ndarray  # (n, depth) int32, atoms of each code
+    weights: np.ndarray  # (n, depth) float64
+    sizes: np.ndarray  # (n,) int64, number of atoms in each code; -1 before the first round
+    residuals: np.ndarray  # (n, dim) float64
+    gaps: np.ndarray  # (n,) float64
 
     @classmethod
     def of(cls, hidden: np.ndarray, num_atoms: int) -> Batch:
-        """A batch of rows without codes."""
         depth = min(num_atoms, hidden.shape[1])  # more atoms cannot be linearly independent
         return cls(
             np.require(hidden, requirements="W"),  # numba would compile again for a read-only array
@@ -100,16 +88,13 @@ class Batch:
 def solve_with_active_set(
     hidden: torch.Tensor, atoms: np.ndarray, lambda_: float, threads: int | None = None
 ) -> tuple[sp.csr_matrix, np.ndarray]:
-    """Compute exact codes and their certified relative duality gaps, as the module describes.
+    """Exact codes (n_tokens, n_atoms) and their certified relative duality gaps (n_tokens,), float64.
 
     Args:
         hidden: (n_tokens, dim) float64; they are coded on their device.
         atoms: (n_atoms, dim) float64.
         lambda_: weight of the L1 penalty.
         threads: bounds the threads of the compiled loop; matrix products use torch's threads.
-
-    Returns:
-        (n_tokens, n_atoms) float64 and (n_tokens,) float64.
     """
     if hidden.device.type != "cpu" or not compiler_is_there():
         return solve_batched(hidden, atoms, lambda_)
@@ -146,6 +131,8 @@ def compiler_is_there() -> bool:
 
 def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, pool: ThreadPoolExecutor) -> np.ndarray:
     """Solve and check until every row is optimal, at most ``MAX_ROUNDS`` times; returns the rows that are not."""
+    from mlsm_plugin.sparse_coding.active_set_kernel import advance_rows
+
     num_atoms, dim = prepared.atoms.shape
     rows: np.ndarray = np.arange(len(batch.hidden))
     vectors = batch.hidden
@@ -156,7 +143,16 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
         correlations = (part @ prepared.atoms32.T).numpy()
         ranking = (part @ prepared.ridge.T).numpy() if round_ == 0 and limit < num_atoms else correlations
         optimal = np.zeros(len(rows), np.bool_)
-        _advance(batch, prepared, lambda_, rows, correlations, ranking, limit, floor, optimal, pool)
+        tasks = [
+            pool.submit(
+                advance_rows, first, min(first + ROWS_PER_TASK, len(rows)), rows, lambda_, batch.hidden, prepared.atoms,
+                prepared.atoms32.numpy(), prepared.gram, correlations, ranking, limit, floor, prepared.rounding,
+                batch.atoms, batch.weights, batch.sizes, batch.residuals, batch.gaps, optimal,
+            )
+            for first in range(0, len(rows), ROWS_PER_TASK)
+        ]  # fmt: skip
+        for task in tasks:
+            task.result()
         rows = rows[~optimal]
         if len(rows) == 0:
             break
@@ -164,31 +160,6 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
         # later working sets grow, so that a row cannot cycle for ever
         limit, floor = min(num_atoms, max(32, dim // 3) * max(1, round_ // 4)), NEAR_VIOLATION * lambda_
     return rows
-
-
-def _advance(
-    batch: Batch,
-    prepared: PreparedDictionary,
-    lambda_: float,
-    rows: np.ndarray,
-    correlations: np.ndarray,
-    ranking: np.ndarray,
-    limit: int,
-    floor: float,
-    optimal: np.ndarray,
-    pool: ThreadPoolExecutor,
-) -> None:
-    """Run one round of the compiled loop on the threads of ``pool``."""
-    from mlsm_plugin.sparse_coding.active_set_kernel import advance_rows
-
-    def advance(first: int) -> None:
-        advance_rows(
-            first, min(first + ROWS_PER_TASK, len(rows)), rows, lambda_, batch.hidden, prepared.atoms,
-            prepared.atoms32.numpy(), prepared.gram, correlations, ranking, limit, floor, prepared.rounding,
-            batch.atoms, batch.weights, batch.sizes, batch.residuals, batch.gaps, optimal,
-        )  # fmt: skip
-
-    list(pool.map(advance, range(0, len(rows), ROWS_PER_TASK)))
 
 
 @functools.lru_cache(maxsize=1)

@@ -39,9 +39,8 @@ REFINED = 1e-5
 MAX_REFINEMENTS = 6
 IN, OUT, SHUT = 0, 1, 2
 
-logging.getLogger("numba").setLevel(
-    logging.WARNING
-)  # fairseq opens the root logger, and numba would log its compilation
+# fairseq opens the root logger, and numba would log its compilation
+logging.getLogger("numba").setLevel(logging.WARNING)
 
 
 def compiled(function):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-
-from mlsm_plugin.sparse_coding.duality_gap import relative_gap_of_parts
 
 # maximum number of atoms that join each support in a round
 BLOCK = 16
@@ -55,13 +54,10 @@ class ArrayContents:
 
 
 def ridge_ranking(atoms: Tensor) -> Tensor:
-    """Rows (n_atoms, dim) whose inner products with ``x`` rank the atoms for the code of ``x``.
+    """Rows (n_atoms, dim) float64 whose inner products with ``x`` rank the atoms for the code of ``x``.
 
     The residual of the ridge regression of ``x`` on the atoms is proportional to ``(D^T D + r I)^-1 x``, with ``r`` the
     mean eigenvalue of ``D^T D``. Atoms are ranked by their inner products with it.
-
-    Args:
-        atoms: (n_atoms, dim) float64 torch tensor.
     """
     covariance = atoms.T @ atoms
     ridge = covariance.trace() / len(covariance)
@@ -75,15 +71,11 @@ def ridge_ranking(atoms: Tensor) -> Tensor:
 class Supports:
     """The codes of ``n`` rows, padded to a common length ``k``."""
 
-    atoms: Tensor
-    """(n, k) int64; padding may repeat any atom."""
-    weights: Tensor
-    """(n, k) float64, 0 for padding and for atoms that have just joined."""
-    held: Tensor
-    """(n, k) bool, False for padding."""
+    atoms: Tensor  # (n, k) int64; padding may repeat any atom
+    weights: Tensor  # (n, k) float64, 0 for padding and for atoms that have just joined
+    held: Tensor  # (n, k) bool, False for padding
 
     def select(self, rows: Tensor) -> Supports:
-        """The rows of the given numbers, in the same columns."""
         return Supports(self.atoms[rows], self.weights[rows], self.held[rows])
 
     def narrowed(self) -> Supports:
@@ -102,12 +94,9 @@ class Supports:
 class Problem:
     """A dictionary on its device, and the penalty."""
 
-    atoms: Tensor
-    """(n_atoms, dim) float64."""
-    gram: Tensor | None
-    """(n_atoms, n_atoms) float64, or None if it would be too large."""
-    ridge: Tensor
-    """(n_atoms, dim), see :func:`ridge_ranking`."""
+    atoms: Tensor  # (n_atoms, dim) float64
+    gram: Tensor | None  # (n_atoms, n_atoms) float64, or None if it would be too large
+    ridge: Tensor  # (n_atoms, dim), see ridge_ranking
     lambda_: float
 
     def gram_blocks(self, atoms: Tensor) -> Tensor:
@@ -121,7 +110,7 @@ class Problem:
 def solve_batched(hidden: Tensor, atoms: np.ndarray, lambda_: float) -> tuple[sp.csr_matrix, np.ndarray]:
     """What :func:`mlsm_plugin.sparse_coding.active_set.solve_with_active_set` does, on the device of the rows."""
     problem = _prepared(ArrayContents(atoms), hidden.device, lambda_)
-    rows = max(1, entries_on(hidden.device) // len(atoms))
+    rows = max(1, ENTRIES.get(hidden.device.type, ENTRIES_ELSEWHERE) // len(atoms))
     codes, gaps = [], []
     for start in range(0, len(hidden), rows):
         batch_codes, batch_gaps = _solve_batch(hidden[start : start + rows], problem)
@@ -136,11 +125,6 @@ def _prepared(contents: ArrayContents, device: torch.device, lambda_: float) -> 
     atoms = torch.tensor(contents.array, device=device)
     gram = atoms @ atoms.T if len(atoms) ** 2 <= GRAM_ENTRIES else None
     return Problem(atoms, gram, ridge_ranking(atoms), lambda_)
-
-
-def entries_on(device: torch.device) -> int:
-    """The maximum number of entries of a temporary on ``device``."""
-    return ENTRIES.get(device.type, ENTRIES_ELSEWHERE)
 
 
 def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray]:
@@ -179,6 +163,29 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
     if len(rows):
         finished.append((rows, supports))
     return _csr(finished, num_rows, num_atoms), gaps.cpu().numpy()
+
+
+def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lambda_: float) -> Any:
+    """An upper bound on how far each code is from optimal, relative to its objective, for numpy or torch.
+
+    With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
+    ``theta = r * min(1, lambda_ / max_j (D r)_j)`` satisfies ``D theta <= lambda_``, and is thus feasible for
+    the dual ``Q(theta) = 0.5 * ||x||^2 - 0.5 * ||x - theta||^2``. No primal value is below Q(theta) (Fenchel duality;
+    Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``.
+
+    Args:
+        x, residual: (rows, dim) float64, ``x`` and ``r``.
+        largest: (rows,), the largest entry of ``D r``.
+        penalty: (rows,), ``lambda_ * sum(a)``.
+
+    Returns:
+        (rows,) float64 in [0, 1]; 0 for a row of zeros with an empty code.
+    """
+    scale = lambda_ / largest.clip(min=lambda_)
+    squared_residual = (residual * residual).sum(-1)
+    primal = 0.5 * squared_residual + penalty
+    dual = scale * (x * residual).sum(-1) - 0.5 * scale**2 * squared_residual
+    return ((primal - dual) / primal.clip(min=np.finfo(np.float64).tiny)).clip(min=0, max=1)
 
 
 def _joined(supports: Supports, values: Tensor, threshold: float, limits: Tensor) -> Supports:
@@ -236,7 +243,7 @@ def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tens
     """
     width = max(1, part.atoms.shape[1])
     depth = width if problem.gram is not None else max(width, problem.atoms.shape[1])
-    rows = max(1, entries_on(correlations.device) // (width * depth))
+    rows = max(1, ENTRIES.get(correlations.device.type, ENTRIES_ELSEWHERE) // (width * depth))
     if len(part.atoms) > rows:
         pieces = zip(*(each.split(rows) for each in (part.atoms, part.weights, part.held, correlations)), strict=True)
         return torch.cat([_newton_step(Supports(*piece[:3]), piece[3], problem) for piece in pieces])

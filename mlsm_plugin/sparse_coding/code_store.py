@@ -33,27 +33,8 @@ from mlsm_plugin.files.json_checks import check_json, fields, list_of, number, o
 from mlsm_plugin.files.npy_files import map_npy
 from mlsm_plugin.files.planned_folder import META_FILE
 from mlsm_plugin.files.sharded_store import shard_path
-from mlsm_plugin.sparse_coding.code_store_writer import FORMAT_VERSION, PARTS, CodeStoreWriter
-from mlsm_plugin.sparse_coding.stored_codes import (
-    INDPTR_DTYPE,
-    WEIGHT_DTYPE,
-    ShardRows,
-    atom_dtype,
-    padded_distributions,
-    stored_form,
-)
-
-__all__ = [
-    "INDPTR_DTYPE",
-    "WEIGHT_DTYPE",
-    "CodeStore",
-    "CodeStoreWriter",
-    "ShardRows",
-    "atom_dtype",
-    "padded_distributions",
-    "stored_form",
-]
-
+from mlsm_plugin.sparse_coding.code_store_writer import FORMAT_VERSION, PARTS
+from mlsm_plugin.sparse_coding.stored_codes import WEIGHT_DTYPE
 
 INFINITE_BITS = np.float16(np.inf).view(np.uint16)
 BLOCKS_CHECK = fields({"tokens_per_sample": whole(1), "sample_break_mode": text})
@@ -123,10 +104,7 @@ class CodeStore:
         return {**self.__dict__, "_maps": {}}
 
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The codes of the tokens at ``positions``, read row by row from the maps.
-
-        Args:
-            positions: (n,) int, flat token positions in any order, possibly repeated; -1 gives an empty row.
+        """The codes of tokens at flat ``positions`` (n,) int, in any order, possibly repeated; -1 gives an empty row.
 
         Returns:
             atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the longest
@@ -163,15 +141,15 @@ class CodeStore:
             sources = np.repeat(begins[rows], count) + columns
             target = (np.repeat(rows, count), columns)
             own_atoms, own_weights = self._map(shard)["atoms"][sources], self._map(shard)["weights"][sources]
-            self._check_codes(shard, own_atoms, own_weights)
+            if len(own_atoms):
+                # as whole numbers, the bits of negative weights, infinity and NaN are above those of all other weights
+                finite = own_weights.view(np.uint16).max() < INFINITE_BITS
+                self._check(shard, bool(finite and own_atoms.max() < self.num_atoms))
             atoms[target], weights[target] = own_atoms, own_weights
         return atoms, weights
 
     def rows(self, start: int, stop: int) -> sp.csr_matrix:
-        """The codes of the tokens ``start`` to ``stop - 1``.
-
-        Returns:
-            (stop - start, n_atoms) float32.
+        """The codes of the tokens ``start`` to ``stop - 1``, (stop - start, n_atoms) float32.
 
         Raises:
             ValueError: the range is not within the store, or codes are damaged.
@@ -180,26 +158,12 @@ class CodeStore:
             raise ValueError(
                 f"rows {start} to {stop} are outside the store; they must be within 0 to {self.num_tokens}"
             )
-        parts = [sp.csr_matrix((0, self.num_atoms), dtype=np.float32)]
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        last = int(np.searchsorted(self._starts, stop, side="left"))
-        for shard in range(first, last):
-            low, high = np.clip([start, stop], self._starts[shard], self._starts[shard + 1]) - self._starts[shard]
-            maps = self._map(shard)
-            indptr = maps["indptr"][low : high + 1].astype(np.int64)
-            self._check(shard, bool((np.diff(indptr) >= 0).all() and indptr[-1] <= len(maps["atoms"])))
-            span = slice(indptr[0], indptr[-1])
-            self._check_codes(shard, maps["atoms"][span], maps["weights"][span])
-            weights, atoms = maps["weights"][span].astype(np.float32), maps["atoms"][span].astype(np.int32)
-            shape = (high - low, self.num_atoms)
-            parts.append(sp.csr_matrix((weights, atoms, indptr - indptr[0]), shape=shape))
-        return sp.vstack(parts, format="csr")
-
-    def _check_codes(self, shard: int, atoms: np.ndarray, weights: np.ndarray) -> None:
-        if len(atoms):
-            # as whole numbers, the bits of negative weights, infinity and NaN are above those of all other weights
-            finite = weights.view(np.uint16).max() < INFINITE_BITS
-            self._check(shard, bool(finite and atoms.max() < self.num_atoms))
+        atoms, weights = self.lookup(np.arange(start, stop))
+        filled = atoms >= 0
+        indptr = np.concatenate([[0], np.cumsum(filled.sum(axis=1))])
+        return sp.csr_matrix(
+            (weights[filled].astype(np.float32), atoms[filled], indptr), shape=(stop - start, self.num_atoms)
+        )
 
     def _check(self, shard: int, good: bool) -> None:
         if not good:
@@ -210,7 +174,6 @@ class CodeStore:
             )
 
     def _map(self, shard: int) -> dict[str, np.ndarray]:
-        """The memory maps of a shard, opened once per process."""
         if shard not in self._maps:
             directory, index = self._shards[shard]
             self._maps[shard] = {part: map_npy(shard_path(directory, index, part), ndim=1) for part in PARTS}
@@ -218,11 +181,7 @@ class CodeStore:
 
 
 def _read_meta(directory: Path) -> dict[str, Any]:
-    """Read ``meta.json`` and compare the sizes in it with the files.
-
-    Raises:
-        ValueError: the store is unfinished, of another format, or a file is missing or of the wrong size.
-    """
+    """Read ``meta.json``, and compare the sizes in it with the files."""
     if not (directory / META_FILE).is_file():
         raise ValueError(f"{directory} holds no {META_FILE}: it is not a finished code store; run `mlsm encode`")
     meta = read_json(directory / META_FILE)

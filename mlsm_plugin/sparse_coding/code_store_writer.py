@@ -19,14 +19,11 @@ from mlsm_plugin.sparse_coding.stored_codes import INDPTR_DTYPE, WEIGHT_DTYPE, S
 FORMAT_VERSION = 1
 PARTS = ("atoms", "weights", "indptr")  # in the order of writing; where an indptr exists, the other two are complete
 # The order of the keys in the files, whatever their order in memory; other keys come after these.
-SETTING_KEYS = (
+META_KEYS = (
     *("n_atoms", "lambda", "layer", "coverage", "coverage_seed", "solver", "tolerance", "max_nonzeros", "fp16"),
-    *("blocks", "dictionary_health", "fingerprints"),
+    *("blocks", "dictionary_health", "fingerprints", "format_version", "token_count", "nnz", "mean_nonzeros"),
+    *("coded_tokens", "gap_mean", "gap_max", "shards"),
 )
-TOTAL_KEYS = (
-    *("format_version", "token_count", "nnz", "mean_nonzeros", "coded_tokens", "gap_mean", "gap_max", "shards"),
-)
-META_KEYS = (*SETTING_KEYS, *TOTAL_KEYS)
 
 
 class CodeStoreWriter(ShardedStoreWriter):
@@ -87,7 +84,6 @@ class CodeStoreWriter(ShardedStoreWriter):
             ValueError: the shard does not exist, the shape is wrong, weights are negative or not finite, there are more
                 non-zeros than uint32 can count, gaps are missing in a store with gaps, or another process began the
                 store with another plan.
-            OSError: a file cannot be written; the shard then still counts as missing.
         """
         if not 0 <= index < self.num_shards:
             raise ValueError(f"there is no shard {index}; the plan has 0 to {self.num_shards - 1}")
@@ -103,38 +99,39 @@ class CodeStoreWriter(ShardedStoreWriter):
         self._write_parts(index, rows.arrays(), {"gap": rows.figures(with_gaps=self.with_gaps)})
 
     def finish(self) -> dict[str, Any]:
-        """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``.
+        """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
 
         May be called again, and by several processes at the same time: all write the same bytes.
 
-        Returns:
-            The content of ``meta.json``.
-
         Raises:
             MissingShardsError: shards are missing (names them); a ValueError.
-            ValueError: tokens were coded and all codes are empty.
-            OSError: ``meta.json`` cannot be written.
+            ValueError: no token was coded, or all codes are empty.
         """
         whole = self._whole_shards()
         shards = []
         for (start, stop), (nonzeros, sizes, _) in zip(pairwise(self.boundaries), whole, strict=True):
             shards.append({"start": start, "stop": stop, "nnz": nonzeros, "bytes": sizes})
-        token_count, nnz = self.boundaries[-1], sum(shard["nnz"] for shard in shards)
-        totals = {
+        figures = [of_shard for _, _, of_shard in whole]
+        nnz = sum(shard["nnz"] for shard in shards)
+        coded_tokens = sum(of_shard["coded_tokens"] for of_shard in figures)
+        totals: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
-            "token_count": token_count,
+            "token_count": self.boundaries[-1],
             "nnz": nnz,
-            "mean_nonzeros": nnz / token_count,
-            **_totals([figures for _, _, figures in whole]),
+            "mean_nonzeros": nnz / self.boundaries[-1],
+            "coded_tokens": coded_tokens,
             "shards": shards,
         }
+        if self.with_gaps:
+            totals["gap_mean"] = sum(of_shard["gap_sum"] for of_shard in figures) / max(1, coded_tokens)
+            totals["gap_max"] = max(of_shard["gap_max"] for of_shard in figures)
         meta = _in_order({**self.meta, **totals})
-        if nnz == 0 and meta["coded_tokens"]:
+        if nnz == 0 and coded_tokens:
             raise ValueError(
-                f"all {meta['coded_tokens']} codes of {self.directory} are empty; "
+                f"all {coded_tokens} codes of {self.directory} are empty; "
                 "delete the folder and encode with other settings of the coder"
             )
-        if meta.get("coverage", 1) < 1 and not meta["coded_tokens"]:
+        if meta.get("coverage", 1) < 1 and not coded_tokens:
             raise ValueError(
                 f"no token of {self.directory} was coded; delete the folder and encode with more --coverage"
             )
@@ -142,10 +139,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         return meta
 
     def whole_shard(self, index: int) -> tuple[int, dict[str, int], dict[str, Any]] | None:
-        """The non-zeros, the bytes of each file and the figures of a shard, or None if its files are not whole.
-
-        Reads only headers and two values.
-        """
+        """The non-zeros, the bytes of each file and the figures of a shard, or None if its files are not whole."""
         atoms, weights, indptr = (npy_header(self._path(index, part)) for part in PARTS)
         if atoms is None or weights is None or indptr is None:
             return None
@@ -165,14 +159,10 @@ class CodeStoreWriter(ShardedStoreWriter):
         figures = self._figures(index)
         if not fits or figures is None:
             return None
-        return (
-            int(ends[1]),
-            {"atoms": atoms.file_size, "indptr": indptr.file_size, "weights": weights.file_size},
-            figures,
-        )
+        sizes = {"atoms": atoms.file_size, "indptr": indptr.file_size, "weights": weights.file_size}
+        return int(ends[1]), sizes, figures
 
     def _figures(self, index: int) -> dict[str, Any] | None:
-        """The figures of a shard, or None if they are absent or damaged."""
         names = ("coded_tokens", "gap_sum", "gap_max") if self.with_gaps else ("coded_tokens",)
         try:
             figures = read_json(shard_path(self.directory, index, "gap", "json"))
@@ -180,15 +170,6 @@ class CodeStoreWriter(ShardedStoreWriter):
             return None
         whole = isinstance(figures, dict) and all(isinstance(figures.get(name), (int, float)) for name in names)
         return {name: figures[name] for name in names} if whole else None
-
-
-def _totals(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The totals of the figures of all shards."""
-    totals: dict[str, Any] = {"coded_tokens": sum(shard["coded_tokens"] for shard in figures)}
-    if "gap_sum" in figures[0]:
-        totals["gap_mean"] = sum(shard["gap_sum"] for shard in figures) / max(1, totals["coded_tokens"])
-        totals["gap_max"] = max(shard["gap_max"] for shard in figures)
-    return totals
 
 
 def _in_order(meta: dict[str, Any]) -> dict[str, Any]:

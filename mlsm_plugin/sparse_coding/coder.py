@@ -15,27 +15,15 @@ from typing import Any
 from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_coder import (
-    META_FILE,
-    InexactCodes,
-    NoOptions,
-    SparseCoder,
-    SparseCodes,
-)
+from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, InexactCodes, NoOptions, SparseCoder, SparseCodes
 
 __all__ = ["InexactCodes", "NoOptions", "SparseCoder", "SparseCodes", "coder_kinds", "load_coder", "register_coder"]
 
 _KINDS: dict[str, type[SparseCoder]] = {coder.kind: coder for coder in (LassoCoder, SaeCoder)}
-# the kind of files without "kind" in their meta.json
-FIRST_KIND = LassoCoder.kind
 
 
 def register_coder(coder: type[SparseCoder]) -> type[SparseCoder]:
-    """Class decorator that registers a kind of coder, so that :func:`load_coder` loads its folders.
-
-    Raises:
-        ValueError: another class has this kind.
-    """
+    """Class decorator that registers a kind of coder; ValueError if another class has this kind."""
     known = _KINDS.setdefault(coder.kind, coder)
     if known is not coder:
         raise ValueError(
@@ -50,16 +38,12 @@ def coder_kinds() -> dict[str, type[SparseCoder]]:
 
 
 def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
-    """The kind of coder in a folder.
-
-    Raises:
-        ValueError: the folder has no coder, or its kind is unknown (names the folder).
-    """
+    """The kind of coder in a folder; ValueError if there is none, or its kind is unknown (names the folder)."""
     path = Path(directory) / META_FILE
     if not path.is_file():
         raise ValueError(f"{directory} holds no {META_FILE}; make the dictionary with `mlsm dictionary`")
     meta = read_json(path)
-    kind = meta.get("kind", FIRST_KIND) if isinstance(meta, dict) else None
+    kind = meta.get("kind", LassoCoder.kind) if isinstance(meta, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(
             f"{directory} holds a coder of the unknown kind {kind!r}; known kinds are {', '.join(sorted(_KINDS))}. If "
@@ -76,8 +60,7 @@ def load_coder(directory: str | os.PathLike[str], **options: Any) -> SparseCoder
         options: fields of the kind's ``options_type``; those left out get its defaults.
 
     Raises:
-        ValueError: the folder has no coder, files are damaged, the kind is unknown or does not have an option, or an
-            option is out of range.
+        ValueError: there is no coder, files are damaged, or the kind is unknown or lacks an option.
     """
     kind = kind_of(directory)
     known = {field.name for field in dataclasses.fields(kind.options_type)}

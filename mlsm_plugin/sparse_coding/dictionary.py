@@ -18,9 +18,8 @@ import torch
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
-from mlsm_plugin.sparse_coding.encode import first_nonfinite_row, normalize_rows
-from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
-from mlsm_plugin.sparse_coding.spams_backend import BATCHES_PER_CALL, learn_with_spams
+from mlsm_plugin.sparse_coding.encode import as_array, check_finite, check_lambda, normalize_rows
+from mlsm_plugin.sparse_coding.online_learning import learn_online
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
 ATOMS_FILE = "dictionary.npy"
@@ -39,7 +38,6 @@ META_CHECK = fields(
 KIND = "lasso"  # kind of the coder in ``meta.json``; files of version 0.1 do not have it
 # float32 atoms have unit norm up to about 1e-7, and those stored in half precision up to 1e-3
 UNIT_NORM_TOLERANCE = 1e-3
-BACKENDS = ("torch", "spams")
 
 
 @dataclass(eq=False)
@@ -59,9 +57,7 @@ class Dictionary:
         self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
         if self.atoms.ndim != 2 or self.atoms.size == 0:
             raise ValueError(f"a dictionary must be 2-D (n_atoms, dim) and not empty, got the shape {self.atoms.shape}")
-        row = first_nonfinite_row(self.atoms)
-        if row is not None:
-            raise ValueError(f"atom {row} holds NaN or infinity; all values must be finite")
+        check_finite(self.atoms, "atom")
         norms = np.linalg.norm(self.atoms, axis=1)
         worst = int(np.abs(norms - 1).argmax())
         if abs(norms[worst] - 1) > UNIT_NORM_TOLERANCE:
@@ -81,11 +77,7 @@ class Dictionary:
         return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the folder; ``meta.json`` is written last, so that a folder without it is incomplete.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Write the folder; ``meta.json`` is written last, so that a folder without it is incomplete."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / META_FILE).unlink(missing_ok=True)
@@ -94,11 +86,7 @@ class Dictionary:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Dictionary:
-        """Load a folder that :meth:`save` wrote.
-
-        Raises:
-            ValueError: a file is missing or damaged, or the atoms are not a valid dictionary (names the folder).
-        """
+        """Load a folder that :meth:`save` wrote; ValueError (names the folder) if it is damaged, or no dictionary."""
         directory = Path(directory)
         for name in (ATOMS_FILE, META_FILE):
             if not (directory / name).is_file():
@@ -119,7 +107,6 @@ def learn_dictionary(
     batch_size: int,
     threads: int | None = None,
     seed: int = 0,
-    backend: str = "torch",
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Learn the atoms that code ``hidden`` best.
@@ -138,9 +125,7 @@ def learn_dictionary(
         batch_size: number of rows of a mini-batch.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
-        backend: ``"torch"`` (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`) or ``"spams"``
-            (``spams.trainDL``).
-        device: torch device; ``"spams"`` ignores it.
+        device: torch device.
 
     Returns:
         (num_atoms, dim) float32, unit rows.
@@ -149,63 +134,30 @@ def learn_dictionary(
         ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
             setting is out of range.
     """
-    if not 0 < lambda_ < np.inf:
-        raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
-    counts = {"num_atoms": num_atoms, "iterations": iterations, "batch_size": batch_size, "threads": threads}
-    for name, value in counts.items():
+    check_lambda(lambda_)
+    settings: dict[str, Any] = {"iterations": iterations, "batch_size": batch_size, "threads": threads}
+    for name, value in {"num_atoms": num_atoms, **settings}.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
-    hidden = _as_finite_float32(hidden)
+    hidden = np.ascontiguousarray(as_array(hidden), dtype=np.float32)
+    if hidden.ndim != 2:
+        raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {hidden.shape}")
+    check_finite(hidden, "hidden row")
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
-    settings: dict[str, Any] = {"lambda_": lambda_, "iterations": iterations, "threads": threads}
-    if backend == "torch":
-        learned = learn_online(hidden, initial, **settings, batch_size=batch_size, rng=rng, device=device)
-    else:
-        parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
-        learned = learn_with_spams(parts, initial, **settings, batch_size=min(batch_size, len(hidden)))
+    learned = learn_online(hidden, initial, rng, lambda_=lambda_, **settings, device=device)
     vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
 
 
-def _as_finite_float32(hidden: Any) -> np.ndarray:
-    """Convert ``hidden`` to a float32 array in C order, without a copy if it already is one.
-
-    Raises:
-        ValueError: ``hidden`` is not 2-D or not finite.
-    """
-    if isinstance(hidden, torch.Tensor):
-        hidden = hidden.detach().float().cpu().numpy()
-    array = np.ascontiguousarray(hidden, dtype=np.float32)
-    if array.ndim != 2:
-        raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {array.shape}")
-    row = first_nonfinite_row(array)
-    if row is not None:
-        raise ValueError(f"hidden row {row} holds NaN or infinity; all values must be finite")
-    return array
-
-
 def sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw ``count`` rows of different directions, scaled to unit norm.
-
-    Doubles the number of random rows that it looks at while they have too few directions, which avoids sorting a large
-    sample.
-
-    Args:
-        hidden: (n_tokens, dim) float32.
-        count: number of rows to draw.
-        rng: source of randomness.
-
-    Returns:
-        (count, dim) float32.
+    """Draw ``count`` rows of different directions from (n_tokens, dim) float32, scaled to unit norm.
 
     Raises:
         ValueError: there are fewer than ``count`` different directions.
     """
     order = rng.permutation(len(hidden))
-    candidates = count
+    candidates = count  # doubled while they have too few directions, which avoids sorting a large sample
     while True:
         rows = normalize_rows(hidden[order[:candidates]])
         rows = rows[rows.any(axis=1)]

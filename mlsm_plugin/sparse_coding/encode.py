@@ -9,13 +9,10 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
-from mlsm_plugin.sparse_coding.duality_gap import relative_duality_gap
-from mlsm_plugin.sparse_coding.spams_backend import solve_with_spams
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCodes
 
-# rows given to a solver at a time: 50 MB in float64 with 768 dimensions
+# rows given to the solver at a time: 50 MB in float64 with 768 dimensions
 ROWS_PER_CHUNK = 8192
-SOLVERS = ("auto", "spams")
 
 
 def normalize_rows(hidden: Any) -> Any:
@@ -25,8 +22,8 @@ def normalize_rows(hidden: Any) -> Any:
         hidden: (n_tokens, dim) numpy array or torch tensor of any float type.
 
     Returns:
-        An array or tensor like ``hidden``, on the same device: float64 if ``hidden`` is float64, else float32. A tensor
-        on the CPU gives exactly the same numbers as an array.
+        The same kind, on the same device: float64 if ``hidden`` is float64, else float32. A tensor on the CPU gives
+        exactly the same numbers as an array.
     """
     if isinstance(hidden, torch.Tensor):
         rows = hidden.detach() if hidden.dtype == torch.float64 else hidden.detach().float()
@@ -40,28 +37,19 @@ def normalize_rows(hidden: Any) -> Any:
     return array / np.where(norms > 0, norms, 1)
 
 
-def sparse_encode(
-    hidden: Any,
-    dictionary: Any,
-    *,
-    lambda_: float,
-    solver: str = "auto",
-    threads: int | None = None,
-) -> SparseCodes:
+def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int | None = None) -> SparseCodes:
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``.
 
     The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)``
     (Berend, "Masked Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the
-    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is
-    solved until its gap is certified.
+    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here the active set
+    (:mod:`mlsm_plugin.sparse_coding.active_set`) solves every row until its gap is certified, on the device of
+    ``hidden``.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor.
         dictionary: (n_atoms, dim), unit rows by convention (not required here).
         lambda_: weight of the L1 penalty, > 0.
-        solver: ``"auto"`` (the active set: exact and fastest, see :mod:`mlsm_plugin.sparse_coding.active_set`), which
-            computes on the device of ``hidden``, or ``"spams"`` (homotopy, on the CPU, exact unless atoms are linearly
-            dependent).
         threads: CPU threads of the compiled loops, None for all cores. Matrix products use torch's threads.
 
     Returns:
@@ -72,21 +60,21 @@ def sparse_encode(
             or a setting is out of range.
     """
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
-    dictionary = _as_array(dictionary)
+    dictionary = as_array(dictionary)
     _check_arrays(hidden, dictionary)
-    check_settings(lambda_, solver, threads)
+    check_lambda(lambda_)
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be >= 1 or None, got {threads}")
     atoms = np.ascontiguousarray(dictionary, dtype=np.float64)
 
     codes: list[sp.csr_matrix] = []
     gaps: list[np.ndarray] = []
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
-        chunk = _as_float64(hidden[start : start + ROWS_PER_CHUNK])
-        if solver == "spams":
-            rows = chunk.cpu().numpy()
-            found = solve_with_spams(rows, atoms, lambda_, threads)
-            gap = relative_duality_gap(rows, atoms, found, lambda_=lambda_)
-        else:
-            found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
+        chunk = hidden[start : start + ROWS_PER_CHUNK]
+        if not isinstance(chunk, torch.Tensor):
+            chunk = torch.from_numpy(np.require(chunk, np.float64, ["C", "W"]))
+        chunk = chunk.to(torch.float64).contiguous()
+        found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
         found = found.astype(np.float32)
         found.eliminate_zeros()
         found.sort_indices()
@@ -94,7 +82,6 @@ def sparse_encode(
         gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
-
     return SparseCodes(sp.vstack(codes, format="csr"), np.concatenate(gaps))
 
 
@@ -115,14 +102,7 @@ def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     )
 
 
-def _as_float64(rows: Any) -> torch.Tensor:
-    """Convert rows of an array or tensor to a writable float64 tensor in C order, on their device."""
-    if not isinstance(rows, torch.Tensor):
-        rows = torch.from_numpy(np.require(rows, np.float64, ["C", "W"]))
-    return rows.to(torch.float64).contiguous()
-
-
-def _as_array(values: Any) -> np.ndarray:
+def as_array(values: Any) -> np.ndarray:
     """An array or tensor as a numpy array, without a copy if possible; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
@@ -131,11 +111,6 @@ def _as_array(values: Any) -> np.ndarray:
 
 
 def _check_arrays(hidden: Any, dictionary: np.ndarray) -> None:
-    """Reject shapes and values that cannot be coded.
-
-    Raises:
-        ValueError: see :func:`sparse_encode`.
-    """
     if hidden.ndim != 2:
         raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {tuple(hidden.shape)}")
     if dictionary.ndim != 2:
@@ -147,10 +122,8 @@ def _check_arrays(hidden: Any, dictionary: np.ndarray) -> None:
             f"hidden states are {hidden.shape[1]} wide but the atoms of the dictionary are {dictionary.shape[1]} wide; "
             "use the layer and model that the dictionary was learned from"
         )
-    for name, array in (("hidden", hidden), ("dictionary", dictionary)):
-        row = first_nonfinite_row(array)
-        if row is not None:
-            raise ValueError(f"{name} row {row} holds NaN or infinity; all values must be finite")
+    check_finite(hidden, "hidden row")
+    check_finite(dictionary, "dictionary row")
 
 
 def first_nonfinite_row(rows: Any) -> int | None:
@@ -163,15 +136,14 @@ def first_nonfinite_row(rows: Any) -> int | None:
     return None
 
 
-def check_settings(lambda_: float, solver: str, threads: int | None = None) -> None:
-    """Reject settings that are out of range.
+def check_finite(rows: Any, what: str) -> None:
+    """Raise ValueError, with ``what`` and its number, if a row holds NaN or infinity."""
+    row = first_nonfinite_row(rows)
+    if row is not None:
+        raise ValueError(f"{what} {row} holds NaN or infinity; all values must be finite")
 
-    Raises:
-        ValueError: see :func:`sparse_encode`.
-    """
+
+def check_lambda(lambda_: float) -> None:
+    """Raise ValueError if the weight of the penalty is out of range."""
     if not 0 < lambda_ < np.inf:
         raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
-    if solver not in SOLVERS:
-        raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be >= 1 or None, got {threads}")

@@ -12,24 +12,15 @@ import torch
 
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
-from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
-from mlsm_plugin.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
-from mlsm_plugin.sparse_coding.sparse_coder import InexactCodes, SparseCoder, SparseCodes
+from mlsm_plugin.sparse_coding.encode import check_lambda, normalize_rows, sparse_encode
+from mlsm_plugin.sparse_coding.sparse_coder import DENSE_ENTRIES, InexactCodes, SparseCoder, SparseCodes
 
 
 @dataclass(frozen=True)
 class LassoOptions:
-    """Options for computing codes.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
+    """Options for computing codes; ValueError if one is out of range."""
 
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
-    solver: str = option(
-        "auto", choices=SOLVERS,
-        help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
-    )  # fmt: skip
     tolerance: float = option(
         1e-4, above=0,
         help="largest certified relative duality gap of a code; codes above it are not written",
@@ -61,37 +52,23 @@ class LassoCoder(SparseCoder):
         if lambda_ is None:
             raise ValueError("the dictionary does not say its lambda; pass the weight of the L1 penalty")
         self.lambda_ = float(lambda_)
-        check_settings(self.lambda_, options.solver)
+        check_lambda(self.lambda_)
 
     @property
     def num_atoms(self) -> int:
-        """The number of rows of the dictionary."""
         return len(self.dictionary.atoms)
 
     @property
     def dim(self) -> int:
-        """The width of the dictionary."""
         return int(self.dictionary.atoms.shape[1])
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ``dictionary.npy``."""
         return self.dictionary.fingerprint
 
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
-        """Compute codes with certified gaps; see :func:`~mlsm_plugin.sparse_coding.encode.sparse_encode`.
-
-        Args:
-            hidden: (n_tokens, dim) numpy array or torch tensor; each row is divided by its L2 norm first.
-            threads: CPU threads, None for all cores.
-        """
-        return sparse_encode(
-            normalize_rows(hidden),
-            self.dictionary.atoms,
-            lambda_=self.lambda_,
-            solver=self.options.solver,
-            threads=threads,
-        )
+        """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
+        return sparse_encode(normalize_rows(hidden), self.dictionary.atoms, lambda_=self.lambda_, threads=threads)
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
         """``a D``, scaled to undo the division of each row of ``hidden`` by its norm."""
@@ -100,32 +77,21 @@ class LassoCoder(SparseCoder):
         return np.asarray(codes @ self.dictionary.atoms) * norms
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``dictionary.npy`` and ``meta.json``."""
         self.dictionary.save(directory)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], options: Any) -> LassoCoder:
-        """Load a folder that ``mlsm dictionary`` wrote."""
         dictionary = Dictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
             raise ValueError(f"{directory} does not say its lambda; pass --lambda")
         return cls(dictionary, options)
 
     def settings(self) -> dict[str, Any]:
-        """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
-        options = self.options
-        return {
-            "lambda": self.lambda_,
-            "solver": options.solver,
-            "tolerance": options.tolerance,
-            "max_nonzeros": None,
-        }
+        """Lambda and tolerance; ``solver`` and ``max_nonzeros`` are part of the format, and always the same."""
+        return {"lambda": self.lambda_, "solver": "auto", "tolerance": self.options.tolerance, "max_nonzeros": None}
 
     def check(self) -> None:
-        """Raise ValueError if an atom is zero or equals another atom (names them).
-
-        The shares of two equal atoms in a code are arbitrary, and so would be the targets.
-        """
+        """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""
         first_of: dict[bytes, int] = {}
         for index, atom in enumerate(self.dictionary.atoms + 0.0):  # -0.0 becomes 0.0
             if not atom.any():
@@ -138,7 +104,6 @@ class LassoCoder(SparseCoder):
                 )
 
     def inexact(self, coded: SparseCodes) -> InexactCodes | None:
-        """The codes whose duality gap is above the tolerance."""
         assert coded.gap is not None
         rows = np.flatnonzero(coded.gap > self.options.tolerance)
         if len(rows) == 0:
@@ -146,25 +111,16 @@ class LassoCoder(SparseCoder):
         return InexactCodes(
             rows,
             f"miss --tolerance {self.options.tolerance:g}: the worst relative duality gap is {coded.gap.max():.3g}. "
-            "Use --solver auto or a larger --tolerance",
+            "Use a larger --tolerance",
         )
 
     def why_empty(self, hidden: Any) -> str:
         """Say that lambda is too large, and below which value it must be."""
-        return lambda_too_large(self.lambda_, largest_correlation(normalize_rows(hidden), self.dictionary.atoms))
-
-
-def lambda_too_large(lambda_: float, largest: float) -> str:
-    """The reason for empty codes, for an error message; ``largest`` comes from :func:`largest_correlation`."""
-    return (
-        f"lambda {lambda_:g} is too large: the largest correlation of a hidden state with an atom is {largest:.4g}, "
-        "and lambda must be well below it"
-    )
-
-
-def largest_correlation(hidden: Any, atoms: np.ndarray) -> float:
-    """The maximum of ``(D x)_j`` over all atoms j and rows x of ``hidden`` (n, dim)."""
-    hidden = hidden.cpu().numpy() if isinstance(hidden, torch.Tensor) else hidden
-    rows = max(1, DENSE_ENTRIES // len(atoms))
-    starts = range(0, len(hidden), rows)
-    return max((float((hidden[start : start + rows] @ atoms.T).max()) for start in starts), default=-np.inf)
+        rows, atoms = torch.as_tensor(normalize_rows(hidden)).cpu().numpy(), self.dictionary.atoms
+        size = max(1, DENSE_ENTRIES // len(atoms))
+        parts = (rows[start : start + size] @ atoms.T for start in range(0, len(rows), size))
+        largest = max((float(part.max()) for part in parts), default=-np.inf)
+        return (
+            f"lambda {self.lambda_:g} is too large: the largest correlation of a hidden state with an atom is "
+            f"{largest:.4g}, and lambda must be well below it"
+        )

@@ -48,12 +48,7 @@ class Surrogate:
         self.uses = 0.0  # mean number of uses of an atom
 
     def add(self, rows: np.ndarray, codes: Any) -> None:
-        """Add the codes of a mini-batch.
-
-        Args:
-            rows: (b, dim), the hidden states.
-            codes: (b, n_atoms) ``scipy.sparse.csr_matrix``.
-        """
+        """Add the codes (b, n_atoms) ``scipy.sparse.csr_matrix`` of a mini-batch of hidden states (b, dim)."""
         self.updates += 1
         self.uses += codes.nnz / codes.shape[1]
         if self.updates > 1:
@@ -103,9 +98,8 @@ class Surrogate:
 def _in_turn(changes: np.ndarray, products: np.ndarray) -> np.ndarray:
     """Coefficients (m, 2m) of the new atoms of a block, each given those before it.
 
-    Args:
-        changes: (m, m), of which a row says how much of the others' changes its minimizer loses.
-        products: (2m, 2m), inner products of the minimizers and the old atoms.
+    A row of ``changes`` (m, m) says how much of the others' changes its minimizer loses; ``products`` (2m, 2m) are the
+    inner products of the minimizers and the old atoms.
     """
     number = len(changes)
     new = np.eye(number, 2 * number)
@@ -121,11 +115,11 @@ def _in_turn(changes: np.ndarray, products: np.ndarray) -> np.ndarray:
 def learn_online(
     hidden: np.ndarray,
     initial: np.ndarray,
+    rng: np.random.Generator,
     *,
     lambda_: float,
     iterations: int,
     batch_size: int,
-    rng: np.random.Generator,
     threads: int | None = None,
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
@@ -133,17 +127,13 @@ def learn_online(
 
     Alternates between coding a mini-batch over the current dictionary and one pass of block coordinate descent on the
     surrogate ``0.5 tr(D^T A D) - tr(D^T B)``. An atom that stays unused is replaced by a random row of the current
-    mini-batch, each by another one.
+    mini-batch, each by another one. Settings are those of
+    :func:`~mlsm_plugin.sparse_coding.dictionary.learn_dictionary`.
 
     Args:
         hidden: (n_tokens, dim) float32, finite; read one mini-batch at a time.
         initial: (n_atoms, dim), the first dictionary, unit rows.
-        lambda_: weight of the L1 penalty.
-        iterations: number of mini-batches to learn from.
-        batch_size: number of rows of a mini-batch.
         rng: source of the order of the rows and of the replacements.
-        threads: CPU threads of the solver, None for all cores.
-        device: device of the sums and the solver.
 
     Returns:
         (n_atoms, dim) float32, norms at most 1.
@@ -173,15 +163,7 @@ def learn_online(
 
 
 def new_directions(rows: np.ndarray, atoms: Tensor) -> Tensor:
-    """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique.
-
-    Args:
-        rows: (b, dim); rows of zeros have no direction.
-        atoms: (n_atoms, dim).
-
-    Returns:
-        (n, dim) like ``atoms``, n <= b.
-    """
+    """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique."""
     different = normalize_rows(np.unique(rows, axis=0).astype(np.float64))
     found = torch.from_numpy(different[different.any(axis=1)]).to(atoms)
     return found[(found @ atoms.T).amax(dim=1) < 1 - EQUAL]

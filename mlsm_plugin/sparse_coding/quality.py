@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, first_nonfinite_row
+from mlsm_plugin.sparse_coding.encode import ROWS_PER_CHUNK, as_array, check_finite
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 
 Figures = dict[str, float | int | None]
@@ -28,10 +28,6 @@ class ReconstructionQuality:
 
     The memory is that of one chunk and of some numbers for each latent and each dimension. How the rows are cut into
     chunks does not matter.
-
-    Args:
-        num_atoms: number of columns of the codes.
-        dim: width of the hidden states.
     """
 
     def __init__(self, num_atoms: int, dim: int) -> None:
@@ -45,28 +41,22 @@ class ReconstructionQuality:
         self._sums = dict.fromkeys(names, 0.0)
 
     def add(self, hidden: Any, codes: sp.csr_matrix, reconstruction: Any) -> None:
-        """Add a chunk of rows.
-
-        Args:
-            hidden: (n, dim) numpy array or torch tensor.
-            codes: (n, num_atoms), non-negative.
-            reconstruction: (n, dim), on the scale of ``hidden``.
+        """Add a chunk of rows: hidden states and their reconstructions (n, dim), and codes (n, num_atoms).
 
         Raises:
             ValueError: shapes differ, or a value is NaN or infinite (names the row of this chunk).
         """
-        x, found = _as_float64(hidden), _as_float64(reconstruction)
+        x, found = (np.asarray(as_array(rows), np.float64) for rows in (hidden, reconstruction))
         codes = sp.csr_matrix(codes)
         if x.ndim != 2 or x.shape[1] != len(self._mean) or found.shape != x.shape:
             both = f"{x.shape} and {found.shape}"
             raise ValueError(f"hidden states and reconstructions must both be (n, {len(self._mean)}), got {both}")
         if codes.shape != (len(x), len(self._uses)):
             raise ValueError(f"codes must be {(len(x), len(self._uses))}, got {codes.shape}")
-        for name, values in (("hidden state", x), ("reconstruction", found), ("code", codes.data[:, None])):
-            row = first_nonfinite_row(values)
-            if row is not None:
-                where = "" if name == "code" else f" of row {row}"
-                raise ValueError(f"the {name}{where} holds NaN or infinity; all values must be finite")
+        check_finite(x, "the hidden state of row")
+        check_finite(found, "the reconstruction of row")
+        if not np.isfinite(codes.data).all():
+            raise ValueError("the code holds NaN or infinity; all values must be finite")
         if len(x) == 0:
             return
         self._add_variation(x)
@@ -149,16 +139,9 @@ class ReconstructionQuality:
 def coder_health(
     hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
-    """Code and reconstruct a sample, and say how well; see :meth:`ReconstructionQuality.health`.
+    """Code and reconstruct a sample on a device, and say how well; see :meth:`ReconstructionQuality.health`.
 
-    Args:
-        hidden: (n_tokens, dim); the error is relative to these, so normalize them for the same weight of all rows.
-        coder: codes and reconstructs them.
-        threads: CPU threads, None for all cores.
-        device: where they are coded.
-
-    Raises:
-        ValueError: the coder refuses a row, or does not reconstruct.
+    The error is relative to ``hidden`` (n_tokens, dim), so normalize it for the same weight of all rows.
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     for start in Progress(range(0, len(hidden), ROWS_PER_CHUNK), desc="judging the dictionary", unit="chunk"):
@@ -170,9 +153,3 @@ def coder_health(
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _as_float64(rows: Any) -> np.ndarray:
-    if isinstance(rows, torch.Tensor):
-        return rows.detach().cpu().double().numpy()
-    return np.asarray(rows, np.float64)

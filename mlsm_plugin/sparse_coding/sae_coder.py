@@ -18,10 +18,9 @@ from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import anything, check_json, fields, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
 from mlsm_plugin.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
-from mlsm_plugin.sparse_coding.duality_gap import DENSE_ENTRIES
 from mlsm_plugin.sparse_coding.sae_screening import Screen, screen_of
 from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
-from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes, torch_threads
+from mlsm_plugin.sparse_coding.sparse_coder import DENSE_ENTRIES, META_FILE, SparseCoder, SparseCodes, torch_threads
 
 SAE_CHECK = fields(
     {
@@ -47,20 +46,18 @@ class SaeCoder(SparseCoder):
     def __init__(self, sae: SparseAutoencoder, meta: dict[str, Any] | None = None) -> None:
         self.sae = sae
         self._screen: Screen | None = None
-        for name, size in (("n_atoms", sae.num_atoms), ("dim", sae.dim)):
-            if (meta or {}).get(name, size) != size:
-                raise ValueError(f"{META_FILE} says {name} {(meta or {})[name]} but the encoder has {size}")
-        sizes = {"n_atoms": sae.num_atoms, "dim": sae.dim}
-        self.meta = {"kind": self.kind, **(meta or {}), **sizes, "sae": dataclasses.asdict(sae.config)}
+        meta, sizes = meta or {}, {"n_atoms": sae.num_atoms, "dim": sae.dim}
+        for name, size in sizes.items():
+            if meta.get(name, size) != size:
+                raise ValueError(f"{META_FILE} says {name} {meta[name]} but the encoder has {size}")
+        self.meta = {"kind": self.kind, **meta, **sizes, "sae": dataclasses.asdict(sae.config)}
 
     @property
     def num_atoms(self) -> int:
-        """The number of latents."""
         return self.sae.num_atoms
 
     @property
     def dim(self) -> int:
-        """The width of the hidden states."""
         return self.sae.dim
 
     @property
@@ -74,15 +71,7 @@ class SaeCoder(SparseCoder):
         return digest.hexdigest()
 
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
-        """The latents of hidden states; normalization is part of the SAE.
-
-        Args:
-            hidden: (n_tokens, dim) numpy array or torch tensor.
-            threads: CPU threads of torch, None: as torch is set.
-
-        Raises:
-            ValueError: ``hidden`` has another width.
-        """
+        """The latents; normalization is part of the SAE. Without ``threads``, torch is as it is set."""
         rows = hidden.detach() if isinstance(hidden, Tensor) else torch.from_numpy(np.asarray(hidden))
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             raise ValueError(f"hidden must be (n_tokens, {self.dim}), got {tuple(rows.shape)}")
@@ -94,7 +83,6 @@ class SaeCoder(SparseCoder):
         return SparseCodes(sp.vstack([empty, *parts], format="csr", dtype=np.float32))
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
-        """See :meth:`SparseCoder.reconstruct`."""
         rows = torch.as_tensor(hidden).detach().cpu()
         sae, size = self.sae.to("cpu"), max(1, DENSE_ENTRIES // self.num_atoms)
         parts = [
@@ -105,31 +93,17 @@ class SaeCoder(SparseCoder):
 
     def _codes(self, hidden: Tensor) -> sp.csr_matrix:
         """Codes of rows whose dense latents fit into memory."""
-        shape = (len(hidden), self.num_atoms)
         if self._screen is None or self._screen.sae is not self.sae:
             self._screen = screen_of(self.sae)
-        screened = None if self._screen is None else self._screen.latents(hidden)
-        if screened is not None:
-            of_rows, atoms, weights = (part.numpy() for part in screened)
-            ends = np.bincount(of_rows, minlength=len(hidden)).cumsum()
-            codes = sp.csr_matrix((weights, atoms, np.append(0, ends)), shape=shape)
-        elif self.sae.config.k is not None:
-            values, columns = (part.cpu() for part in self.sae.strongest(hidden))
-            indptr = np.arange(len(hidden) + 1, dtype=np.int64) * self.sae.config.k
-            codes = sp.csr_matrix((values.numpy().ravel(), columns.numpy().ravel(), indptr), shape=shape)
-        else:
-            latents = self.sae.latents(hidden)
-            places = np.flatnonzero((latents > 0).cpu().numpy())  # a sixth of the time of to_sparse_csr
-            values = latents.flatten()[torch.from_numpy(places).to(latents.device)].cpu()
-            rows, atoms = np.divmod(places, self.num_atoms)
-            ends = np.bincount(rows, minlength=len(hidden)).cumsum()
-            codes = sp.csr_matrix((values.numpy(), atoms, np.append(0, ends)), shape=shape)
+        found = None if self._screen is None else self._screen.latents(hidden)
+        rows, atoms, values = (part.cpu().numpy() for part in found or self.sae.active_latents(hidden))
+        ends = np.bincount(rows, minlength=len(hidden)).cumsum()
+        codes = sp.csr_matrix((values, atoms, np.append(0, ends)), shape=(len(hidden), self.num_atoms))
         codes.sort_indices()
         codes.eliminate_zeros()
         return codes
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the weights, and ``meta.json`` last."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / META_FILE).unlink(missing_ok=True)
@@ -140,7 +114,6 @@ class SaeCoder(SparseCoder):
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], options: Any) -> SaeCoder:
-        """Load a folder that :meth:`save` wrote."""
         directory = Path(directory)
         meta = check_json(read_json(directory / META_FILE), ORIGIN_CHECK, directory / META_FILE)
         found = check_json(meta, fields({"sae": SAE_CHECK}), directory / META_FILE)["sae"]
@@ -155,5 +128,4 @@ class SaeCoder(SparseCoder):
             raise ValueError(f"{directory} is not a valid sparse autoencoder: {error}") from None
 
     def settings(self) -> dict[str, Any]:
-        """The kind and the activation."""
         return {**super().settings(), "activation": self.sae.config.activation}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlsm_plugin.sparse_coding.sparse_autoencoder import ChosenLatents, SparseAutoencoder, largest
+from mlsm_plugin.sparse_coding.sparse_autoencoder import ChosenLatents, SparseAutoencoder, largest, rows_of
 
 # relative error of a number that is rounded to bfloat16, and a little more for the float32 sums
 ROUNDING = 2.0**-8 + 1e-4
@@ -45,15 +45,13 @@ class Screen:
         Returns:
             rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
         """
-        weights, config = self.sae.weights, self.sae.config
-        x, _, _ = self.sae.normalized(hidden)
-        x = x - weights.decoder_bias if config.subtract_decoder_bias else x
+        x = self.sae.encoder_input(hidden)
         rounded = x.bfloat16()
         pre = torch.addmm(self.bias, rounded, self.encoder.T)
         row_error = torch.linalg.vector_norm(x - rounded.float(), dim=1)
         row_norm = torch.linalg.vector_norm(rounded.float(), dim=1)
         bound = (row_error * self.largest_norm + row_norm * self.encoder_error) * (1 + 1e-4) + self.bias_error
-        return self._of_topk(x, pre, bound) if config.k is not None else self._above_threshold(x, pre, bound)
+        return self._of_topk(x, pre, bound) if self.sae.config.k is not None else self._above_threshold(x, pre, bound)
 
     def _of_topk(self, x: Tensor, pre: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         k = self.sae.config.k
@@ -62,7 +60,7 @@ class Screen:
         if count > MOST_CANDIDATES * self.sae.num_atoms:
             return None
         found, columns = largest(pre, count)
-        values = self._computed(x, torch.arange(len(x)).repeat_interleave(count), columns.flatten()).view(-1, count)
+        values = self._computed(x, rows_of(columns), columns.flatten()).view(-1, count)
         best, places = values.topk(k, dim=1, sorted=False)
         columns = columns.gather(1, places)
         others = found.amin(1).float()  # no other latent is above this in bfloat16
@@ -71,7 +69,7 @@ class Screen:
             weights = self.sae.weights
             exact = torch.addmm(weights.encoder_bias, x[unsettled], weights.encoder.T)
             best[unsettled], columns[unsettled] = largest(exact, k)
-        return torch.arange(len(x)).repeat_interleave(k), columns.flatten(), best.relu().flatten()
+        return rows_of(columns), columns.flatten(), best.relu().flatten()
 
     def _above_threshold(self, x: Tensor, pre: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         threshold = self.sae.weights.threshold

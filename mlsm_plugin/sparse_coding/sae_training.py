@@ -7,7 +7,6 @@ The gradients are written by hand, since only the chosen latents have one; see
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,14 +17,17 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.sparse_coding.dictionary import sample_distinct_rows
 from mlsm_plugin.sparse_coding.sparse_autoencoder import (
     ChosenLatents,
     SaeConfig,
     SaeWeights,
     SparseAutoencoder,
+    constant_norm_scale,
     largest,
     largest_of_all,
+    rows_of,
 )
 
 METHODS = ("topk", "batchtopk")
@@ -54,44 +56,27 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class SaeSettings:
-    """What is trained, and how.
+    """What is trained, and how; ValueError if a value is out of range."""
 
-    Attributes:
-        num_atoms: number of latents.
-        k: active latents: of each row with ``topk``, of a row on average with ``batchtopk``.
-        updates: number of batches.
-        method: ``topk`` or ``batchtopk``.
-        prefixes: sizes of the Matryoshka prefixes, ascending, each less than ``num_atoms``; the first ``m`` latents of
-            each also have to reconstruct alone.
-        rate: largest learning rate of Adam.
-        auxiliary_weight: weight of the auxiliary loss, which revives dead latents.
-        weight_decay: an update shrinks the encoder's rows of those latents that the batch activated by this share of
-            the learning rate; rare latents do not fade.
-        seed: decides the first weights.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    num_atoms: int
-    k: int
-    updates: int
-    method: str = "topk"
-    prefixes: tuple[int, ...] = ()
-    rate: float = 3e-3
-    auxiliary_weight: float = AUXILIARY_WEIGHT
-    weight_decay: float = WEIGHT_DECAY
-    seed: int = 1
+    num_atoms: int = option(help="number of latents")
+    k: int = option(help="active latents: of each row with topk, of a row on average with batchtopk")
+    updates: int = option(least=1, help="number of batches")
+    method: str = option("topk", choices=METHODS, help="how the active latents are chosen")
+    prefixes: tuple[int, ...] = option(
+        (), help="ascending sizes of Matryoshka prefixes, below num_atoms; each has to reconstruct alone, too"
+    )
+    rate: float = option(3e-3, above=0, help="largest learning rate of Adam")
+    auxiliary_weight: float = option(AUXILIARY_WEIGHT, help="of the auxiliary loss, which revives dead latents")
+    # rare latents do not fade
+    weight_decay: float = option(
+        WEIGHT_DECAY, help="share of the rate by which an update shrinks encoder rows that its batch activated"
+    )
+    seed: int = seed("of the first weights")
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
+        check(self)
         if not 1 <= self.k <= self.num_atoms:
             raise ValueError(f"k must be from 1 to the number of atoms, {self.num_atoms}, got {self.k}")
-        if self.updates < 1:
-            raise ValueError(f"the number of updates must be >= 1, got {self.updates}")
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"the learning rate must be a positive number, got {self.rate}")
         if not 0 <= self.rate * self.weight_decay < 1:
             raise ValueError(f"the learning rate times the weight decay must be below 1, got {self.rate}")
         ends = [0, *self.prefixes, self.num_atoms]
@@ -105,27 +90,19 @@ class SaeSettings:
 class Parameters(NamedTuple):
     """The trained tensors, or their gradients."""
 
-    encoder: Tensor
-    """(n_atoms, dim)"""
-    encoder_bias: Tensor
-    """(n_atoms,)"""
-    decoder: Tensor
-    """(n_atoms, dim), unit rows"""
-    decoder_bias: Tensor
-    """(dim,)"""
+    encoder: Tensor  # (n_atoms, dim)
+    encoder_bias: Tensor  # (n_atoms,)
+    decoder: Tensor  # (n_atoms, dim), unit rows
+    decoder_bias: Tensor  # (dim,)
 
 
 class Figures(NamedTuple):
     """How well a batch was coded, before its update."""
 
-    loss: float
-    """Sum of the reconstruction losses of all prefixes and the auxiliary loss, relative to the data's variance."""
-    explained_variance: float
-    """``1 - sum ||x - x_hat||^2 / sum ||x - mean||^2``"""
-    l0: float
-    """Mean number of active latents of a row."""
-    dead: int
-    """Number of dead latents."""
+    loss: float  # reconstruction losses of all prefixes plus auxiliary loss, relative to the data's variance
+    explained_variance: float  # 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2
+    l0: float  # mean number of active latents of a row
+    dead: int  # number of dead latents
 
 
 class SaeTrainer:
@@ -187,11 +164,7 @@ class SaeTrainer:
 
     @classmethod
     def resume(cls, settings: SaeSettings, state: dict[str, Tensor], *, fast_bf16: bool = False) -> SaeTrainer:
-        """Continue from what :meth:`state` gave.
-
-        Raises:
-            ValueError: a tensor is missing, or has another shape.
-        """
+        """Continue from what :meth:`state` gave; ValueError if a tensor is missing, or has another shape."""
         try:
             parameters = Parameters(*(state[name].clone() for name in Parameters._fields))
             trainer = cls(settings, parameters, float(state["variance"]), fast_bf16=fast_bf16)
@@ -297,8 +270,7 @@ class SaeTrainer:
     def _layers(self, chosen: ChosenLatents) -> tuple[ChosenLatents, Tensor, int]:
         """Chosen latents with a block of rows for each prefix, in which it has only the latents that it adds.
 
-        Returns:
-            them, their order among ``chosen``, and the number of blocks.
+        Also their order among ``chosen``, and the number of blocks.
         """
         size, width = chosen.shape
         if not self.settings.prefixes:
@@ -337,9 +309,8 @@ class SaeTrainer:
         pre = torch.addmm(bias, left, right.T)
         shape = (len(pre), settings.num_atoms)
         if settings.method == "topk":
-            columns = largest(pre, settings.k)[1].flatten()
-            rows = torch.arange(len(pre), device=pre.device).repeat_interleave(settings.k)
-            return ChosenLatents(rows, columns, shape)
+            columns = largest(pre, settings.k)[1]
+            return ChosenLatents(rows_of(columns), columns.flatten(), shape)
         places = largest_of_all(pre, settings.k * len(pre), CANDIDATES * self.threshold)
         kept = pre.flatten()[places]
         smallest = float(kept[kept > 0].min()) if bool((kept > 0).any()) else 0.0
@@ -349,20 +320,13 @@ class SaeTrainer:
 
 
 def train_sae(
-    trainer: SaeTrainer, batches: Callable[[int], Iterator[Tensor]], *, after_update: Callable[[], None] | None = None
+    trainer: SaeTrainer, batches: Iterator[Tensor], *, after_update: Callable[[], None] | None = None
 ) -> SparseAutoencoder:
-    """Do the updates that are left.
-
-    Args:
-        trainer: new or resumed.
-        batches: gives the batches (n, dim) from a number of updates on; the same for the same number.
-        after_update: called after each update, for example to save ``trainer.state()``.
-    """
+    """Do the updates that are left, each on a batch (n, dim); after each, ``after_update`` may save the state."""
     settings = trainer.settings
-    stream = batches(trainer.updates)
     with Progress(total=settings.updates, initial=trainer.updates, desc="training the SAE", unit="batch") as progress:
         while trainer.updates < settings.updates:
-            figures = trainer.update(next(stream))
+            figures = trainer.update(next(batches))
             shown: dict[str, Any] = {"explained": f"{figures.explained_variance:.3f}", "l0": f"{figures.l0:.1f}"}
             progress.set_postfix(**shown, dead=figures.dead, refresh=False)
             progress.update()
@@ -379,5 +343,4 @@ def schedule(done: int, total: int) -> float:
 
 def constant_norm(rows: Tensor) -> Tensor:
     """Rows (n, dim) scaled to the norm sqrt(dim); a row of zeros stays zero."""
-    scale = torch.linalg.vector_norm(rows, dim=1, keepdim=True) / rows.shape[1] ** 0.5
-    return rows / torch.where(scale > 0, scale, torch.ones_like(scale))
+    return rows / constant_norm_scale(rows)

@@ -20,27 +20,30 @@ import scipy.sparse as sp
 import torch
 
 META_FILE = "meta.json"
+# entries of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
+DENSE_ENTRIES = 2**22
 
 
 @dataclass(frozen=True)
 class SparseCodes:
-    """The codes of a number of hidden states."""
+    """The codes of a number of hidden states.
+
+    Attributes:
+        codes: (n_tokens, n_atoms) float32, non-negative, column indices sorted, no stored zeros.
+        gap: (n_tokens,) float64, a certified bound on how far each code is from optimal, relative to its objective;
+            None if the coder does not minimize an objective.
+    """
 
     codes: sp.csr_matrix
-    """(n_tokens, n_atoms) float32, non-negative, column indices sorted, no stored zeros."""
     gap: np.ndarray | None = None
-    """(n_tokens,) float64, a certified bound on how far each code is from optimal, relative to its objective; None if
-    the coder does not minimize an objective."""
 
 
 @dataclass(frozen=True)
 class InexactCodes:
     """Codes that miss the accuracy that was requested."""
 
-    rows: np.ndarray
-    """(n,) int, ascending: the rows of these codes."""
-    reason: str
-    """Text that follows "the codes" in an error message: what they miss, by how much, and what to change."""
+    rows: np.ndarray  # (n,) int, ascending: the rows of these codes
+    reason: str  # text that follows "the codes" in an error message: what they miss, by how much, and what to change
 
 
 @dataclass(frozen=True)
@@ -92,38 +95,24 @@ class SparseCoder(ABC):
 
     @abstractmethod
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the folder of the coder; ``meta.json``, which holds ``"kind"``, is written last.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Write the folder of the coder; ``meta.json``, which holds ``"kind"``, is written last."""
 
     @classmethod
     @abstractmethod
     def load(cls, directory: str | os.PathLike[str], options: Any) -> SparseCoder:
-        """Load a folder that :meth:`save` wrote.
-
-        Args:
-            directory: the folder.
-            options: an instance of ``options_type``.
+        """Load a folder that :meth:`save` wrote; ``options`` is an instance of ``options_type``.
 
         Raises:
             ValueError: files are missing or damaged (names the folder).
         """
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
-        """The hidden states that codes stand for, on the scale of ``hidden``.
+        """The hidden states (n_tokens, dim) float32 that codes stand for; ValueError if this kind does not reconstruct.
 
         Args:
             hidden: (n_tokens, dim) numpy array or torch tensor, as :meth:`encode` got it; a coder that normalizes needs
                 it to undo that.
             codes: (n_tokens, n_atoms), of these hidden states.
-
-        Returns:
-            (n_tokens, dim) float32.
-
-        Raises:
-            ValueError: this kind of coder does not reconstruct.
         """
         raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
 
@@ -145,11 +134,7 @@ class SparseCoder(ABC):
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use so many CPU threads, and afterwards as many as before.
-
-    Args:
-        threads: None: as torch is set; what happens inside may change that.
-    """
+    """Let torch use so many CPU threads (None: as it is set), and afterwards as many as before."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -23,11 +23,7 @@ def atom_dtype(num_atoms: int) -> np.dtype:
 
 
 def recorded_coverage(meta: Mapping[str, Any], directory: str | os.PathLike[str]) -> tuple[float, int]:
-    """The share of the positions that a code store covers, and its seed, from its ``meta.json``.
-
-    Raises:
-        ValueError: the share is below 1, and its seed is missing.
-    """
+    """The share of the positions that a code store covers, and its seed, from its ``meta.json``."""
     coverage, seed = float(meta.get("coverage", 1.0)), meta.get("coverage_seed")
     if coverage < 1 and seed is None:
         raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
@@ -45,12 +41,6 @@ def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> n
         positions: (n,) int, flat token positions of a split; negative ones (no position) are never covered.
         coverage: expected share of the positions, in (0, 1]; 1 covers all.
         seed: any integer in [0, 2^63).
-
-    Returns:
-        (n,) bool.
-
-    Raises:
-        ValueError: ``coverage`` or ``seed`` is out of range.
     """
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage must be in (0, 1], got {coverage}")
@@ -72,19 +62,11 @@ def _mix(state: np.ndarray) -> np.ndarray:
 
 
 def without_negative_codes(codes: sp.csr_matrix) -> sp.csr_matrix:
-    """The codes, where those with a negative weight are empty: they cannot become a distribution.
-
-    Args:
-        codes: (n, n_atoms), of a coder whose latents can be negative.
-    """
+    """The codes (n, n_atoms), where those with a negative weight are empty: they cannot become a distribution."""
     if codes.nnz == 0 or codes.data.min() >= 0:
         return codes
     rows = np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr))
-    negative = np.zeros(codes.shape[0], bool)
-    negative[rows[codes.data < 0]] = True
-    kept = ~negative[rows]
-    indptr = np.concatenate([[0], np.cumsum(np.where(negative, 0, np.diff(codes.indptr)))])
-    return sp.csr_matrix((codes.data[kept], codes.indices[kept], indptr), shape=codes.shape)
+    return _only(codes, ~np.isin(rows, rows[codes.data < 0]))
 
 
 def check_top(top: int | None) -> None:
@@ -96,12 +78,7 @@ def check_top(top: int | None) -> None:
 def strongest(codes: sp.csr_matrix, top: int | None) -> sp.csr_matrix:
     """The codes with the ``top`` atoms of the largest weights only (None: all); their weights stay as they are.
 
-    Args:
-        codes: (n, n_atoms), non-negative, sorted columns.
-        top: how many.
-
-    Returns:
-        (n, n_atoms). Of equal weights, the atom with the smaller number is kept.
+    ``codes`` are (n, n_atoms), non-negative, with sorted columns. Of equal weights, the first is kept.
     """
     if top is None or codes.nnz == 0:
         return codes
@@ -109,21 +86,21 @@ def strongest(codes: sp.csr_matrix, top: int | None) -> sp.csr_matrix:
     rows = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((codes.indices, -codes.data, rows))
     rank = np.arange(codes.nnz) - np.repeat(codes.indptr[:-1], lengths)  # within its row, in this order
-    kept = np.sort(order[rank < top])
-    indptr = np.concatenate([[0], np.cumsum(np.minimum(lengths, top))])
+    kept = np.zeros(codes.nnz, bool)
+    kept[order[rank < top]] = True
+    return _only(codes, kept)
+
+
+def _only(codes: sp.csr_matrix, kept: np.ndarray) -> sp.csr_matrix:
+    """The codes without those of their entries (nnz,) that are not ``kept``."""
+    indptr = np.concatenate([[0], np.cumsum(kept)])[codes.indptr]
     return sp.csr_matrix((codes.data[kept], codes.indices[kept], indptr), shape=codes.shape)
 
 
 def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``top`` atoms of each row of stored codes with the largest weights, as distributions again.
 
-    Args:
-        atoms: (n, m) int32, padded with -1.
-        weights: (n, m) float16, padded with 0.
-        top: how many.
-
-    Returns:
-        atoms and weights (n, min(m, top)), padded in the same way; the weights of a row sum to 1, or are all 0.
+    ``atoms`` (n, m) int32 are padded with -1, and ``weights`` (n, m) float16 with 0; the results (n, min(m, top)), too.
     """
     if atoms.shape[1] <= top:
         return atoms, weights
@@ -146,21 +123,15 @@ def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarra
         raise ValueError("codes must be finite and >= 0, as they become distributions")
     distribution = target_distribution(codes)
     weights = distribution.data.astype(WEIGHT_DTYPE)
-    kept = weights > 0
-    # number of entries kept before each row's start, which is the new row pointer
-    indptr = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[distribution.indptr]
-    return np.diff(indptr), distribution.indices[kept].astype(atom_dtype(codes.shape[1])), weights[kept]
+    kept = _only(distribution, weights > 0)
+    return np.diff(kept.indptr), kept.indices.astype(atom_dtype(codes.shape[1])), weights[weights > 0]
 
 
 def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
-    """Convert codes to rows of equal length, normalized and rounded as in the code store.
-
-    Args:
-        codes: ``(n, n_atoms)``, non-negative.
+    """Convert codes (n, n_atoms), non-negative, to rows of equal length, normalized and rounded as in the code store.
 
     Returns:
-        atoms ``(n, m)`` int32 padded with -1, weights ``(n, m)`` float16 padded with 0; m is the length of the longest
-        row.
+        atoms (n, m) int32 padded with -1, weights (n, m) float16 padded with 0; m is the length of the longest row.
     """
     lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
@@ -175,25 +146,17 @@ class ShardRows:
 
     A run holds these in memory until the shard is written: 4 bytes per non-zero (6 with uint32 atoms), 8 per token.
 
-    Args:
-        num_tokens: number of tokens of the shard.
-        num_atoms: size of the dictionary.
-
     Attributes:
-        coded_tokens: number of rows that were added.
-        nonzeros: number of non-zeros that were added and did not round to 0.
+        coded_tokens, nonzeros: number of rows that were added, and of their weights that did not round to 0.
         gap_sum, gap_max: sum and maximum of the gaps that were added.
         has_gaps: whether all rows came with gaps.
     """
 
     def __init__(self, num_tokens: int, num_atoms: int) -> None:
         self.shape = (num_tokens, num_atoms)
-        self.coded_tokens = 0
-        self.nonzeros = 0
-        self.gap_sum = 0.0
-        self.gap_max = 0.0
+        self.coded_tokens = self.nonzeros = self._filled = 0
+        self.gap_sum = self.gap_max = 0.0
         self.has_gaps = True
-        self._filled = 0
         self._counts = np.zeros(num_tokens, np.int64)
         self._atoms: list[np.ndarray] = [np.zeros(0, atom_dtype(num_atoms))]
         self._weights: list[np.ndarray] = [np.zeros(0, WEIGHT_DTYPE)]
@@ -203,12 +166,8 @@ class ShardRows:
 
         Args:
             rows: (n,) int, tokens of the shard, ascending, and all after those already added.
-            codes: (n, n_atoms), non-negative.
+            codes: (n, n_atoms), finite and non-negative.
             gap: (n,) relative duality gaps, if the coder certifies its codes.
-
-        Raises:
-            ValueError: rows are out of order or outside the shard, shapes do not fit, or weights are negative or not
-                finite.
         """
         expected = (len(rows), self.shape[1])
         if codes.shape != expected or (gap is not None and len(gap) != len(rows)):
@@ -231,11 +190,7 @@ class ShardRows:
             self.gap_max = max(self.gap_max, float(np.max(gap)))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The three arrays of the files.
-
-        Raises:
-            ValueError: more non-zeros than uint32 can count.
-        """
+        """The three arrays of the files; ValueError if there are more non-zeros than uint32 can count."""
         limit = np.iinfo(INDPTR_DTYPE).max
         if self.nonzeros > limit:
             raise ValueError(f"a shard holds at most {limit} non-zeros, got {self.nonzeros}; use more shards")

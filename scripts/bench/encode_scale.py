@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 
 BATCH_TOKENS = 8192

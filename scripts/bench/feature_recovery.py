@@ -15,16 +15,16 @@ learned from, are those of SynthSAEBench:
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+from dictionary_learning import learn_with_spams  # another bench in this folder
 from scipy.optimize import linear_sum_assignment
 from synthetic_features import Recipe, SyntheticFeatures  # another file in this folder
 
@@ -144,20 +144,19 @@ def true_dictionary(problem: Problem) -> SparseCoder:
     return as_lasso(problem, problem.truth.vectors[: problem.latents].astype(np.float32))
 
 
-def learned_dictionary(problem: Problem, backend: str) -> SparseCoder:
+def learned_dictionary(problem: Problem, learn: Callable[..., np.ndarray]) -> SparseCoder:
     """A dictionary that is learned twice: shortly, to find lambda, and then with that lambda."""
     rows = normalize_rows(problem.train)
     settings: dict[str, Any] = {
         "num_atoms": problem.latents,
         "batch_size": BATCH,
         "seed": problem.seed,
-        "backend": backend,
         "threads": problem.args.threads,
     }
     iterations = problem.args.iterations
-    first = learn_dictionary(rows, lambda_=0.1, iterations=max(1, iterations // 10), **settings)
+    first = learn(rows, lambda_=0.1, iterations=max(1, iterations // 10), **settings)
     lambda_ = lambda_with_l0(rows[: problem.args.tuning_rows], first, problem.l0)
-    return as_lasso(problem, learn_dictionary(rows, lambda_=lambda_, iterations=iterations, **settings))
+    return as_lasso(problem, learn(rows, lambda_=lambda_, iterations=iterations, **settings))
 
 
 def trained_sae(problem: Problem, method: str, *, matryoshka: bool = False) -> SparseCoder:
@@ -167,18 +166,14 @@ def trained_sae(problem: Problem, method: str, *, matryoshka: bool = False) -> S
         problem.latents, problem.l0, problem.args.updates, method, prefixes=prefixes, seed=problem.seed
     )
     trainer = SaeTrainer.begin(settings, torch.from_numpy(problem.train))
-
-    def batches(done: int) -> Iterator[torch.Tensor]:
-        stream = mini_batches(problem.train, BATCH, np.random.default_rng(problem.seed))
-        return (torch.from_numpy(rows) for rows in itertools.islice(stream, done, None))
-
-    return SaeCoder(train_sae(trainer, batches))
+    batches = mini_batches(problem.train, BATCH, np.random.default_rng(problem.seed))
+    return SaeCoder(train_sae(trainer, map(torch.from_numpy, batches)))
 
 
 CODERS: dict[str, Callable[[Problem], SparseCoder]] = {
     "lasso, true directions": true_dictionary,
-    "lasso, spams.trainDL": lambda problem: learned_dictionary(problem, "spams"),
-    "lasso, torch": lambda problem: learned_dictionary(problem, "torch"),
+    "lasso, spams.trainDL": lambda problem: learned_dictionary(problem, learn_with_spams),
+    "lasso, torch": lambda problem: learned_dictionary(problem, learn_dictionary),
     "TopK SAE": lambda problem: trained_sae(problem, "topk"),
     "BatchTopK SAE": lambda problem: trained_sae(problem, "batchtopk"),
     "Matryoshka BatchTopK SAE": lambda problem: trained_sae(problem, "batchtopk", matryoshka=True),

@@ -25,10 +25,11 @@ import time
 
 import numpy as np
 import torch
-from sparse_coding import synthetic  # another bench in this folder
+from dictionary_learning import learn_with_spams  # another bench in this folder
+from sparse_coding import synthetic  # and another
 
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
-from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary
+from mlsm_plugin.sparse_coding.dictionary import Dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.sparse_coding.online_learning import mini_batches
@@ -115,7 +116,7 @@ def lasso(train: np.ndarray, args: argparse.Namespace) -> tuple[LassoCoder, floa
     """The lasso, and the seconds that ``spams.trainDL`` takes for all iterations."""
     iterations = min(args.timed_iterations, args.iterations) if args.dictionary else args.iterations
     start = time.perf_counter()
-    atoms = learn_dictionary(
+    atoms = learn_with_spams(
         train,
         num_atoms=args.atoms,
         lambda_=args.lambda_,
@@ -123,7 +124,6 @@ def lasso(train: np.ndarray, args: argparse.Namespace) -> tuple[LassoCoder, floa
         batch_size=args.lasso_batch,
         threads=args.threads,
         seed=args.seed,
-        backend="spams",
     )
     seconds = (time.perf_counter() - start) * args.iterations / iterations
     if args.dictionary:
@@ -146,7 +146,7 @@ def sae(train: np.ndarray, method: str, args: argparse.Namespace) -> tuple[SaeCo
     batches = mini_batches(train, args.batch_size, np.random.default_rng(args.seed))
     start = time.perf_counter()
     trainer = SaeTrainer.begin(settings, torch.from_numpy(train), fast_bf16=has_fast_bf16(torch.device("cpu")))
-    trained = train_sae(trainer, lambda skip: map(torch.from_numpy, batches))
+    trained = train_sae(trainer, map(torch.from_numpy, batches))
     return SaeCoder(trained), time.perf_counter() - start
 
 

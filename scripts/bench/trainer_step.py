@@ -50,7 +50,7 @@ from mlsm_plugin.huggingface import (
     TokenContrastiveModel,
     TokenSequences,
 )
-from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TARGETS = {"mlsm + mlm": 1.10, "taco": 1.15}

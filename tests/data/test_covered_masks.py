@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.data.token_datasets import CoveredMaskTokensDataset, MaskingProbabilityDataset, SplitCoverage
-from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
 from tests.tasks.test_masked_latent_semantic import assert_codes_by_position, stock_batches
 from tests.tiny_run import batches, training_config

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin.data.token_datasets import NO_POSITION, MaskedCodesDataset
-from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 
 PAD = 1
 N_ATOMS = 30

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from mlsm_plugin.huggingface import TokenSequences
-from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from mlsm_plugin.sparse_coding.code_store import CodeStoreWriter
+from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.sparse_coding.encode import target_distribution
 
 META = {"n_atoms": 40, "lambda": 0.05, "layer": 5}

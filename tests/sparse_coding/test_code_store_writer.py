@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from mlsm_plugin.sparse_coding.code_store import CodeStore, CodeStoreWriter, ShardRows
-from mlsm_plugin.sparse_coding.code_store_writer import META_KEYS
+from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.sparse_coding.code_store_writer import META_KEYS, CodeStoreWriter
+from mlsm_plugin.sparse_coding.stored_codes import ShardRows
 from tests.sparse_coding.code_stores import BOUNDARIES, META, expected_rows, folder_bytes, random_codes, write_store
 
 

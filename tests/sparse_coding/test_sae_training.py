@@ -51,7 +51,7 @@ def batches_of(rows: Tensor, size: int = 200) -> Any:
 def test_planted_features_are_found(method: str, prefixes: tuple[int, ...]) -> None:
     rows, truth = planted()
     settings = SaeSettings(num_atoms=64, k=4, updates=800, method=method, prefixes=prefixes, rate=1e-2)
-    sae = train_sae(SaeTrainer.begin(settings, rows), batches_of(rows))
+    sae = train_sae(SaeTrainer.begin(settings, rows), batches_of(rows)(0))
     found = (truth @ sae.weights.decoder.T).amax(1)
     assert (found > 0.9).float().mean() > (0.6 if prefixes else 0.85)
     torch.testing.assert_close(torch.linalg.vector_norm(sae.weights.decoder, dim=1), torch.ones(64))
@@ -130,7 +130,7 @@ def test_resumed_equals_never_stopped_and_seeds_decide(
     monkeypatch.setattr(sae_training, "PATIENCE", 5)  # some latents die
     rows, _ = planted()
     settings, batches = some_settings(method), batches_of(rows)
-    whole = train_sae(SaeTrainer.begin(settings, rows), batches)
+    whole = train_sae(SaeTrainer.begin(settings, rows), batches(0))
     stopped = SaeTrainer.begin(settings, rows)
     stream = batches(0)
     for _ in range(17):
@@ -140,8 +140,8 @@ def test_resumed_equals_never_stopped_and_seeds_decide(
         stopped.update(next(stream))
     resumed = SaeTrainer.resume(settings, torch.load(tmp_path / "state.pt", weights_only=True))
     assert resumed.updates == 17
-    assert bytes_of(train_sae(resumed, batches)) == bytes_of(whole)
-    other = train_sae(SaeTrainer.begin(some_settings(method, seed=2), rows), batches)
+    assert bytes_of(train_sae(resumed, batches(17))) == bytes_of(whole)
+    other = train_sae(SaeTrainer.begin(some_settings(method, seed=2), rows), batches(0))
     assert bytes_of(other) != bytes_of(whole)
 
 
@@ -186,7 +186,7 @@ def test_auxiliary_loss_revives_dead_latents(monkeypatch: pytest.MonkeyPatch) ->
         settings = SaeSettings(64, 4, 600, rate=1e-2, auxiliary_weight=weight, weight_decay=0.0)
         trainer = SaeTrainer.begin(settings, rows)
         trainer.parameters.encoder[:16] *= 0.02
-        sae = train_sae(trainer, batches_of(rows))
+        sae = train_sae(trainer, batches_of(rows)(0))
         unused[weight] = int((~(sae.latents(rows) > 0).any(0)[:16]).sum())
     assert unused[0.0] >= 8
     assert unused[1 / 32] <= unused[0.0] // 3
@@ -217,11 +217,11 @@ def test_rows_of_zeros_stay_zero() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"method": "relu"}, "unknown method 'relu'"),
+        ({"method": "relu"}, "method must be one of topk, batchtopk, got 'relu'"),
         ({"k": 0}, "k must be from 1 to the number of atoms, 40, got 0"),
         ({"k": 41}, "got 41"),
-        ({"updates": 0}, "updates must be >= 1"),
-        ({"rate": float("nan")}, "learning rate"),
+        ({"updates": 0}, "updates must be positive, got 0"),
+        ({"rate": float("nan")}, "rate must be a finite number"),
         ({"prefixes": (8, 8)}, "ascending, at least 1 and below the number of atoms, 40, got 8 8"),
         ({"prefixes": (0,)}, "got 0"),
         ({"prefixes": (40,)}, "got 40"),

@@ -19,10 +19,7 @@ from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 FOLDERS: dict[str, tuple[str, Callable[[Path], SaeCoder]]] = {
     saelens.WEIGHTS_FILE: (saelens.CONFIG_FILE, saelens.read_saelens),
     sparsify.WEIGHTS_FILE: (sparsify.CONFIG_FILE, sparsify.read_sparsify),
-    dictionary_learning.WEIGHTS_FILE: (
-        dictionary_learning.CONFIG_FILE,
-        dictionary_learning.read_dictionary_learning,
-    ),
+    dictionary_learning.WEIGHTS_FILE: (dictionary_learning.CONFIG_FILE, dictionary_learning.read_dictionary_learning),
 }
 KNOWN = (
     "SAELens (cfg.json, sae_weights.safetensors), sparsify (cfg.json, sae.safetensors), dictionary_learning "
@@ -38,8 +35,7 @@ def read_any_format(
 
     Args:
         path: a folder of SAELens, sparsify or dictionary_learning, or an npy file.
-        normalize, transpose, lambda_: of an npy file; see
-            :func:`read_npy_matrix`.
+        normalize, transpose, lambda_: of an npy file; see :func:`read_npy_matrix`.
 
     Raises:
         FileNotFoundError: there is nothing at ``path``.
@@ -53,27 +49,23 @@ def read_any_format(
     given = {"--normalize": normalize, "--transpose": transpose, "--lambda": lambda_ is not None}
     for flag in (flag for flag, value in given.items() if value):
         raise ValueError(f"{flag} is for a matrix in an .npy file, which {path} is not")
-    return _reader_of(path)(path)
-
-
-def _reader_of(path: Path) -> Callable[[Path], SaeCoder]:
     if path.is_file():
-        hint = f"; pass the folder {path.parent}" if path.name in FOLDERS else ""
-        raise ValueError(f"{path} is of no known format{hint or f': known are {KNOWN}'}")
+        advice = f"; pass the folder {path.parent}" if path.name in FOLDERS else f": known are {KNOWN}"
+        raise ValueError(f"{path} is of no known format{advice}")
     found = [name for name in FOLDERS if (path / name).exists()]
     if len(found) > 1:
         raise ValueError(f"{path} holds {' and '.join(found)}, which are of different programs; keep one of them")
     if not found:
         raise ValueError(f"{path} holds no dictionary of a known format{_hint(path)}")
-    config, reader = FOLDERS[found[0]]
+    config, read = FOLDERS[found[0]]
     if not (path / config).exists():
         raise ValueError(f"{path} holds {found[0]}, but not {config}, which belongs to it")
-    return reader
+    return read(path)
 
 
 def _hint(path: Path) -> str:
-    for number, below in enumerate(sorted(path.iterdir())):
-        if number < SUBFOLDERS and below.is_dir() and any((below / name).exists() for name in FOLDERS):
+    for below in sorted(path.iterdir())[:SUBFOLDERS]:
+        if any((below / name).exists() for name in FOLDERS):
             return f"; its subfolders do, such as {below}"
     return f": known are {KNOWN}"
 

@@ -7,16 +7,14 @@ it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from mlsm_plugin.files.json_checks import text, whole
-from mlsm_plugin.sparse_coding.formats.config_file import ConfigFile
-from mlsm_plugin.sparse_coding.formats.tensor_file import TensorFile, read_torch
+from mlsm_plugin.sparse_coding.formats.foreign_files import ConfigFile, TensorFile, imported_sae, read_torch
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "dictionary_learning"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "ae.pt"
@@ -30,14 +28,30 @@ sparsity_queue_length n_sparsity_updates bandwidth target_l0 group_fractions gro
 k_anneal_steps
 """
 WITHOUT_EFFECT = frozenset(TRAINING.split())
-Contents = tuple[SaeConfig, SaeWeights]
+LINEAR = {
+    "encoder": "encoder.weight",
+    "encoder_bias": "encoder.bias",
+    "decoder": "decoder.weight",
+    "decoder_bias": "b_dec",
+}
+MATRICES = {"encoder": "W_enc", "encoder_bias": "b_enc", "decoder": "W_dec", "decoder_bias": "b_dec"}
+GATED = {"encoder_bias": "gate_bias", "decoder_bias": "decoder_bias", "gate_scale": "r_mag", "gate_bias": "mag_bias"}
+# the classes of the library -> our activation, the names of their tensors
+CLASSES = {
+    "AutoEncoder": ("relu", {**LINEAR, "decoder_bias": "bias"}),
+    "GatedAutoEncoder": ("gated", {**LINEAR, **GATED}),
+    "JumpReluAutoEncoder": ("jumprelu", {**MATRICES, "threshold": "threshold"}),
+    "AutoEncoderTopK": ("topk", LINEAR),
+    "BatchTopKSAE": ("jumprelu", LINEAR),
+    "MatryoshkaBatchTopKSAE": ("jumprelu", MATRICES),
+}
+WITH_A_GLOBAL_THRESHOLD = ("BatchTopKSAE", "MatryoshkaBatchTopKSAE")
+# an alternative to k that encode() does not use by default; all groups are used
+TENSORS_WITHOUT_EFFECT = {"AutoEncoderTopK": ("threshold",), "MatryoshkaBatchTopKSAE": ("group_sizes",)}
 
 
 def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
-    """Read an SAE of one of the six classes of ``CLASSES``.
-
-    Args:
-        folder: the folder of one trainer, with the two files.
+    """Read an SAE of one of the ``CLASSES`` from the folder of one trainer, with the two files.
 
     Raises:
         ValueError: a file is missing or damaged, or the SAE is of another class.
@@ -51,120 +65,34 @@ def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
     name = trainer.take("dict_class", text)
     if name not in CLASSES:
         raise ValueError(f"{config.path}: the dict_class {name[:60]!r} is refused; known are {', '.join(CLASSES)}")
-    facts = trainer.facts(FACTS)
+    facts = {"format": NAME, "architecture": name, **trainer.facts(FACTS)}
     k = trainer.take("k", whole(1), None)
     claimed = trainer.take("dict_size", whole(1), None), trainer.take("activation_dim", whole(1), None)
     trainer.finish(WITHOUT_EFFECT)
 
     file = read_torch(folder / WEIGHTS_FILE)
-    sae_config, weights = CLASSES[name](file, k)
-    file.finish()
-    for found, wanted in zip(weights.encoder.shape, claimed, strict=True):
-        if wanted is not None and found != wanted:
-            raise ValueError(
-                f"{file.path}: the encoder is {tuple(weights.encoder.shape)}, but {CONFIG_FILE} says {wanted}"
-            )
-    try:
-        sae = SparseAutoencoder(sae_config, weights)
-    except ValueError as error:
-        raise ValueError(f"{folder} is not a valid SAE: {error}") from None
-    return SaeCoder(sae, {"imported_from": {"format": NAME, "architecture": name, **facts}})
-
-
-def _auto_encoder(file: TensorFile, k: int | None) -> Contents:
-    """A ReLU SAE, whose decoder is normalized as the library does when it loads it."""
-    weights = SaeWeights(
-        encoder=file.take("encoder.weight", 2),
-        encoder_bias=file.take("encoder.bias"),
-        decoder=file.take("decoder.weight", 2).T,
-        decoder_bias=file.take("bias"),
-    )
+    activation, names = CLASSES[name]
+    if activation == "topk" or name in WITH_A_GLOBAL_THRESHOLD:
+        _check_same_k(file, k)
+    weights = file.weights(names)
+    if name in WITH_A_GLOBAL_THRESHOLD:  # below 0 if it was hardly trained: every positive latent passes
+        weights = weights._replace(threshold=torch.full((len(weights.encoder),), file.number("threshold")))
+    file.finish(TENSORS_WITHOUT_EFFECT.get(name, ()))
+    sae_config = SaeConfig(activation, k if activation == "topk" else None, name != "JumpReluAutoEncoder")
+    latents, dim = (wanted or found for wanted, found in zip(claimed, weights.encoder.shape, strict=True))
+    coder = imported_sae(file, sae_config, weights, (latents, dim), facts)
     norms = torch.linalg.vector_norm(weights.decoder, dim=1)
-    if not torch.isfinite(norms).all() or torch.allclose(norms, torch.ones_like(norms)):
-        return SaeConfig("relu"), weights
+    if name != "AutoEncoder" or torch.allclose(norms, torch.ones_like(norms)):
+        return coder
+    # the library normalizes the decoder when it loads it
     if not bool((norms > 0).all()):
         raise ValueError(f"{file.path}: decoder.weight has a column of zeros, which cannot be normalized")
-    if len(norms) != len(weights.encoder) or len(norms) != len(weights.encoder_bias):
-        raise ValueError(f"{file.path}: encoder and decoder have different numbers of latents")
-    return SaeConfig("relu"), weights._replace(
-        encoder=weights.encoder * norms[:, None],
-        encoder_bias=weights.encoder_bias * norms,
-        decoder=weights.decoder / norms[:, None],
-    )
+    return SaeCoder(coder.sae.with_unit_decoder(norms), {"imported_from": facts})
 
 
-def _gated(file: TensorFile, k: int | None) -> Contents:
-    return SaeConfig("gated"), SaeWeights(
-        encoder=file.take("encoder.weight", 2),
-        encoder_bias=file.take("gate_bias"),
-        decoder=file.take("decoder.weight", 2).T,
-        decoder_bias=file.take("decoder_bias"),
-        gate_scale=file.take("r_mag"),
-        gate_bias=file.take("mag_bias"),
-    )
-
-
-def _jump_relu(file: TensorFile, k: int | None) -> Contents:
-    config = SaeConfig("jumprelu", subtract_decoder_bias=False)
-    return config, _matrix_weights(file)._replace(threshold=file.take("threshold"))
-
-
-def _top_k(file: TensorFile, k: int | None) -> Contents:
-    k = _same_k(file, k)
-    file.leave_out("threshold")  # an alternative to k that encode() does not use by default
-    return SaeConfig("topk", k), _linear_weights(file)
-
-
-def _batch_top_k(file: TensorFile, k: int | None) -> Contents:
-    _same_k(file, k)
-    weights = _linear_weights(file)
-    return SaeConfig("jumprelu"), weights._replace(threshold=_global_threshold(file, len(weights.encoder)))
-
-
-def _matryoshka(file: TensorFile, k: int | None) -> Contents:
-    _same_k(file, k)
-    file.leave_out("group_sizes")  # all groups are used
-    weights = _matrix_weights(file)
-    return SaeConfig("jumprelu"), weights._replace(threshold=_global_threshold(file, len(weights.encoder)))
-
-
-def _linear_weights(file: TensorFile) -> SaeWeights:
-    return SaeWeights(
-        encoder=file.take("encoder.weight", 2),
-        encoder_bias=file.take("encoder.bias"),
-        decoder=file.take("decoder.weight", 2).T,
-        decoder_bias=file.take("b_dec"),
-    )
-
-
-def _matrix_weights(file: TensorFile) -> SaeWeights:
-    return SaeWeights(
-        encoder=file.take("W_enc", 2).T,
-        encoder_bias=file.take("b_enc"),
-        decoder=file.take("W_dec", 2),
-        decoder_bias=file.take("b_dec"),
-    )
-
-
-def _same_k(file: TensorFile, k: int | None) -> int:
-    """k of the configuration, with which k of the weights must agree."""
+def _check_same_k(file: TensorFile, k: int | None) -> None:
+    """The weights may also say k."""
     if k is None:
         raise ValueError(f"{file.path}: {CONFIG_FILE} lacks k")
     if "k" in file and (found := file.number("k")) != k:
         raise ValueError(f"{file.path} says k {found:g}, but {CONFIG_FILE} says {k}")
-    return k
-
-
-def _global_threshold(file: TensorFile, latents: int) -> torch.Tensor:
-    """The threshold below 0 of an SAE that was hardly trained lets every positive latent pass."""
-    return torch.full((latents,), file.number("threshold"))
-
-
-CLASSES: dict[str, Callable[[TensorFile, int | None], Contents]] = {
-    "AutoEncoder": _auto_encoder,
-    "GatedAutoEncoder": _gated,
-    "JumpReluAutoEncoder": _jump_relu,
-    "AutoEncoderTopK": _top_k,
-    "BatchTopKSAE": _batch_top_k,
-    "MatryoshkaBatchTopKSAE": _matryoshka,
-}

@@ -7,29 +7,34 @@ Its versions from 6 on keep the architecture and what it needs at the top of ``c
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from dataclasses import dataclass
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from packaging.version import InvalidVersion, Version
 from torch import Tensor
 
 from mlsm_plugin.files.atomic_files import write_file, write_json
 from mlsm_plugin.files.json_checks import anything, number, optional, text, whole
-from mlsm_plugin.sparse_coding.formats.config_file import ConfigFile, one_of, yes_or_no
-from mlsm_plugin.sparse_coding.formats.tensor_file import TensorFile, check_safetensors, read_safetensors
+from mlsm_plugin.sparse_coding.formats.foreign_files import (
+    ConfigFile,
+    TensorFile,
+    check_safetensors,
+    imported_sae,
+    one_of,
+    read_safetensors,
+    yes_or_no,
+)
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.version import __version__
 
 NAME = "saelens"
 CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae_weights.safetensors"
+FIRST_WITH_METADATA = 6  # version of SAELens
 SCALER_FILE = "activation_scaler.json"  # of a checkpoint that was written during training
-FLAT_BEFORE = Version("6.0.0rc0")
 TOPK = "topk"
 WITH_A_GLOBAL_THRESHOLD = ("batchtopk", "matryoshka_batchtopk")
 # architecture -> our activation
@@ -90,21 +95,12 @@ sequence_separator_token disable_concat_sequences activations_mixing_fraction pr
 use_chat_formatting n_batches_for_norm_estimate
 """
 WITHOUT_EFFECT = frozenset(TRAINING.split())
+TENSORS = {"encoder": "W_enc", "decoder": "W_dec", "decoder_bias": "b_dec"}
+GATED_TENSORS = {"encoder_bias": "b_gate", "gate_scale": "r_mag", "gate_bias": "b_mag"}
 # what is written: our activation -> architecture, our input norm -> normalize_activations
 EXPORTED_ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
 EXPORTED_NORMS = {"none": "none", "constant_norm": "constant_norm_rescale", "layer_norm": "layer_norm"}
 FORMAT_VERSION = "6.0.0"  # the SAELens that first read these files
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What ``cfg.json`` says."""
-
-    architecture: str
-    shape: tuple[int, int]
-    """``(d_sae, d_in)``"""
-    config: SaeConfig
-    facts: dict[str, Any]
 
 
 def read_saelens(folder: str | os.PathLike[str]) -> SaeCoder:
@@ -113,63 +109,46 @@ def read_saelens(folder: str | os.PathLike[str]) -> SaeCoder:
     A BatchTopK SAE that is still in the format of training becomes what SAELens makes of it when training ends: a
     JumpReLU SAE with one threshold.
 
-    Args:
-        folder: the folder with the two files.
-
     Raises:
         ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
     """
     folder = Path(folder)
-    settings = _read_settings(folder / CONFIG_FILE)
+    settings = ConfigFile.read(folder / CONFIG_FILE)
+    facts, flat = _facts(settings)
+    architecture, k = _architecture(settings, flat)
+    subtract = settings.take("apply_b_dec_to_input", yes_or_no, True)
+    norm = _input_norm(settings, flat)
+    _check_shape_of_input(settings, flat, facts)
+    config = SaeConfig(ARCHITECTURES[architecture], k, subtract, norm, _rescale(settings, architecture))
+    shape = settings.take("d_sae", whole(1)), settings.take("d_in", whole(1))
+    settings.finish(WITHOUT_EFFECT | (set() if flat else set(FACTS)))
     _check_nothing_is_left_to_fold(folder / SCALER_FILE)
+
     file = read_safetensors(folder / WEIGHTS_FILE)
-    weights = _weights(file, settings)
-    if tuple(weights.encoder.shape) != settings.shape:
-        raise ValueError(
-            f"{file.path}: W_enc is {tuple(weights.encoder.T.shape)}, but {CONFIG_FILE} says {settings.shape[::-1]}"
-        )
-    try:
-        sae = SparseAutoencoder(settings.config, weights)
-    except ValueError as error:
-        raise ValueError(f"{folder} is not a valid SAE: {error}") from None
-    imported = {"format": NAME, "architecture": settings.architecture, **settings.facts}
-    return SaeCoder(sae, {"imported_from": imported})
+    _check_scaling(file)
+    weights = file.weights({**TENSORS, **(GATED_TENSORS if architecture == "gated" else {"encoder_bias": "b_enc"})})
+    if config.activation == "jumprelu":
+        weights = weights._replace(threshold=_threshold(file, architecture, weights.encoder_bias))
+    file.finish()
+    return imported_sae(file, config, weights, shape, {"format": NAME, "architecture": architecture, **facts})
 
 
-def _read_settings(path: Path) -> _Settings:
-    file = ConfigFile.read(path)
-    metadata = file.part("metadata")
-    file_facts = file.facts(("sae_lens_version",))
-    facts = {**file_facts, **metadata.facts((*FACTS, "hook_name_out"))}
-    flat = _is_flat(path, file_facts.get("sae_lens_version") or facts.get("sae_lens_version"))
+def _facts(settings: ConfigFile) -> tuple[dict[str, Any], bool]:
+    """What is known of the origin, and whether the file is flat; very old files do not say their version."""
+    metadata = settings.part("metadata")
+    facts = {**settings.facts(("sae_lens_version",)), **metadata.facts((*FACTS, "hook_name_out"))}
+    version = facts.get("sae_lens_version")
+    major = None if version is None else re.match(r"\d+", str(version))
+    if version is not None and major is None:
+        raise ValueError(f"{settings.path}: sae_lens_version: {str(version)[:40]!r} is not a version")
+    flat = major is None or int(major[0]) < FIRST_WITH_METADATA
     if flat:
         for old, new in OLDER_NAMES.items():
-            file.rename(old, new)
-    facts |= file.facts(FACTS) if flat else {}
+            settings.rename(old, new)
+        facts |= settings.facts(FACTS)
     if facts.pop("hook_name_out", None) not in (None, facts.get("hook_name")):
-        raise ValueError(f"{path}: hook_name_out: {TRANSCODER}")
-    architecture, k = _architecture(file, flat)
-    subtract = file.take("apply_b_dec_to_input", yes_or_no, True)
-    norm = _input_norm(file, flat)
-    _check_shape_of_input(file, flat, facts)
-    rescale = _rescale(file, architecture)
-    shape = file.take("d_sae", whole(1)), file.take("d_in", whole(1))
-    file.finish(WITHOUT_EFFECT | (set() if flat else set(FACTS)))
-    try:
-        config = SaeConfig(ARCHITECTURES[architecture], k, subtract, norm, rescale)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return _Settings(architecture, shape, config, facts)
-
-
-def _is_flat(path: Path, version: Any) -> bool:
-    """Whether the file is of a SAELens before version 6; very old files do not say their version."""
-    if version is None:
-        return True
-    try:
-        return Version(str(version)) < FLAT_BEFORE
-    except InvalidVersion:
-        raise ValueError(f"{path}: sae_lens_version: {str(version)[:40]!r} is not a version") from None
+        raise ValueError(f"{settings.path}: hook_name_out: {TRANSCODER}")
+    return facts, flat
 
 
 def _architecture(file: ConfigFile, flat: bool) -> tuple[str, int | None]:
@@ -256,23 +235,6 @@ def _check_nothing_is_left_to_fold(path: Path) -> None:
         )
 
 
-def _weights(file: TensorFile, settings: _Settings) -> SaeWeights:
-    _check_scaling(file)
-    own: dict[str, Tensor] = {
-        "encoder": file.take("W_enc", 2).T,
-        "decoder": file.take("W_dec", 2),
-        "decoder_bias": file.take("b_dec"),
-    }
-    if settings.config.activation == "gated":
-        own |= {"encoder_bias": file.take("b_gate"), "gate_scale": file.take("r_mag"), "gate_bias": file.take("b_mag")}
-    else:
-        own["encoder_bias"] = file.take("b_enc")
-    if settings.config.activation == "jumprelu":
-        own["threshold"] = _threshold(file, settings.architecture, own["encoder_bias"])
-    file.finish()
-    return SaeWeights(**own)
-
-
 def _threshold(file: TensorFile, architecture: str, like: Tensor) -> Tensor:
     if architecture in WITH_A_GLOBAL_THRESHOLD:
         if "topk_threshold" in file:
@@ -299,64 +261,38 @@ def _check_scaling(file: TensorFile) -> None:
 def check_exportable(kind: type[SparseCoder]) -> None:
     """Raise ValueError if coders of this kind cannot be written, or the package ``safetensors`` is missing."""
     if not issubclass(kind, SaeCoder):
-        reason = "it has no encoder: its codes are the solutions of an optimization problem"
         raise ValueError(
-            f"a coder of kind {kind.kind!r} cannot be written for SAELens, which holds sparse autoencoders"
-            + (f"; {reason}" if kind.has_gaps else "")
+            f"a coder of kind {kind.kind!r} cannot be written for SAELens, which holds sparse autoencoders: it has no "
+            "encoder"
         )
     check_safetensors()
 
 
 def for_saelens(coder: SaeCoder) -> SaeCoder:
-    """The same SAE in the form that :func:`write_saelens` writes: rescaling is folded into the weights.
-
-    With ``n`` the norms of the decoder's rows, ``pre * n`` are the pre-activations of an encoder whose rows and biases
-    are multiplied by ``n``, and ``latents / n`` before the decoder is a decoder of unit rows.
-    """
-    sae = coder.sae.to("cpu")
-    if not sae.config.rescale_by_decoder_norm:
+    """The same SAE in the form that :func:`write_saelens` writes: rescaling is folded into the weights."""
+    if not coder.sae.config.rescale_by_decoder_norm:
         return coder
-    norms = sae.decoder_norms
-    weights = sae.weights._replace(
-        encoder=sae.weights.encoder * norms[:, None],
-        encoder_bias=sae.weights.encoder_bias * norms,
-        decoder=sae.weights.decoder / norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None],
-    )
-    config = dataclasses.replace(sae.config, rescale_by_decoder_norm=False)
-    return SaeCoder(SparseAutoencoder(config, weights), coder.meta)
+    return SaeCoder(coder.sae.with_unit_decoder(coder.sae.decoder_norms), coder.meta)
 
 
 def write_saelens(coder: SaeCoder, folder: str | os.PathLike[str]) -> None:
-    """Write ``sae_weights.safetensors``, and ``cfg.json`` last, without which SAELens does not load the folder.
+    """Write what :func:`for_saelens` returned, on the CPU, to an existing folder; see :func:`check_exportable` first.
 
-    ``sae_lens.SAE.load_from_disk`` gives the same latents and reconstructions; only a hidden state of zeros under
-    ``constant_norm`` is NaN there.
-
-    Args:
-        coder: what :func:`for_saelens` returned.
-        folder: an existing folder.
-
-    Raises:
-        ValueError: the package ``safetensors`` is missing.
-        OSError: a file cannot be written.
+    ``cfg.json`` comes last; without it, SAELens does not load the folder. ``sae_lens.SAE.load_from_disk`` gives the
+    same latents and reconstructions; only a hidden state of zeros under ``constant_norm`` is NaN there.
     """
-    check_safetensors()
     from safetensors.torch import save
 
     folder = Path(folder)
     (folder / CONFIG_FILE).unlink(missing_ok=True)
-    content = save({name: tensor.contiguous() for name, tensor in _exported_tensors(coder.sae).items()})
-    write_file(folder / WEIGHTS_FILE, lambda file: file.write(content))
-    write_json(folder / CONFIG_FILE, _configuration(coder))
-
-
-def _exported_tensors(sae: SparseAutoencoder) -> dict[str, Tensor]:
-    weights = sae.to("cpu").weights
+    config, weights = coder.sae.config, coder.sae.weights
     named: dict[str, Tensor | None] = {"W_enc": weights.encoder.T, "W_dec": weights.decoder}
     named["b_dec"] = weights.decoder_bias
-    named["b_gate" if sae.config.activation == "gated" else "b_enc"] = weights.encoder_bias
+    named["b_gate" if config.activation == "gated" else "b_enc"] = weights.encoder_bias
     named |= {"threshold": weights.threshold, "r_mag": weights.gate_scale, "b_mag": weights.gate_bias}
-    return {name: tensor for name, tensor in named.items() if tensor is not None}
+    content = save({name: tensor.contiguous() for name, tensor in named.items() if tensor is not None})
+    write_file(folder / WEIGHTS_FILE, lambda file: file.write(content))
+    write_json(folder / CONFIG_FILE, _configuration(coder))
 
 
 def _configuration(coder: SaeCoder) -> dict[str, Any]:

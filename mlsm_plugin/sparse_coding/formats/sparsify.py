@@ -10,13 +10,19 @@ import os
 from pathlib import Path
 
 from mlsm_plugin.files.json_checks import whole
-from mlsm_plugin.sparse_coding.formats.config_file import ConfigFile, one_of, yes_or_no
-from mlsm_plugin.sparse_coding.formats.tensor_file import read_safetensors
+from mlsm_plugin.sparse_coding.formats.foreign_files import (
+    ConfigFile,
+    imported_sae,
+    one_of,
+    read_safetensors,
+    yes_or_no,
+)
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "sparsify"
 CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae.safetensors"
+TENSORS = {"encoder": "encoder.weight", "encoder_bias": "encoder.bias", "decoder": "W_dec", "decoder_bias": "b_dec"}
 # these decide the first weights and the loss only
 WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")
 REFUSED = {
@@ -29,8 +35,7 @@ REFUSED = {
 def read_sparsify(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sparsify.SparseCoder.load_from_disk``, in float32.
 
-    Args:
-        folder: the folder of one hook point, such as ``layers.5``.
+    ``folder`` is that of one hook point, such as ``layers.5``.
 
     Raises:
         ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
@@ -46,24 +51,11 @@ def read_sparsify(folder: str | os.PathLike[str]) -> SaeCoder:
     dim = config.take("d_in", whole(1))
     factor, latents = config.take("expansion_factor", whole(0), 32), config.take("num_latents", whole(0), 0)
     config.finish(WITHOUT_EFFECT)
-    shape = (latents or dim * factor, dim)
 
     file = read_safetensors(folder / WEIGHTS_FILE)
     if "W_skip" in file:
         raise ValueError(f"{file.path}: W_skip is refused: {REFUSED['skip_connection']}")
-    weights = SaeWeights(
-        encoder=file.take("encoder.weight", 2),
-        encoder_bias=file.take("encoder.bias"),
-        decoder=file.take("W_dec", 2),
-        decoder_bias=file.take("b_dec"),
-    )
+    weights = file.weights(TENSORS)
     file.finish()
-    if tuple(weights.encoder.shape) != shape:
-        raise ValueError(
-            f"{file.path}: encoder.weight is {tuple(weights.encoder.shape)}, but {CONFIG_FILE} says {shape}"
-        )
-    try:
-        sae = SparseAutoencoder(SaeConfig("topk", k), weights)
-    except ValueError as error:
-        raise ValueError(f"{folder} is not a valid SAE: {error}") from None
-    return SaeCoder(sae, {"imported_from": {"format": NAME, "hookpoint": folder.resolve().name}})
+    facts = {"format": NAME, "hookpoint": folder.resolve().name}
+    return imported_sae(file, SaeConfig("topk", k), weights, (latents or dim * factor, dim), facts)

@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "version that is none": (saelens_config("standard", metadata={"sae_lens_version": "new"}), "not a version"),
     "metadata that is a list": (saelens_config("standard", metadata=[1]), "metadata: it is not a dictionary"),
     "b_dec that is text": (saelens_config("standard", apply_b_dec_to_input="no"), '"no" is neither true nor false'),
-    "other width": (saelens_config("standard", d_in=7), r"W_enc is \(6, 20\), but cfg.json says \(7, 20\)"),
+    "other width": (saelens_config("standard", d_in=7), r"the encoder is \(20, 6\) .*, but the settings say \(20, 7\)"),
     "2^60 latents": (saelens_config("standard", d_sae=1 << 60), "d_sae: .* is not a whole number"),
 }
 
@@ -212,7 +212,7 @@ TENSORS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "too many": ("standard", replaced(threshold=NAN), "do not belong to this kind of SAE: threshold"),
     "b_enc of a gated SAE": ("gated", replaced(b_enc=NAN), "do not belong to this kind of SAE: b_enc"),
     "NaN": ("standard", replaced(b_enc=NAN), "encoder_bias holds NaN"),
-    "transposed": ("standard", replaced(W_enc=np.zeros((LATENTS, DIM), np.float32)), r"W_enc is \(20, 6\)"),
+    "transposed": ("standard", replaced(W_enc=np.zeros((LATENTS, DIM), np.float32)), r"the encoder is \(6, 20\)"),
     "flat": ("standard", replaced(W_enc=np.zeros(9, np.float32)), "must have 2 dimensions"),
     "short bias": ("standard", replaced(b_enc=np.zeros(3, np.float32)), "encoder_bias has the shape"),
     "integers": ("standard", replaced(b_enc=np.zeros(LATENTS, np.int64)), "not floating-point"),

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mlsm_plugin.sparse_coding.formats.tensor_file import TensorFile, read_safetensors, read_torch
+from mlsm_plugin.sparse_coding.formats.foreign_files import TensorFile, read_safetensors, read_torch
 from tests.conftest import REPOSITORY
 
 MEMORY = 8 << 30  # what a process may map; torch alone needs a few GB of addresses
@@ -64,8 +64,7 @@ def test_whole_files(tmp_path: Path) -> None:
         assert torch.equal(file.take("a", 2), made["a"])
         assert file.take("b").dtype == file.take("c").dtype == torch.float32
         assert file.number("k") == 3
-        file.leave_out("absent")
-        file.finish()
+        file.finish(known=("absent",))
 
 
 def test_tensors_are_checked() -> None:
@@ -155,10 +154,11 @@ def test_absent_files_and_folders(tmp_path: Path) -> None:
 
 READ = """
 import sys
-from mlsm_plugin.sparse_coding.formats.tensor_file import read_safetensors, read_torch
+from pathlib import Path
+from mlsm_plugin.sparse_coding.formats.foreign_files import read_safetensors, read_torch
 for read, path in ((read_safetensors, sys.argv[1]), (read_torch, sys.argv[2])):
     try:
-        read(path)
+        read(Path(path))
     except ValueError as error:
         print(error)
 """
