@@ -117,8 +117,12 @@ STEPS = [
     ),
     Step("dictionary", "mlm-bf16", "{learn} {lasso} --output dictionary",
          r"learned in ([\d.]+) s", "s"),
+    Step("dictionary-spams", "mlm-bf16", "{learn} {lasso} --backend spams --output dictionary-spams",
+         r"learned in ([\d.]+) s", "s"),
     Step("sae", "mlm-bf16", "{learn} --coder topk --k 8 --output sae", r"learned in ([\d.]+) s", "s"),
     Step("encode-active_set", "dictionary", "mlsm encode {teacher} --dictionary dictionary", CODED, TOKENS),
+    Step("encode-spams", "dictionary", "mlsm encode {teacher} --dictionary dictionary --solver spams --output spams "
+         "--coverage {slow}", CODED, TOKENS),
     Step("encode-sae", "sae", "mlsm encode {teacher} --dictionary sae --output codes --fp16", CODED, TOKENS),
     Step("encode-two", "sae", "mlsm encode {teacher} --dictionary sae --output two --shard-tokens 4096 "
          "--num-processes 2 --process-index {copy}", r"two/train.codes: (\d+) tokens", "tokens", copies=2),

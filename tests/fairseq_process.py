@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
-PRELOADED = ["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "transformers"]
+PRELOADED = ["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "transformers"]
 LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment: bytes
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
 

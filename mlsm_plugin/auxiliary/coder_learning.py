@@ -45,8 +45,10 @@ NEUTRAL = ("threads", "batch_tokens")
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
-LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "batch_size": 400}
+LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
+# what the meta.json of a dictionary calls each backend
+METHODS = {"spams": "spams.trainDL", "torch": "online"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class LearningSettings(ModelRun):
     batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)")
     lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
     iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
+    backend: str | None = option(
+        None, choices=tuple(METHODS),
+        help="lasso: torch: online learning with the active-set solver; spams: spams.trainDL, on the CPU (default: "
+        "torch)",
+    )  # fmt: skip
     k: int | None = option(
         None, least=1, help="SAE: active latents of a token, on average with batchtopk (default: 32)"
     )
@@ -134,7 +141,7 @@ def learning_plan(
     if settings.coder == LASSO:
         names = ["iterations", *names]
         plan["requested_tokens"] = settings.tokens  # the sample may be smaller
-        method = "online"
+        method = METHODS[str(settings.backend)]
     else:
         names = ["k", "matryoshka", "learning_rate", "tokens", *names]
         method = settings.coder
@@ -225,6 +232,7 @@ def _learned(
             batch_size=stream.batch_size,
             threads=settings.threads,
             seed=settings.seed,
+            backend=str(settings.backend),
             device=stream.encoder.device,
         )
         print(f"learned in {time.perf_counter() - start:.1f} s")

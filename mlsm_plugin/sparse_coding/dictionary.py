@@ -18,8 +18,9 @@ import torch
 from mlsm_plugin.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.files.npy_files import read_npy
-from mlsm_plugin.sparse_coding.encode import as_array, check_finite, check_lambda, normalize_rows
-from mlsm_plugin.sparse_coding.online_learning import learn_online
+from mlsm_plugin.sparse_coding.encode import as_array, check_finite, check_settings, normalize_rows
+from mlsm_plugin.sparse_coding.online_learning import learn_online, mini_batches
+from mlsm_plugin.sparse_coding.spams_backend import BATCHES_PER_CALL, learn_with_spams
 from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
 ATOMS_FILE = "dictionary.npy"
@@ -38,6 +39,7 @@ META_CHECK = fields(
 KIND = "lasso"  # kind of the coder in ``meta.json``; files of version 0.1 do not have it
 # float32 atoms have unit norm up to about 1e-7, and those stored in half precision up to 1e-3
 UNIT_NORM_TOLERANCE = 1e-3
+BACKENDS = ("torch", "spams")
 
 
 @dataclass(eq=False)
@@ -107,6 +109,7 @@ def learn_dictionary(
     batch_size: int,
     threads: int | None = None,
     seed: int = 0,
+    backend: str = "torch",
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Learn the atoms that code ``hidden`` best.
@@ -125,7 +128,9 @@ def learn_dictionary(
         batch_size: number of rows of a mini-batch.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
-        device: torch device.
+        backend: ``"torch"`` (:func:`~mlsm_plugin.sparse_coding.online_learning.learn_online`) or ``"spams"``
+            (``spams.trainDL``).
+        device: torch device; ``"spams"`` ignores it.
 
     Returns:
         (num_atoms, dim) float32, unit rows.
@@ -134,9 +139,11 @@ def learn_dictionary(
         ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
             setting is out of range.
     """
-    check_lambda(lambda_)
-    settings: dict[str, Any] = {"iterations": iterations, "batch_size": batch_size, "threads": threads}
-    for name, value in {"num_atoms": num_atoms, **settings}.items():
+    check_settings(lambda_)
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    counts = {"num_atoms": num_atoms, "iterations": iterations, "batch_size": batch_size, "threads": threads}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
     hidden = np.ascontiguousarray(as_array(hidden), dtype=np.float32)
@@ -145,7 +152,12 @@ def learn_dictionary(
     check_finite(hidden, "hidden row")
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
-    learned = learn_online(hidden, initial, rng, lambda_=lambda_, **settings, device=device)
+    settings: dict[str, Any] = {"lambda_": lambda_, "iterations": iterations, "threads": threads}
+    if backend == "torch":
+        learned = learn_online(hidden, initial, rng, **settings, batch_size=batch_size, device=device)
+    else:
+        parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
+        learned = learn_with_spams(parts, initial, **settings, batch_size=min(batch_size, len(hidden)))
     vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
 

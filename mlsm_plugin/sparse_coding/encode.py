@@ -9,10 +9,12 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.sparse_coding.active_set import solve_with_active_set
+from mlsm_plugin.sparse_coding.spams_backend import solve_with_spams
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCodes
 
-# rows given to the solver at a time: 50 MB in float64 with 768 dimensions
+# rows given to a solver at a time: 50 MB in float64 with 768 dimensions
 ROWS_PER_CHUNK = 8192
+SOLVERS = ("auto", "spams")
 
 
 def normalize_rows(hidden: Any) -> Any:
@@ -37,19 +39,28 @@ def normalize_rows(hidden: Any) -> Any:
     return array / np.where(norms > 0, norms, 1)
 
 
-def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int | None = None) -> SparseCodes:
+def sparse_encode(
+    hidden: Any,
+    dictionary: Any,
+    *,
+    lambda_: float,
+    solver: str = "auto",
+    threads: int | None = None,
+) -> SparseCodes:
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``.
 
     The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)``
     (Berend, "Masked Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the
-    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here the active set
-    (:mod:`mlsm_plugin.sparse_coding.active_set`) solves every row until its gap is certified, on the device of
-    ``hidden``.
+    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is
+    solved until its gap is certified.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor.
         dictionary: (n_atoms, dim), unit rows by convention (not required here).
         lambda_: weight of the L1 penalty, > 0.
+        solver: ``"auto"`` (the active set: exact and fastest, see :mod:`mlsm_plugin.sparse_coding.active_set`), which
+            computes on the device of ``hidden``, or ``"spams"`` (homotopy, on the CPU, exact unless atoms are linearly
+            dependent).
         threads: CPU threads of the compiled loops, None for all cores. Matrix products use torch's threads.
 
     Returns:
@@ -62,9 +73,7 @@ def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int 
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
     dictionary = as_array(dictionary)
     _check_arrays(hidden, dictionary)
-    check_lambda(lambda_)
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be >= 1 or None, got {threads}")
+    check_settings(lambda_, solver, threads)
     atoms = np.ascontiguousarray(dictionary, dtype=np.float64)
 
     codes: list[sp.csr_matrix] = []
@@ -74,7 +83,10 @@ def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int 
         if not isinstance(chunk, torch.Tensor):
             chunk = torch.from_numpy(np.require(chunk, np.float64, ["C", "W"]))
         chunk = chunk.to(torch.float64).contiguous()
-        found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
+        if solver == "spams":
+            found, gap = solve_with_spams(chunk.cpu().numpy(), atoms, lambda_, threads)
+        else:
+            found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
         found = found.astype(np.float32)
         found.eliminate_zeros()
         found.sort_indices()
@@ -82,6 +94,7 @@ def sparse_encode(hidden: Any, dictionary: Any, *, lambda_: float, threads: int 
         gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
+
     return SparseCodes(sp.vstack(codes, format="csr"), np.concatenate(gaps))
 
 
@@ -143,7 +156,11 @@ def check_finite(rows: Any, what: str) -> None:
         raise ValueError(f"{what} {row} holds NaN or infinity; all values must be finite")
 
 
-def check_lambda(lambda_: float) -> None:
-    """Raise ValueError if the weight of the penalty is out of range."""
+def check_settings(lambda_: float, solver: str = SOLVERS[0], threads: int | None = None) -> None:
+    """Raise ValueError if a setting of :func:`sparse_encode` is out of range."""
     if not 0 < lambda_ < np.inf:
         raise ValueError(f"lambda_ must be a positive number, got {lambda_}")
+    if solver not in SOLVERS:
+        raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be >= 1 or None, got {threads}")

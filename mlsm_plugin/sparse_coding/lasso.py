@@ -12,7 +12,7 @@ import torch
 
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.sparse_coding.dictionary import KIND, Dictionary
-from mlsm_plugin.sparse_coding.encode import check_lambda, normalize_rows, sparse_encode
+from mlsm_plugin.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.sparse_coder import DENSE_ENTRIES, InexactCodes, SparseCoder, SparseCodes
 
 
@@ -21,6 +21,10 @@ class LassoOptions:
     """Options for computing codes; ValueError if one is out of range."""
 
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
+    solver: str = option(
+        "auto", choices=SOLVERS,
+        help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
+    )  # fmt: skip
     tolerance: float = option(
         1e-4, above=0,
         help="largest certified relative duality gap of a code; codes above it are not written",
@@ -52,7 +56,7 @@ class LassoCoder(SparseCoder):
         if lambda_ is None:
             raise ValueError("the dictionary does not say its lambda; pass the weight of the L1 penalty")
         self.lambda_ = float(lambda_)
-        check_lambda(self.lambda_)
+        check_settings(self.lambda_, options.solver)
 
     @property
     def num_atoms(self) -> int:
@@ -68,7 +72,8 @@ class LassoCoder(SparseCoder):
 
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
         """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
-        return sparse_encode(normalize_rows(hidden), self.dictionary.atoms, lambda_=self.lambda_, threads=threads)
+        atoms, solver = self.dictionary.atoms, self.options.solver
+        return sparse_encode(normalize_rows(hidden), atoms, lambda_=self.lambda_, solver=solver, threads=threads)
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
         """``a D``, scaled to undo the division of each row of ``hidden`` by its norm."""
@@ -87,8 +92,14 @@ class LassoCoder(SparseCoder):
         return cls(dictionary, options)
 
     def settings(self) -> dict[str, Any]:
-        """Lambda and tolerance; ``solver`` and ``max_nonzeros`` are part of the format, and always the same."""
-        return {"lambda": self.lambda_, "solver": "auto", "tolerance": self.options.tolerance, "max_nonzeros": None}
+        """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
+        options = self.options
+        return {
+            "lambda": self.lambda_,
+            "solver": options.solver,
+            "tolerance": options.tolerance,
+            "max_nonzeros": None,
+        }
 
     def check(self) -> None:
         """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""
@@ -111,7 +122,7 @@ class LassoCoder(SparseCoder):
         return InexactCodes(
             rows,
             f"miss --tolerance {self.options.tolerance:g}: the worst relative duality gap is {coded.gap.max():.3g}. "
-            "Use a larger --tolerance",
+            "Use --solver auto or a larger --tolerance",
         )
 
     def why_empty(self, hidden: Any) -> str:

@@ -22,7 +22,13 @@ from mlsm_plugin.hidden_states.settings import BlockSettings
 
 def test_each_kind_has_its_defaults() -> None:
     lasso, sae = LearningSettings(layer=1), LearningSettings(layer=1, coder="topk")
-    assert (lasso.lambda_, lasso.iterations, lasso.batch_size, lasso.k) == (0.05, 1000, 400, None)
+    assert (lasso.lambda_, lasso.iterations, lasso.backend, lasso.batch_size, lasso.k) == (
+        0.05,
+        1000,
+        "torch",
+        400,
+        None,
+    )
     assert (sae.k, sae.matryoshka, sae.learning_rate, sae.batch_size, sae.lambda_) == (32, [], 3e-3, 256, None)
 
 

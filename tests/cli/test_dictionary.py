@@ -109,7 +109,7 @@ def test_dictionary_that_nothing_uses_is_not_written(
     pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--auxiliary", pipeline.auxiliary, "--layer", 2, "--output", tmp_path / "made", *FEW, *BLOCKS)
-    line = failing_mlsm(capsys, "dictionary", pipeline.data_bin, *words, "--lambda", 1.5)
+    line = failing_mlsm(capsys, "dictionary", pipeline.data_bin, *words, "--backend", "torch", "--lambda", 1.5)
     assert "lambda 1.5 is too large" in line
     assert not (tmp_path / "made").exists()
 

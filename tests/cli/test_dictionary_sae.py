@@ -113,6 +113,7 @@ def test_stopped_training_is_resumed_to_the_same_bytes(
         (("--coder", "topk", "--lambda", 0.1), "--lambda does not go with coder topk"),
         (("--coder", "batchtopk", "--lambda", 0.1), "--lambda does not go with coder batchtopk"),
         (("--coder", "topk", "--iterations", 3), "--iterations does not go with"),
+        (("--coder", "topk", "--backend", "torch"), "--backend does not go with"),
         (("--k", 3), "--k does not go with coder lasso; leave it out, or choose topk or batchtopk"),
         (("--matryoshka", 3), "--matryoshka does not go with coder lasso"),
         (("--learning-rate", 0.1), "--learning-rate does not go with coder lasso"),
@@ -132,7 +133,7 @@ def test_options_that_do_not_go_together(
 def test_each_kind_has_its_defaults() -> None:
     given = ["dictionary", "data", "--auxiliary", "a", "--layer", "1", "--output", "o"]
     for coder, wanted in (
-        ("lasso", {"lambda_": 0.05, "iterations": 1000, "batch_size": 400, "k": None}),
+        ("lasso", {"lambda_": 0.05, "iterations": 1000, "batch_size": 400, "backend": "torch", "k": None}),
         ("topk", {"lambda_": None, "iterations": None, "batch_size": 256, "k": 32, "matryoshka": []}),
     ):
         args = build_parser("dictionary").parse_args([*given, "--coder", coder])

@@ -100,7 +100,7 @@ def test_inexact_codes_are_refused_with_their_place_and_leave_nothing(
     assert re.search(
         rf"1 of the \d+ codes of tokens \d+ to \d+, the first at position {place}, miss .* is 0\.25\.", line
     )
-    assert all(word in line for word in ("larger --tolerance", "--allow-inexact"))
+    assert all(word in line for word in ("--solver auto", "larger --tolerance", "--allow-inexact"))
     assert not (data_bin / "valid.codes").exists()
     mlsm(*encode_words(pipeline, data_bin, "--tolerance", 1e-3))
 

@@ -146,7 +146,7 @@ def test_from_text_to_codes_without_fairseq(english_text: tuple[Path, Path], tmp
         f"""
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.huggingface.coding import learn_from_sequences
-for kind, more in (("topk", dict(k=4)), ("lasso", dict(iterations=5))):
+for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iterations=5))):
     settings = LearningSettings(layer=2, coder=kind, atoms=24, tokens=500, batch_size=50, threads=1, **more)
     print(learn_from_sequences({str(tokens)!r}, {str(model)!r}, output={str(tmp_path)!r} + "/" + kind,
                                settings=settings).num_atoms)
@@ -178,6 +178,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(iterations=5))):
     (tmp_path / "model.pt").touch()
     other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
     assert "would be a fairseq checkpoint, but fairseq" in fails(*other, "--auxiliary", tmp_path / "model.pt")
+    assert "this needs spams" in fails(*coding, "--output", tmp_path / "fourth", "--solver", "spams")
 
 
 @pytest.mark.slow

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows
 from mlsm_plugin.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.sparse_coding.online_learning import mini_batches
 from mlsm_plugin.sparse_coding.quality import coder_health
 
 LEARNING = {"num_atoms": 12, "lambda_": 0.05, "iterations": 30, "batch_size": 50, "threads": 1, "seed": 3}
@@ -47,15 +51,26 @@ def test_learned_atoms_are_unit_rows_that_reconstruct(hidden):
     assert error < 0.5 * before
 
 
+@pytest.mark.parametrize("backend", ["torch", "spams"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_seed_gives_the_same_bytes(hidden, threads):
-    settings = {**LEARNING, "threads": threads}
+def test_one_seed_gives_the_same_bytes(hidden, threads, backend):
+    settings = {**LEARNING, "threads": threads, "backend": backend}
     first = learn_dictionary(hidden, **settings).tobytes()
-    np.random.seed(9)  # the global generators decide nothing
+    np.random.seed(9)  # spams must not listen to the global generators
     torch.manual_seed(9)
     assert learn_dictionary(hidden, **settings).tobytes() == first
     assert learn_dictionary(torch.from_numpy(hidden), **settings).tobytes() == first
     assert learn_dictionary(hidden, **{**settings, "seed": 4}).tobytes() != first
+
+
+def test_learning_does_not_need_its_progress_bar(hidden, monkeypatch):
+    expected = learn_dictionary(hidden, **LEARNING, backend="spams").tobytes()
+    hidden_bar = partial(Progress, disable=True)  # as with TQDM_DISABLE
+    monkeypatch.setattr("mlsm_plugin.sparse_coding.spams_backend.Progress", hidden_bar)
+    monkeypatch.setattr(
+        "mlsm_plugin.sparse_coding.dictionary.mini_batches", lambda *given: islice(mini_batches(*given), 3)
+    )
+    assert learn_dictionary(hidden, **LEARNING, backend="spams").tobytes() == expected
 
 
 def test_input_is_left_alone(hidden):

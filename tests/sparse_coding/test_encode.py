@@ -1,4 +1,4 @@
-"""The solver compared with a slow oracle, the gap with the true suboptimality, and the errors."""
+"""The solvers compared with a slow oracle, the gap with the true suboptimality, and the errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.sparse_coding import active_set, encode
+from mlsm_plugin.sparse_coding import active_set, encode, spams_backend
 from mlsm_plugin.sparse_coding.active_set_torch import relative_gap_of_parts
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
 
@@ -48,12 +48,13 @@ problems = st.builds(
 lambdas = st.sampled_from([1e-2, 0.05, 0.3, 1.5])
 
 
+@pytest.mark.parametrize("solver", ["auto", "spams"])
 @settings(max_examples=25, deadline=None)
 @given(problem=problems, lambda_=lambdas)
-def test_codes_are_optimal(problem, lambda_):
+def test_codes_are_optimal(solver, problem, lambda_):
     hidden, dictionary = problem
     tolerance = 1e-7
-    result = sparse_encode(hidden, dictionary, lambda_=lambda_, threads=1)
+    result = sparse_encode(hidden, dictionary, lambda_=lambda_, solver=solver, threads=1)
     codes = result.codes.toarray().astype(np.float64)
     assert result.codes.dtype == np.float32
     assert result.codes.has_sorted_indices
@@ -97,25 +98,29 @@ def test_identity_dictionary_soft_thresholds():
 
 def test_chunks_do_not_change_the_codes(monkeypatch):
     hidden, atoms = random_problem(1, 23, 12, 8, 0.5)
-    whole = sparse_encode(hidden, atoms, lambda_=0.05, threads=1)
-    monkeypatch.setattr(encode, "ROWS_PER_CHUNK", 5)
-    monkeypatch.setattr(active_set, "DENSE_ENTRIES", 30)
-    parts = sparse_encode(hidden, atoms, lambda_=0.05, threads=1)
-    assert parts.codes.shape == whole.codes.shape
-    np.testing.assert_allclose(parts.codes.toarray(), whole.codes.toarray(), atol=1e-6)
+    for solver in ("auto", "spams"):
+        whole = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver, threads=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(encode, "ROWS_PER_CHUNK", 5)
+            for module in (spams_backend, active_set):
+                patch.setattr(module, "DENSE_ENTRIES", 30)
+            parts = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver, threads=1)
+        assert parts.codes.shape == whole.codes.shape
+        np.testing.assert_allclose(parts.codes.toarray(), whole.codes.toarray(), atol=1e-6)
 
 
-def test_torch_tensors_and_readonly_memmaps(tmp_path):
+@pytest.mark.parametrize("solver", ["auto", "spams"])
+def test_torch_tensors_and_readonly_memmaps(solver, tmp_path):
     hidden, atoms = random_problem(2, 7, 12, 8, 0.5)
-    expected = sparse_encode(hidden, atoms, lambda_=0.05).codes.toarray()
+    expected = sparse_encode(hidden, atoms, lambda_=0.05, solver=solver).codes.toarray()
     np.save(tmp_path / "hidden.npy", hidden)
     np.save(tmp_path / "atoms.npy", atoms)
     mapped = [np.load(tmp_path / name, mmap_mode="r") for name in ("hidden.npy", "atoms.npy")]
-    np.testing.assert_array_equal(sparse_encode(*mapped, lambda_=0.05).codes.toarray(), expected)
+    np.testing.assert_array_equal(sparse_encode(*mapped, lambda_=0.05, solver=solver).codes.toarray(), expected)
     tensors = torch.from_numpy(hidden).requires_grad_(), torch.from_numpy(atoms)
-    np.testing.assert_array_equal(sparse_encode(*tensors, lambda_=0.05).codes.toarray(), expected)
+    np.testing.assert_array_equal(sparse_encode(*tensors, lambda_=0.05, solver=solver).codes.toarray(), expected)
     rounded = torch.from_numpy(hidden).bfloat16()
-    result = sparse_encode(rounded, atoms, lambda_=0.05).codes.toarray()
+    result = sparse_encode(rounded, atoms, lambda_=0.05, solver=solver).codes.toarray()
     np.testing.assert_allclose(result, expected, atol=0.1)
 
 
@@ -165,6 +170,7 @@ NAN_ROW = np.where(np.arange(4)[:, None] == 2, np.nan, HIDDEN)
         (HIDDEN, np.full((3, 3), np.inf), {}, "dictionary row 0 holds NaN or infinity"),
         (HIDDEN, ATOMS, {"lambda_": 0}, "lambda_ must be a positive number, got 0"),
         (HIDDEN, ATOMS, {"lambda_": np.nan}, "lambda_ must be a positive number, got nan"),
+        (HIDDEN, ATOMS, {"solver": "ista"}, "unknown solver 'ista'; choose one of auto, spams"),
         (HIDDEN, ATOMS, {"threads": 0}, "threads must be >= 1 or None, got 0"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from mlsm_plugin.sparse_coding import lasso
 from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+from mlsm_plugin.sparse_coding.encode import SOLVERS, normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.lasso import LassoCoder, LassoOptions
 from mlsm_plugin.sparse_coding.sparse_coder import SparseCodes
 
@@ -41,20 +41,21 @@ def assert_same_bits(found: SparseCodes, expected: SparseCodes) -> None:
     dim=st.integers(1, 8),
     dtype=st.sampled_from([np.float16, np.float32, np.float64]),
     lambda_=st.sampled_from([1e-2, 0.1, 0.7]),
+    solver=st.sampled_from(SOLVERS),
 )
 def test_codes_are_those_of_the_solver_on_normalized_rows(
-    seed: int, tokens: int, num_atoms: int, dim: int, dtype: Any, lambda_: float
+    seed: int, tokens: int, num_atoms: int, dim: int, dtype: Any, lambda_: float, solver: str
 ) -> None:
     atoms = unit_rows(seed, num_atoms, dim)
     hidden = (30 * np.random.default_rng(seed + 1).standard_normal((tokens, dim))).astype(dtype)
     hidden[:1] = 0
-    coder = coder_of(atoms, lambda_=lambda_, tolerance=1e-6)
+    coder = coder_of(atoms, lambda_=lambda_, solver=solver, tolerance=1e-6)
     assert (coder.num_atoms, coder.dim) == (num_atoms, dim)
     before = hidden.copy()
     found = coder.encode(hidden, threads=1)
     np.testing.assert_array_equal(hidden, before)
     assert found.codes.shape == (tokens, num_atoms)
-    expected = sparse_encode(normalize_rows(hidden), atoms, lambda_=lambda_, threads=1)
+    expected = sparse_encode(normalize_rows(hidden), atoms, lambda_=lambda_, solver=solver, threads=1)
     assert_same_bits(found, expected)
     assert_same_bits(coder.encode(torch.from_numpy(hidden), threads=1), expected)
     assert found.codes[:1].nnz == 0
@@ -97,6 +98,7 @@ def test_a_dictionary_without_lambda_needs_one(tmp_path: Any) -> None:
         ({"lambda_": float("nan")}, "lambda_ must be a finite number, got nan"),
         ({"lambda_": float("inf")}, "lambda_ must be a finite number, got inf"),
         ({"tolerance": 0.0}, "tolerance must be positive, got 0"),
+        ({"solver": "ista"}, "solver must be one of auto, spams, got 'ista'"),
     ],
 )
 def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
@@ -105,9 +107,10 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
 
 
 def test_settings_are_what_decides_the_codes() -> None:
-    always = {"solver": "auto", "max_nonzeros": None}
-    assert coder_of(unit_rows(0, 6, 4), tolerance=1e-3).settings() == {"lambda": 0.05, "tolerance": 1e-3, **always}
-    assert coder_of(unit_rows(0, 6, 4), lambda_=0.2).settings() == {"lambda": 0.2, "tolerance": 1e-4, **always}
+    options = {"solver": "spams", "tolerance": 1e-3}
+    assert coder_of(unit_rows(0, 6, 4), **options).settings() == {"lambda": 0.05, **options, "max_nonzeros": None}
+    plain = {"lambda": 0.2, "solver": "auto", "tolerance": 1e-4, "max_nonzeros": None}
+    assert coder_of(unit_rows(0, 6, 4), lambda_=0.2).settings() == plain
 
 
 @settings(max_examples=100, deadline=None)
@@ -143,7 +146,9 @@ def test_codes_above_the_tolerance_are_reported_with_what_to_change() -> None:
     found = coder.inexact(SparseCodes(codes, np.array([2e-3, 1e-3, 0.25, 0])))
     assert found is not None
     assert found.rows.tolist() == [0, 2]
-    assert found.reason == ("miss --tolerance 0.001: the worst relative duality gap is 0.25. Use a larger --tolerance")
+    assert found.reason == (
+        "miss --tolerance 0.001: the worst relative duality gap is 0.25. Use --solver auto or a larger --tolerance"
+    )
 
 
 def test_why_all_codes_are_empty() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import spams
 import torch
 
 from mlsm_plugin.sparse_coding import online_learning
-from mlsm_plugin.sparse_coding.dictionary import learn_dictionary, sample_distinct_rows
+from mlsm_plugin.sparse_coding.dictionary import learn_dictionary
 from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
 from mlsm_plugin.sparse_coding.online_learning import Surrogate, learn_online
 
@@ -37,13 +36,7 @@ def unused(hidden, atoms):
 
 def test_held_out_objective_is_that_of_spams(hidden):
     train, held_out = hidden[:1200], hidden[1200:]
-    ours = learn_dictionary(train, **LEARNING)
-    initial = np.asfortranarray(sample_distinct_rows(train, 24, np.random.default_rng(3)).T)
-    theirs = spams.trainDL(
-        np.asfortranarray(train.T), D=initial, lambda1=0.05, iter=60, batchsize=50, posAlpha=True, numThreads=1,
-        verbose=False,
-    ).T  # fmt: skip
-    theirs = normalize_rows(theirs)
+    ours, theirs = (learn_dictionary(train, **LEARNING, backend=backend) for backend in ("torch", "spams"))
     assert objective(held_out, ours) <= 1.01 * objective(held_out, theirs)
     assert ours.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
@@ -116,5 +109,10 @@ def test_atoms_that_are_drawn_anew_differ(hidden, monkeypatch):
 
 
 def test_a_lambda_that_empties_all_codes_leaves_a_dictionary(hidden):
-    learned = learn_dictionary(hidden, **{**LEARNING, "lambda_": 5.0})
+    learned = learn_dictionary(hidden, **{**LEARNING, "lambda_": 5.0}, backend="torch")
     np.testing.assert_allclose(np.linalg.norm(learned, axis=1), 1, atol=1e-6)
+
+
+def test_unknown_backend(hidden):
+    with pytest.raises(ValueError, match="unknown backend 'sklearn'; choose one of torch, spams"):
+        learn_dictionary(hidden, **LEARNING, backend="sklearn")
