@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mlsm_plugin.auxiliary.block_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint, fitting_layer
-from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.data.token_blocks import is_content, load_dictionary
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import load_coder
@@ -63,6 +63,7 @@ class OnlineCodes:
         self.coder = load_coder(dictionary, **coder_options)
         self.layer = fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer")
         self.fp16 = fp16
+        self.vocabulary = load_dictionary(data_bin)
         self.tokens_per_sample = tokens_per_sample
         self.latent_top = latent_top
         self._encoder: HiddenStateEncoder | None = None
@@ -112,10 +113,9 @@ class OnlineCodes:
         device = target.device
         if encoder.device != device:
             encoder.to(device)
-        vocabulary = encoder.dictionary
-        masked = target.ne(vocabulary.pad())
+        masked = target.ne(self.vocabulary.pad())
         original = torch.where(masked, target, src_tokens)
-        coded = masked & is_content(original, vocabulary)
+        coded = masked & is_content(original, self.vocabulary)
         atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
         if bool(coded.any()):
             codes = self._encode(encoder.hidden_states_of(original, coded))

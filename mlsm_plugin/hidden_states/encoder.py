@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 
 class TokenVectors(Protocol):
@@ -48,7 +45,6 @@ class HiddenStateEncoder(ABC):
         fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
 
     Attributes:
-        dictionary: fairseq's dictionary of the data, with ``<mask>``.
         layer: which hidden state the encoder gives.
         num_layers: number of layers of the whole model.
         max_tokens: longest sample in tokens, BOS included.
@@ -56,7 +52,6 @@ class HiddenStateEncoder(ABC):
         dim: width of the hidden states.
     """
 
-    dictionary: Dictionary
     layer: int
     num_layers: int
     max_tokens: int

@@ -23,11 +23,13 @@ from mlsm_plugin.fairseq_seams.model_parts import EMBEDDINGS, layer_numbers
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, only_checkpoint, symbols_in
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.hidden_states.sources import register_fairseq
 from mlsm_plugin.tokenization.word_boundaries import added_symbols
 
 KIND = "auxiliary checkpoint"
 
 
+@register_fairseq
 class FairseqEncoder(HiddenStateEncoder):
     """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
@@ -35,6 +37,9 @@ class FairseqEncoder(HiddenStateEncoder):
         name: a fairseq checkpoint, or a folder with one.
         data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
         layer, device, fp16: as of :class:`HiddenStateEncoder`.
+
+    Attributes:
+        dictionary: fairseq's dictionary of the data, with ``<mask>``.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.

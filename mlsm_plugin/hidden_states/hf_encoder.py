@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mlsm_plugin.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
 # Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
 # positions are numbered from the padding id + 1.
@@ -178,18 +178,6 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
     return model
 
 
-__all__ = [
-    "FEWEST_LAYERS",
-    "LARGEST_PADDING",
-    "POSITIONS_AFTER_PADDING",
-    "SUPPORTED",
-    "HuggingFaceEncoder",
-    "check_vocabulary",
-    "load_model",
-    "supported_config",
-]
-
-
 class HuggingFaceEncoder(HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
@@ -212,14 +200,10 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         device: str | torch.device | None = None,
         fp16: bool = False,
     ) -> None:
-        from mlsm_plugin.data.token_blocks import load_dictionary  # these need fairseq
-        from mlsm_plugin.tokenization.text_tokenizer import check_dictionary
-
-        self.dictionary = load_dictionary(data_bin)
         folder = hf_folder(name, weights=True)
         supported_config(folder)
         tokenizer = HuggingFaceTokenizer(folder)
-        check_dictionary(tokenizer, Path(data_bin))
+        tokenizer.check_dictionary(Path(data_bin))
         self._encoder = LibraryEncoder(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
         self.layer, self.num_layers = layer, self._encoder.num_layers
         self.max_tokens, self.dim = self._encoder.max_tokens, self._encoder.dim
@@ -233,7 +217,7 @@ class HuggingFaceEncoder(HiddenStateEncoder):
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         tokens = tokens.to(self.device)
-        return self._encoder.hidden_states(self._ids[tokens], tokens.ne(self.dictionary.pad()))
+        return self._encoder.hidden_states(self._ids[tokens], tokens.ne(FAIRSEQ_PAD))
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:

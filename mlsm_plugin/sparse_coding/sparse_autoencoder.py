@@ -342,15 +342,15 @@ class ChosenLatents:
 
 def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A sparse matrix; ``rows`` are ascending."""
-    _hear_that_csr_is_new()
+    _hide_the_warning_of_csr()
     ends = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends])
     return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 @functools.cache
-def _hear_that_csr_is_new() -> None:
-    """Let torch warn of it, which it does once.
+def _hide_the_warning_of_csr() -> None:
+    """Make torch give its warning that sparse CSR tensors are new, which it gives once, where nobody sees it.
 
     Leaving ``catch_warnings`` makes Python show all other warnings again, so it must not be entered in every update.
     """

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
+FAIRSEQ_PAD = 1
 # roles of the library's special tokens; the unknown token stands for a word
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 
@@ -45,7 +47,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = hf_folder(path)
-        self._tokenizer = open_tokenizer(self.folder)
+        self._tokenizer = load_fast_tokenizer(self.folder)
         self.backend = self._tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -100,12 +102,23 @@ class HuggingFaceTokenizer:
                 parts.append(symbol)
         return " ".join(parts)
 
+    def check_dictionary(self, folder: Path) -> None:
+        """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""
+        path = folder / DICTIONARY_NAME
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; `mlsm binarize` makes it")
+        if symbols_in(path) != tuple(symbol.encode() for symbol in self.symbols):
+            raise ValueError(
+                f"{path} was not made from the tokenizer of {self.folder}; binarize the text with "
+                f"--tokenizer hf:{self.folder}"
+            )
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, which can be loaded without the model."""
         save_pretrained(folder, self._tokenizer)
 
 
-def open_tokenizer(folder: Path) -> Any:
+def load_fast_tokenizer(folder: Path) -> Any:
     """The library's fast tokenizer in a folder; raises ValueError if there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
     transformers = import_transformers()

@@ -14,7 +14,7 @@ from typing import Any
 import sentencepiece as spm
 
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.model_files import DICTIONARY_NAME, MODEL_NAME
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, MODEL_NAME, symbols_in
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.tokenization.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
@@ -67,9 +67,7 @@ def load_tokenizer(folder: PathLike) -> spm.SentencePieceProcessor:
         processor.load_from_serialized_proto(model.read_bytes())
     except RuntimeError:
         raise ValueError(f"{model} is not a SentencePiece model; `mlsm tokenizer --output {folder}` makes it") from None
-    from mlsm_plugin.tokenization.symbol_files import listed_symbols  # needs fairseq
-
-    if listed_symbols(dictionary) != dictionary_pieces(processor):
+    if symbols_in(dictionary) != tuple(piece.encode() for piece in dictionary_pieces(processor)):
         raise ValueError(f"{dictionary} was not made from {model.name} in the same folder; run `mlsm tokenizer` again")
     return processor
 

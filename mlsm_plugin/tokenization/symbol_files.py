@@ -29,17 +29,6 @@ def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
     )
 
 
-def listed_symbols(path: str | os.PathLike[str]) -> list[str]:
-    """The symbols of a ``dict.txt``, in its order.
-
-    Raises:
-        OSError, ValueError: as of :func:`read_symbols`.
-    """
-    dictionary = read_symbols(path)
-    symbols: list[str] = dictionary.symbols[dictionary.nspecial :]
-    return symbols
-
-
 def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
     """The dictionary of a binarized dataset.
 

@@ -20,7 +20,7 @@ from mlsm_plugin.files.model_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NA
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.tokenization.line_encoder import HuggingFaceLineEncoder, LineEncoder, SentencePieceLineEncoder
 from mlsm_plugin.tokenization.sentencepiece_training import load_tokenizer
-from mlsm_plugin.tokenization.symbol_files import listed_symbols, read_symbols
+from mlsm_plugin.tokenization.symbol_files import read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
@@ -107,7 +107,7 @@ def open_tokenizer(name: PathLike) -> TextTokenizer:
     if not Path(name, FOLDER_NAME).is_dir():
         return SentencePieceTokenizer(name)
     tokenizer = HuggingFaceTextTokenizer(Path(name, FOLDER_NAME))
-    check_dictionary(tokenizer.tokenizer, Path(name))
+    tokenizer.tokenizer.check_dictionary(Path(name))
     return tokenizer
 
 
@@ -121,18 +121,6 @@ def tokenizer_inputs(name: PathLike) -> list[Path]:
         folder = hf_folder(name)
         return sorted(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
     return [Path(name, file) for file in tokenizer_files(name)]
-
-
-def check_dictionary(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
-    """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""
-    path = folder / DICTIONARY_NAME
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; `mlsm binarize` makes it")
-    if listed_symbols(path) != tokenizer.symbols:
-        raise ValueError(
-            f"{path} was not made from the tokenizer of {tokenizer.folder}; binarize the text with "
-            f"--tokenizer hf:{tokenizer.folder}"
-        )
 
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

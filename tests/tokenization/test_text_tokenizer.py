@@ -16,7 +16,6 @@ from mlsm_plugin.tokenization.text_tokenizer import (
     HuggingFaceTextTokenizer,
     SentencePieceTokenizer,
     TextTokenizer,
-    check_dictionary,
     open_tokenizer,
 )
 
@@ -76,7 +75,7 @@ def test_fingerprints_tell_tokenizers_apart(name_of: Callable[[str], str], token
 
 def test_a_dictionary_of_another_tokenizer_is_refused(hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
     HuggingFaceTextTokenizer(hf_tokenizers["word_piece"]).write_to(tmp_path)
-    check_dictionary(HuggingFaceTokenizer(hf_tokenizers["word_piece"]), tmp_path)
+    HuggingFaceTokenizer(hf_tokenizers["word_piece"]).check_dictionary(tmp_path)
     shutil.rmtree(tmp_path / "hf_tokenizer")
     shutil.copytree(hf_tokenizers["unigram"], tmp_path / "hf_tokenizer")
     message = rf"dict\.txt was not made from the tokenizer of {tmp_path}/hf_tokenizer; binarize the text with --tok"
