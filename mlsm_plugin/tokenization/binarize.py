@@ -127,14 +127,13 @@ def binarize(
             raise ValueError(f"no text file was given for the {split} split")
     sizes = {split: check_text_files(paths) for split, paths in inputs.items()}
     opened = open_tokenizer(tokenizer)
-    dictionary, encoder = opened.dictionary, opened.line_encoder
-    figures = BinarizeFigures(output, opened.fingerprint, len(dictionary))
+    figures = BinarizeFigures(output, opened.fingerprint, len(opened.dictionary))
     with atomic_directory(output) as folder:
         for split, paths in inputs.items():
-            builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(dictionary))
+            builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(opened.dictionary))
             with progress_bar(split, sizes[split], progress) as bar:
-                batches = encode_in_order(encoder, read_text(paths, bar.update), workers)
-                figures.splits[split] = _write_split(split, batches, builder, dictionary.eos(), max_unk_rate)
+                batches = encode_in_order(opened, read_text(paths, bar.update), workers)
+                figures.splits[split] = _write_split(split, batches, builder, opened.dictionary.eos(), max_unk_rate)
             builder.finalize(str(folder / f"{split}.idx"))
         opened.write_to(folder)
         # The new files are renamed next, in the order of their names. Delete the old ones first, so that an old .idx

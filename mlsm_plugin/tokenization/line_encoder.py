@@ -14,11 +14,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
 import numpy as np
-import sentencepiece as spm
-from fairseq.data import Dictionary
-from fairseq.tokenizer import tokenize_line
-
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 
 BATCH_CHARACTERS = 1 << 18
 
@@ -94,61 +89,6 @@ class LineEncoder(ABC):
             dropped=dropped,
             unknown_characters=characters,
         )
-
-
-class SentencePieceLineEncoder(LineEncoder):
-    """Computes the ids of ``dictionary.encode_line(" ".join(processor.encode(line)))`` without building the strings.
-
-    Args:
-        processor: the SentencePiece model.
-        dictionary: fairseq's dictionary made from it.
-    """
-
-    def __init__(self, processor: spm.SentencePieceProcessor, dictionary: Dictionary) -> None:
-        self.processor = processor
-        self.unknown_piece = processor.unk_id()
-        self.end_piece = len(processor)
-        pieces = [processor.id_to_piece(piece) for piece in range(len(processor))]
-        self.table = np.array([*map(dictionary.index, pieces), dictionary.eos()], dtype=np.int64)
-
-    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
-        """The SentencePiece ids of a line."""
-        sentence: list[int] = self.processor.encode(line, out_type=int)
-        if self.unknown_piece in sentence:
-            sentence = self._as_fairseq_splits(line, sentence, unknown_characters)
-        return sentence
-
-    def _as_fairseq_splits(self, line: str, sentence: list[int], characters: Counter[str]) -> list[int]:
-        """Split unknown pieces as fairseq does: at whitespace, such as U+0085."""
-        result: list[int] = []
-        for piece, surface in zip(sentence, self.processor.encode(line, out_type=str), strict=True):
-            if piece != self.unknown_piece:
-                result.append(piece)
-                continue
-            words = tokenize_line(surface)
-            result += [piece] * len(words)
-            characters.update("".join(words))
-        return result
-
-
-class HuggingFaceLineEncoder(LineEncoder):
-    """Encodes lines with a Hugging Face tokenizer, as fairseq's ids."""
-
-    def __init__(self, tokenizer: HuggingFaceTokenizer, dictionary: Dictionary) -> None:
-        self.backend = tokenizer.backend
-        self.unknown_piece = tokenizer.unknown_id
-        self.end_piece = len(tokenizer.fairseq_ids)
-        self.table = np.append(tokenizer.fairseq_ids, dictionary.eos())
-
-    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
-        """The library's ids of a line."""
-        encoding = self.backend.encode(line, add_special_tokens=False)
-        sentence: list[int] = encoding.ids
-        if self.unknown_piece in sentence:
-            for piece, (start, stop) in zip(sentence, encoding.offsets, strict=True):
-                if piece == self.unknown_piece:
-                    unknown_characters.update(line[start:stop])
-        return sentence
 
 
 def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:

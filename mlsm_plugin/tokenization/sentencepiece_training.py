@@ -14,7 +14,7 @@ from typing import Any
 import sentencepiece as spm
 
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.model_files import DICTIONARY_NAME, MODEL_NAME, symbols_in
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.tokenization.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
@@ -47,29 +47,6 @@ def dictionary_text(processor: spm.SentencePieceProcessor, counts: Mapping[str, 
     for piece in dictionary_pieces(processor):
         lines.write(f"{piece} {max(1, counts.get(piece, 0))}\n")
     return lines.getvalue()
-
-
-def load_tokenizer(folder: PathLike) -> spm.SentencePieceProcessor:
-    """Load the SentencePiece model of a folder and check that ``dict.txt`` was made from it.
-
-    Args:
-        folder: the folder that ``mlsm tokenizer --output`` wrote.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the two do not belong together.
-    """
-    model, dictionary = Path(folder, MODEL_NAME), Path(folder, DICTIONARY_NAME)
-    for path in (model, dictionary):
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist; `mlsm tokenizer --output {folder}` makes it")
-    processor = spm.SentencePieceProcessor()
-    try:
-        processor.load_from_serialized_proto(model.read_bytes())
-    except RuntimeError:
-        raise ValueError(f"{model} is not a SentencePiece model; `mlsm tokenizer --output {folder}` makes it") from None
-    if symbols_in(dictionary) != tuple(piece.encode() for piece in dictionary_pieces(processor)):
-        raise ValueError(f"{dictionary} was not made from {model.name} in the same folder; run `mlsm tokenizer` again")
-    return processor
 
 
 MODEL_TYPES = ("unigram", "bpe")

@@ -2,30 +2,31 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import hashlib
-import shutil
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import sentencepiece as spm
 from fairseq.data import Dictionary
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
+from fairseq.tokenizer import tokenize_line
 
-from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.hf_files import FILES as TOKENIZER_FILES
 from mlsm_plugin.files.hf_files import hf_folder, is_hf
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME, tokenizer_files
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.tokenization.line_encoder import HuggingFaceLineEncoder, LineEncoder, SentencePieceLineEncoder
-from mlsm_plugin.tokenization.sentencepiece_training import load_tokenizer
+from mlsm_plugin.tokenization.line_encoder import LineEncoder
+from mlsm_plugin.tokenization.sentencepiece_training import dictionary_pieces
 from mlsm_plugin.tokenization.symbol_files import read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 
-class TextTokenizer(ABC):
+class TextTokenizer(LineEncoder):
     """A tokenizer and the fairseq dictionary of its symbols.
 
     Attributes:
@@ -36,39 +37,64 @@ class TextTokenizer(ABC):
     dictionary: Dictionary
     fingerprint: str
 
-    @cached_property
-    def line_encoder(self) -> LineEncoder:
-        """The encoder of lines, made when it is first used."""
-        return self._line_encoder()
-
-    @abstractmethod
-    def _line_encoder(self) -> LineEncoder: ...
-
     @abstractmethod
     def write_to(self, folder: Path) -> None:
         """Write ``dict.txt`` and the tokenizer's files."""
 
     def ids_of(self, text: str) -> np.ndarray:
         """fairseq's ids of a text, ending in ``</s>``: int64 ``(T,)``."""
-        ids = self.line_encoder.encode_batch([text]).ids
+        ids = self.encode_batch([text]).ids
         return ids if len(ids) else np.array([self.dictionary.eos()])
 
 
 class SentencePieceTokenizer(TextTokenizer):
-    """The SentencePiece tokenizer in a folder that ``mlsm tokenizer`` wrote."""
+    """The SentencePiece tokenizer in a folder that ``mlsm tokenizer`` wrote.
+
+    Its ids are those of ``dictionary.encode_line(" ".join(processor.encode(line)))``.
+
+    Raises:
+        ValueError: a file is missing or damaged, or ``dict.txt`` was not made from the model.
+    """
 
     def __init__(self, folder: PathLike) -> None:
-        self.folder = Path(folder)
-        self.processor = load_tokenizer(folder)
-        self.dictionary = read_symbols(self.folder / DICTIONARY_NAME)
-        self.fingerprint = sha256_of_files(self.folder / MODEL_NAME)
+        model, listed = Path(folder, MODEL_NAME), Path(folder, DICTIONARY_NAME)
+        for path in (model, listed):
+            if not path.is_file():
+                raise ValueError(f"{path} does not exist; `mlsm tokenizer --output {folder}` makes it")
+        self._model = model.read_bytes()
+        self.processor = spm.SentencePieceProcessor()
+        try:
+            self.processor.load_from_serialized_proto(self._model)
+        except RuntimeError:
+            raise ValueError(
+                f"{model} is not a SentencePiece model; `mlsm tokenizer --output {folder}` makes it"
+            ) from None
+        self.dictionary = read_symbols(listed)
+        if self.dictionary.symbols[self.dictionary.nspecial :] != dictionary_pieces(self.processor):
+            raise ValueError(f"{listed} was not made from {MODEL_NAME} in the same folder; run `mlsm tokenizer` again")
+        self.fingerprint = hashlib.sha256(self._model).hexdigest()
+        self.unknown_piece, self.end_piece = self.processor.unk_id(), len(self.processor)
+        pieces = map(self.processor.id_to_piece, range(len(self.processor)))
+        self.table = np.array([*map(self.dictionary.index, pieces), self.dictionary.eos()], dtype=np.int64)
 
-    def _line_encoder(self) -> LineEncoder:
-        return SentencePieceLineEncoder(self.processor, self.dictionary)
+    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+        """The SentencePiece ids of a line; unknown ones are split as fairseq does, at whitespace such as U+0085."""
+        sentence: list[int] = self.processor.encode(line, out_type=int)
+        if self.unknown_piece not in sentence:
+            return sentence
+        result: list[int] = []
+        for piece, surface in zip(sentence, self.processor.encode(line, out_type=str), strict=True):
+            if piece != self.unknown_piece:
+                result.append(piece)
+                continue
+            words = tokenize_line(surface)
+            result += [piece] * len(words)
+            unknown_characters.update("".join(words))
+        return result
 
     def write_to(self, folder: Path) -> None:
         """Copy the model, and write ``dict.txt`` as fairseq reads it, without a byte-order mark."""
-        shutil.copyfile(self.folder / MODEL_NAME, folder / MODEL_NAME)
+        (folder / MODEL_NAME).write_bytes(self._model)
         self.dictionary.save(str(folder / DICTIONARY_NAME))
 
 
@@ -81,14 +107,22 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         for symbol in self.tokenizer.symbols:
             self.dictionary.add_symbol(symbol)
         self.fingerprint = hashlib.sha256(self.tokenizer.backend.to_str().encode()).hexdigest()
+        self.unknown_piece, self.end_piece = self.tokenizer.unknown_id, len(self.tokenizer.fairseq_ids)
+        self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
-    def _line_encoder(self) -> LineEncoder:
-        return HuggingFaceLineEncoder(self.tokenizer, self.dictionary)
+    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+        """The library's ids of a line."""
+        encoding = self.tokenizer.backend.encode(line, add_special_tokens=False)
+        sentence: list[int] = encoding.ids
+        if self.unknown_piece in sentence:
+            for piece, (start, stop) in zip(sentence, encoding.offsets, strict=True):
+                if piece == self.unknown_piece:
+                    unknown_characters.update(line[start:stop])
+        return sentence
 
     def write_to(self, folder: Path) -> None:
         """Write ``dict.txt`` and the folder ``hf_tokenizer``."""
-        lines = "".join(f"{symbol} 1\n" for symbol in self.tokenizer.symbols)
-        (folder / DICTIONARY_NAME).write_text(lines, encoding="utf-8")
+        self.dictionary.save(str(folder / DICTIONARY_NAME))
         self.tokenizer.save(folder / FOLDER_NAME)
 
 

@@ -11,8 +11,8 @@ import sentencepiece as spm
 from fairseq.data import Dictionary
 
 from mlsm_plugin.files.hf_files import import_transformers
-from mlsm_plugin.tokenization.line_encoder import SentencePieceLineEncoder
 from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 import_transformers()  # as the package does, before the tests import it
 
@@ -59,7 +59,7 @@ def loaded(tokenizer) -> SimpleNamespace:
     return SimpleNamespace(
         processor=processor,
         dictionary=dictionary,
-        encoder=SentencePieceLineEncoder(processor, dictionary),
+        encoder=SentencePieceTokenizer(tokenizer),
         folder=tokenizer,
     )
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.tokenization import sentencepiece_training
-from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, load_tokenizer, train_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 ODD_CHARACTERS = "\u00a0\u2028\u2029\x85\t\x0b\x0c\x1c\x1d\x1e\x1f\x00\x07\x7f\x9f\u3000\u200b\u202f\u2581\u2585\ufeff"
 SPECIAL_WORDS = ["<mask>", "<pad>", "<s>", "</s>", "<unk>", "＜mask＞", "﹤mask﹥", "<sentinel_0>", "<MASK>"]
@@ -132,7 +133,7 @@ def test_user_symbols_are_pieces_that_fairseq_reads_back(with_symbols):
 @given(parts=st.lists(st.sampled_from([*SYMBOLS, *"abiglnrsu<=@,[]> ", "ing", "the ", "url", "user"]), max_size=12))
 def test_a_user_symbol_is_never_cut(with_symbols, parts):
     text = "".join(parts)
-    found = load_tokenizer(with_symbols).encode(text, out_type=str)
+    found = SentencePieceTokenizer(with_symbols).processor.encode(text, out_type=str)
     whole = re.findall("|".join(map(re.escape, sorted(SYMBOLS, key=len, reverse=True))), text)
     assert [piece for piece in found if piece in SYMBOLS] == whole
 

@@ -47,7 +47,6 @@ def test_ids_are_those_of_the_symbols_in_the_dictionary(kind: str, name_of: Call
         assert ids.dtype == np.int64
         assert ids.tolist() == [*map(opened.dictionary.index, symbols_of(opened, text)), eos]
     assert opened.ids_of("").tolist() == opened.ids_of("\u200b" if kind == "sentencepiece" else "").tolist() == [eos]
-    assert opened.line_encoder is opened.line_encoder
 
 
 @pytest.mark.parametrize("kind", KINDS)
