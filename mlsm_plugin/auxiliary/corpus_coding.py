@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
@@ -49,22 +49,6 @@ def encode_split(
         settings=settings,
         share=share,
     )
-
-
-def estimate_split(
-    data_bin: str | os.PathLike[str],
-    split: str,
-    *,
-    auxiliary: str | os.PathLike[str],
-    coder: SparseCoder,
-    settings: CodingSettings,
-    share: WorkShare = ALL_OF_IT,
-) -> CodingEstimate:
-    """What :func:`encode_split` would cost, from evenly spread blocks; the errors are those of it."""
-    fitting_fingerprint(auxiliary, coder, settings.layer)
-    reader = BlockReader(data_bin, split, settings.blocks)
-    encoder = fitting_encoder(auxiliary, data_bin, coder, settings)
-    return estimate_blocks(split, reader, encoder, coder, settings, share=share)
 
 
 def learn_from_split(

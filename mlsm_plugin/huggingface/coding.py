@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
 from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
@@ -81,23 +81,6 @@ def encode_sequences(
         settings=settings,
         share=share,
     )
-
-
-def estimate_sequences(
-    input_ids: Any,
-    model: PathLike,
-    *,
-    coder: SparseCoder,
-    settings: CodingSettings,
-    tokenizer: PathLike | None = None,
-    share: WorkShare = ALL_OF_IT,
-) -> CodingEstimate:
-    """What :func:`encode_sequences` would cost, from a small sample; arguments and errors are those of it."""
-    fitting_fingerprint(_source_name(model), coder, settings.layer)
-    blocks, open_encoder = _blocks_and_encoder(TokenSequences.of(input_ids), model, tokenizer, settings)
-    encoder = open_encoder()
-    check_width(encoder, coder)
-    return estimate_blocks("sequences", blocks, encoder, coder, settings, share=share)
 
 
 def _blocks_and_encoder(
