@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mlsm_plugin.auxiliary.coder_fit import check_width
 from mlsm_plugin.auxiliary.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.files.sharded_store import MissingShardsError, warn_of_full_disk
@@ -57,7 +58,9 @@ def encode_blocks(
     reader: TokenBlocks,
     directory: Path,
     *,
-    meta: dict[str, Any],
+    split: str,
+    auxiliary: str,
+    blocks: BlockSettings | None,
     open_model: Callable[[], TokenVectors],
     coder: SparseCoder,
     settings: CodingSettings,
@@ -71,14 +74,16 @@ def encode_blocks(
         name: of the text, for the progress bar and errors.
         reader: the text.
         directory: folder of the store.
-        meta: what the store says of its codes, see :func:`store_meta`.
+        split, auxiliary: fingerprints of the text and of the model.
+        blocks: how the text was cut; None if it consists of blocks.
         open_model: opens the model; called only if there is something to code.
         coder, settings, share: what is done with the hidden states, and by whom.
 
     Raises:
-        ValueError: a store made with other settings exists, all codes of a shard are empty, or codes cannot be written
-            (see :meth:`SplitCoder.coded_chunks`).
+        ValueError: the coder has another width than the model, a store made with other settings exists, all codes of a
+            shard are empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
     """
+    meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)
     writer = CodeStoreWriter(directory, meta, boundaries, with_gaps=coder.has_gaps)
     figures = CodingFigures(writer.directory, writer.num_shards)
@@ -92,8 +97,9 @@ def encode_blocks(
                 *(name, share.count, writer.num_shards),
             )
         in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
-        split_coder = SplitCoder(name, reader, open_model(), coder, settings)
-        _write_shards(split_coder, writer, own, figures, in_other_hands)
+        encoder = open_model()
+        check_width(encoder, coder)
+        _write_shards(SplitCoder(name, reader, encoder, coder, settings), writer, own, figures, in_other_hands)
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:
@@ -120,13 +126,7 @@ def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
 def store_meta(
     coder: SparseCoder, settings: CodingSettings, *, split: str, auxiliary: str, blocks: BlockSettings | None
 ) -> dict[str, Any]:
-    """What ``plan.json`` and ``meta.json`` of a store say of its codes.
-
-    Args:
-        coder, settings: what makes the codes.
-        split, auxiliary: fingerprints of the text and of the model.
-        blocks: how the text was cut; None if it consists of blocks.
-    """
+    """What ``plan.json`` and ``meta.json`` of a store say; arguments are those of :func:`encode_blocks`."""
     return {
         "n_atoms": coder.num_atoms,
         **coder.settings(),

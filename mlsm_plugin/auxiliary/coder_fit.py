@@ -24,26 +24,15 @@ def check_coder_fits(coder: SparseCoder, *, auxiliary_fingerprint: str, layer: i
 
 
 def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.PathLike[str], option: str) -> int:
-    """The layer whose hidden states a coder codes: the chosen one, else the one that it was learned from.
-
-    Args:
-        coder: the coder.
-        chosen: what the user asks for, or None.
-        folder, option: names for the error, of the coder's folder and of the user's option.
+    """The layer whose hidden states a coder codes: the ``chosen`` one, else the one that it was learned from.
 
     Raises:
-        ValueError: nothing says the layer.
+        ValueError: nothing says the layer; names the ``folder`` of the coder and the user's ``option``.
     """
     layer = coder.meta.get("layer") if chosen is None else chosen
     if layer is None:
         raise ValueError(f"{folder} does not say its layer; pass {option}")
     return int(layer)
-
-
-def check_encoder_fits(encoder: HiddenStateEncoder, coder: SparseCoder, tokens_per_sample: int) -> None:
-    """Raise ValueError if the coder has another width than the model, or the samples are too long for the model."""
-    check_width(encoder, coder)
-    check_positions(encoder, tokens_per_sample)
 
 
 def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
@@ -86,5 +75,6 @@ def fitting_encoder(
     ``settings`` have a layer, blocks, a device and ``fp16``, as for coding and for evaluation.
     """
     encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
-    check_encoder_fits(encoder, coder, settings.blocks.tokens_per_sample)
+    check_width(encoder, coder)
+    check_positions(encoder, settings.blocks.tokens_per_sample)
     return encoder

@@ -102,11 +102,7 @@ class LearningSettings(ModelRun):
 
 
 def sae_settings(settings: LearningSettings) -> SaeSettings:
-    """What the options of an SAE ask for.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """What the options of an SAE ask for; raises ValueError if a value is out of range."""
     kind = {name: cast(Any, getattr(settings, name)) for name in SAE_DEFAULTS}  # none of them is None any more
     return SaeSettings(
         num_atoms=settings.atoms,
@@ -126,8 +122,7 @@ def learning_plan(
 
     Args:
         settings: what is learned.
-        auxiliary: fingerprint of the model.
-        split: fingerprint of the text.
+        auxiliary, split: fingerprints of the model and of the text.
         blocks: how the text was cut; None if it consists of blocks.
     """
     plan: dict[str, Any] = {
@@ -180,8 +175,12 @@ def learn_into(
     with only_writer(output):
         if not overwrite and _is_complete(output, plan):
             return False
-        if settings.coder == LASSO and not overwrite:
-            _check_no_training(output)
+        stopped = output / CHECKPOINT_FILE
+        if settings.coder == LASSO and not overwrite and stopped.is_file():
+            raise ValueError(
+                f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or "
+                "choose another --output"
+            )
         encoder = open_encoder()
         stream = HiddenStateStream(
             reader,
@@ -196,22 +195,12 @@ def learn_into(
             raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
         coder.meta["health"] = health
         coder.save(output)
-        (output / CHECKPOINT_FILE).unlink(missing_ok=True)
+        stopped.unlink(missing_ok=True)
         print(
             "{unused_atoms} of {n_atoms} atoms never used by {n_tokens} tokens; {mean_nonzeros:.1f} non-zeros per "
             "token; relative reconstruction error {reconstruction_error:.4f}".format(**health)
         )
     return True
-
-
-def _check_no_training(output: Path) -> None:
-    """Raise ValueError if a training of an SAE was stopped here, whose state would be lost."""
-    path = output / CHECKPOINT_FILE
-    if path.is_file():
-        raise ValueError(
-            f"{path} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or choose "
-            "another --output"
-        )
 
 
 def _learned(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.auxiliary.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
@@ -40,10 +40,11 @@ def encode_split(
     directory = Path(output or data_bin) / f"{split}.codes"
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
     reader = BlockReader(data_bin, split, settings.blocks)
-    own = split_fingerprint(Path(data_bin) / split)
     return encode_blocks(
         *(split, reader, directory),
-        meta=store_meta(coder, settings, split=own, auxiliary=fingerprint, blocks=settings.blocks),
+        split=split_fingerprint(Path(data_bin) / split),
+        auxiliary=fingerprint,
+        blocks=settings.blocks,
         open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings),
         coder=coder,
         settings=settings,

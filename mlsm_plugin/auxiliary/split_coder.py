@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.settings import check, option, seed
+from mlsm_plugin.files.settings import option, seed
 from mlsm_plugin.hidden_states.blocks import TokenBlocks, chunks_of, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
@@ -20,10 +20,8 @@ from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest,
 
 @dataclass(frozen=True)
 class CodingSettings(ModelRun):
-    """The settings that, together with the coder, decide the codes of a split; and how the work is divided.
-
-    Attributes:
-        blocks: what the auxiliary model sees at once.
+    """What, together with the coder, decides the codes of a split, and how the work is divided; the auxiliary model
+    sees one of ``blocks`` at once.
 
     Raises:
         ValueError: a value is out of range.
@@ -43,9 +41,6 @@ class CodingSettings(ModelRun):
     shard_tokens: int = option(
         1 << 18, least=1, help="tokens in a shard, the unit in which work is resumed and shared; limits the memory"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

@@ -85,20 +85,14 @@ class LibraryEncoder:
         self.device = torch.device(device)
         placed(self._model, self.device, half=self._half)
 
-    @torch.no_grad()
-    def hidden_states(self, tokens: Tensor, attended: Tensor | None = None) -> Tensor:
-        """Hidden states of a batch.
-
-        Args:
-            tokens: ``(B, T)`` the library's ids, right-padded.
-            attended: ``(B, T)`` bool, which of them are no padding; None: those that are not ``pad``.
-
-        Returns:
-            ``(B, T, dim)`` float32, on the model's device.
-        """
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """Hidden states ``(B, T, dim)`` float32 of the library's ids ``(B, T)``, right-padded with ``pad``."""
         tokens = tokens.to(self.device)
-        attended = tokens.ne(self.pad) if attended is None else attended.to(self.device)
-        batch = {"input_ids": tokens, "attention_mask": attended.long()}
+        return self._hidden_states(tokens, tokens.ne(self.pad))
+
+    @torch.no_grad()
+    def _hidden_states(self, ids: Tensor, attended: Tensor) -> Tensor:
+        batch = {"input_ids": ids, "attention_mask": attended.long()}
         with half_products(self.device, half=self._half):
             if self._model.config.num_hidden_layers > self.layer:
                 found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
@@ -178,7 +172,7 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
     return model
 
 
-class HuggingFaceEncoder(HiddenStateEncoder):
+class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
     Args:
@@ -187,8 +181,7 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         layer, device, fp16: as of :class:`HiddenStateEncoder`.
 
     Raises:
-        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset.
-        FileNotFoundError: the dataset does not exist.
+        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset, or there is no dataset.
     """
 
     def __init__(
@@ -204,20 +197,16 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         supported_config(folder)
         tokenizer = HuggingFaceTokenizer(folder)
         tokenizer.check_dictionary(Path(data_bin))
-        self._encoder = LibraryEncoder(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
-        self.layer, self.num_layers = layer, self._encoder.num_layers
-        self.max_tokens, self.dim = self._encoder.max_tokens, self._encoder.dim
         self._ids = torch.from_numpy(tokenizer.hf_ids)
-        self.to(self._encoder.device)
+        super().__init__(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
 
     def to(self, device: str | torch.device) -> None:
-        self._encoder.to(device)
-        self.device = self._encoder.device
+        super().to(device)
         self._ids = self._ids.to(self.device)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         tokens = tokens.to(self.device)
-        return self._encoder.hidden_states(self._ids[tokens], tokens.ne(FAIRSEQ_PAD))
+        return self._hidden_states(self._ids[tokens], tokens.ne(FAIRSEQ_PAD))
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks, store_meta
-from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
+from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
@@ -67,16 +67,12 @@ def encode_sequences(
     fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
-
-    def open_model() -> LibraryEncoder:
-        encoder = open_encoder()
-        check_width(encoder, coder)
-        return encoder
-
     return encode_blocks(
         *("sequences", blocks, Path(output)),
-        meta=store_meta(coder, settings, split=sequences.fingerprint, auxiliary=fingerprint, blocks=None),
-        open_model=open_model,
+        split=sequences.fingerprint,
+        auxiliary=fingerprint,
+        blocks=None,
+        open_model=open_encoder,
         coder=coder,
         settings=settings,
         share=share,
