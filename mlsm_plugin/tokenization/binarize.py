@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,42 +24,40 @@ TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --charac
 
 @dataclass
 class SplitFigures:
-    """The counts of one split."""
+    """The counts of one split.
+
+    Attributes:
+        sentences: lines with text.
+        documents: blank lines and the ends of files separate them.
+        tokens: of the ``.bin`` file, with one ``</s>`` per sentence and one between two documents.
+        unknown: ``<unk>`` tokens.
+        dropped: lines left out because normalization leaves nothing of them, such as a zero-width space.
+        unk_rate: share of ``<unk>`` among the tokens of the text, without ``</s>``.
+    """
 
     sentences: int = 0
-    """Number of lines with text."""
     documents: int = 0
-    """Number of documents; blank lines and the ends of files separate them."""
     tokens: int = 0
-    """Number of tokens in the ``.bin`` file, with one ``</s>`` per sentence and one between two documents."""
     unknown: int = 0
-    """Number of ``<unk>`` tokens."""
     dropped: int = 0
-    """Number of lines left out because normalization leaves nothing of them, such as a zero-width space."""
-
-    @property
-    def unk_rate(self) -> float:
-        """Share of ``<unk>`` among the tokens of the text, without ``</s>``."""
-        return self.unknown_tokens().rate
-
-    def unknown_tokens(self, characters: Counter[str] | None = None) -> UnknownTokens:
-        """The unknown tokens of the text, without ``</s>``; ``characters`` are those of which they consist."""
-        text_tokens = self.tokens - self.sentences - max(0, self.documents - 1)
-        return UnknownTokens(text_tokens, self.unknown, characters or Counter())
+    unk_rate: float = 0.0
 
 
 @dataclass(frozen=True)
 class BinarizeFigures:
-    """The result of ``binarize``."""
+    """The result of ``binarize``.
+
+    Attributes:
+        output: the data folder.
+        tokenizer_sha256: SHA-256 of the tokenizer; for SentencePiece, of its file.
+        dictionary_symbols: length of fairseq's ``Dictionary`` (a task adds ``<mask>``).
+        splits: figures by split.
+    """
 
     output: Path
-    """The data folder."""
     tokenizer_sha256: str
-    """SHA-256 of the tokenizer; for SentencePiece, of its file."""
     dictionary_symbols: int
-    """Length of fairseq's ``Dictionary`` (a task adds ``<mask>``)."""
     splits: dict[str, SplitFigures] = field(default_factory=dict)
-    """Figures by split."""
 
     def as_json(self) -> dict[str, object]:
         """The content of ``binarize.json``. It holds figures only, so that equal data gives equal files."""
@@ -101,13 +98,12 @@ def binarize(
 
     A line is a sentence and ends in ``</s>``. Any number of blank lines, and the end of a file, are one document
     boundary: a sentence of ``</s>`` alone, which ``--sample-break-mode complete_doc`` looks for. The text is streamed,
-    and the files do not depend on ``workers``.
+    and the files do not depend on ``workers``, the number of processes that encode.
 
     Args:
         tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` followed by a folder or hub name of Hugging Face.
-        train: text files of the training split, plain or compressed; ``valid`` and ``test`` likewise.
+        train, valid, test: text files of the splits, plain or compressed.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
-        workers: number of processes that encode.
         max_unk_rate: maximum share of unknown tokens in a split; above it, nothing is written.
         progress: show a progress bar on a terminal.
 
@@ -158,13 +154,11 @@ def _write_split(
     max_unk_rate: float,
 ) -> SplitFigures:
     """Append the batches, with a document boundary between two of them where there is one; check the figures."""
-    figures = SplitFigures()
-    characters: Counter[str] = Counter()
+    figures, unknown = SplitFigures(), UnknownTokens()
     pending = False
     for batch in batches:
-        figures.unknown += batch.unknown
+        unknown += batch.unknown
         figures.dropped += batch.dropped
-        characters.update(batch.unknown_characters)
         pending = pending or batch.boundary_before
         if len(batch.lengths):
             if pending and figures.sentences:
@@ -175,7 +169,8 @@ def _write_split(
     if not figures.sentences:
         raise ValueError(f"the {split} split has no tokens after normalization; check its text files")
     figures.documents += 1
-    figures.unknown_tokens(characters).check(f"the {split} split", max_unk_rate, remedy=TRAIN_ANOTHER)
+    figures.unknown, figures.unk_rate = unknown.unknown, unknown.rate
+    unknown.check(f"the {split} split", max_unk_rate, remedy=TRAIN_ANOTHER)
     return figures
 
 

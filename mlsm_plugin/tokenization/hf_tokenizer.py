@@ -37,6 +37,7 @@ class HuggingFaceTokenizer:
     Attributes:
         symbols: the lines of ``dict.txt``.
         hf_ids: the library's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
+        fairseq_ids: fairseq's id for each of the library's ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
         begin_id, pad_id, end_id: the library's ids of the tokens that begin, pad and end a text.
         special_ids: the library's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
@@ -53,8 +54,7 @@ class HuggingFaceTokenizer:
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
-        self.begin_id, self.pad_id, self.end_id = begin, pad, end
-        self.unknown_id = unknown
+        self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
         self.special_ids = special_ids(self._tokenizer)
         vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
         special = {begin, pad, end, unknown, mask}
@@ -65,17 +65,11 @@ class HuggingFaceTokenizer:
         mask_or_unknown = unknown if mask is None else mask
         in_order = [begin, pad, end, unknown, *(number for number, _ in plain), mask_or_unknown]
         self.hf_ids = np.array(in_order, dtype=np.int64)
-        table = np.full(self.largest_id + 1, SPECIAL_SYMBOLS - 1)  # <unk>
-        table[self.hf_ids[SPECIAL_SYMBOLS:-1]] = np.arange(SPECIAL_SYMBOLS, len(self.hf_ids) - 1)
-        self.fairseq_ids = table
-        """fairseq's id for each of the library's ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``."""
+        self.largest_id = int(self.hf_ids.max())
+        self.fairseq_ids = np.full(self.largest_id + 1, SPECIAL_SYMBOLS - 1)  # <unk>
+        self.fairseq_ids[self.hf_ids[SPECIAL_SYMBOLS:-1]] = np.arange(SPECIAL_SYMBOLS, len(self.hf_ids) - 1)
         self._names = ["<s>", "<pad>", "</s>", "<unk>", *self.symbols, "<mask>"]
         self._id_of_symbol = dict(zip(self._names, in_order, strict=True))
-
-    @property
-    def largest_id(self) -> int:
-        """The largest id of the library's tokens."""
-        return int(self.hf_ids.max())
 
     @cached_property
     def vocabulary_fingerprint(self) -> str:

@@ -7,67 +7,66 @@ import os
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
+
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 
 BATCH_CHARACTERS = 1 << 18
 
 
 @dataclass
 class EncodedBatch:
-    """The sentences of a batch of consecutive lines."""
+    """The sentences of a batch of consecutive lines.
+
+    Attributes:
+        ids: fairseq's ids ``(n_tokens,)``; each sentence and each document boundary ends in ``</s>``.
+        lengths: tokens of each sentence ``(n_sentences,)``; 1 for a document boundary (``</s>`` alone).
+        boundary_before, boundary_after: whether a blank line comes before the first sentence, or after the last one.
+        dropped: number of lines with characters but without tokens, such as a zero-width space.
+        unknown: the unknown tokens of the text, without ``</s>``.
+    """
 
     ids: np.ndarray
-    """fairseq ids, shape (n_tokens,); each sentence and each document boundary ends in ``</s>``."""
     lengths: np.ndarray
-    """Number of tokens of each sentence, shape (n_sentences,); 1 for a document boundary (``</s>`` alone)."""
     boundary_before: bool
-    """Whether a blank line comes before the first sentence."""
     boundary_after: bool
-    """Whether a blank line comes after the last sentence."""
-    unknown: int
-    """Number of ``<unk>`` tokens."""
     dropped: int
-    """Number of lines with characters but without tokens, such as a zero-width space."""
-    unknown_characters: Counter[str] = field(default_factory=Counter)
-    """Number of times that each character was part of an ``<unk>``."""
+    unknown: UnknownTokens
 
 
 class LineEncoder(ABC):
     """Converts lines to fairseq's ids, with the document boundaries between them.
 
     Attributes:
-        unknown_piece: the tokenizer's id for unknown text.
         end_piece: index of ``</s>`` in the table; not an id of the tokenizer.
         table: fairseq's id for each id of the tokenizer, ``(end_piece + 1,)``.
     """
 
-    unknown_piece: int
     end_piece: int
     table: np.ndarray
 
     @abstractmethod
-    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
-        """The tokenizer's ids of a line; adds the characters of unknown pieces to ``unknown_characters``."""
+    def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
+        """The tokenizer's ids of a line, which are counted in ``unknown``."""
 
     def encode_batch(self, lines: list[str]) -> EncodedBatch:
         """Encode lines. Blank lines between two sentences become one document boundary."""
         pieces: list[int] = []
         lengths: list[int] = []
-        characters: Counter[str] = Counter()
-        unknown = dropped = 0
+        unknown = UnknownTokens()
+        dropped = 0
         boundary_before = pending = False
         for line in lines:
             if not line:
                 pending = True
                 continue
-            sentence = self.pieces_of(line, characters)
-            unknown += sentence.count(self.unknown_piece)
+            sentence = self.pieces_of(line, unknown)
             if not sentence:
                 dropped += 1
                 continue
@@ -77,18 +76,10 @@ class LineEncoder(ABC):
             elif pending:
                 boundary_before = True
             pending = False
-            pieces += sentence
-            pieces.append(self.end_piece)
+            pieces += [*sentence, self.end_piece]
             lengths.append(len(sentence) + 1)
-        return EncodedBatch(
-            ids=self.table[np.array(pieces, dtype=np.int64)],
-            lengths=np.array(lengths, dtype=np.int64),
-            boundary_before=boundary_before,
-            boundary_after=pending,
-            unknown=unknown,
-            dropped=dropped,
-            unknown_characters=characters,
-        )
+        ids = self.table[np.array(pieces, dtype=np.int64)]
+        return EncodedBatch(ids, np.array(lengths, dtype=np.int64), boundary_before, pending, dropped, unknown)
 
 
 def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -106,12 +97,7 @@ def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def encode_in_order(encoder: LineEncoder, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
-    """Encode lines with ``workers`` processes; the result does not depend on their number.
-
-    Args:
-        encoder: encodes a batch.
-        lines: the text, read only as fast as it is encoded.
-        workers: number of processes; 1 means this process.
+    """Encode lines, read only as fast as that goes, with ``workers`` processes (1: this one), always in their order.
 
     Raises:
         OSError: a worker process was killed, for example because memory ran out.

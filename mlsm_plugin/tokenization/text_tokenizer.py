@@ -3,7 +3,6 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import hashlib
 from abc import abstractmethod
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from mlsm_plugin.tokenization.line_encoder import LineEncoder
 from mlsm_plugin.tokenization.sentencepiece_training import dictionary_pieces
 from mlsm_plugin.tokenization.symbol_files import read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 
@@ -73,24 +73,23 @@ class SentencePieceTokenizer(TextTokenizer):
         if self.dictionary.symbols[self.dictionary.nspecial :] != dictionary_pieces(self.processor):
             raise ValueError(f"{listed} was not made from {MODEL_NAME} in the same folder; run `mlsm tokenizer` again")
         self.fingerprint = hashlib.sha256(self._model).hexdigest()
-        self.unknown_piece, self.end_piece = self.processor.unk_id(), len(self.processor)
+        self.end_piece = len(self.processor)
         pieces = map(self.processor.id_to_piece, range(len(self.processor)))
         self.table = np.array([*map(self.dictionary.index, pieces), self.dictionary.eos()], dtype=np.int64)
 
-    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+    def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
         """The SentencePiece ids of a line; unknown ones are split as fairseq does, at whitespace such as U+0085."""
         sentence: list[int] = self.processor.encode(line, out_type=int)
-        if self.unknown_piece not in sentence:
-            return sentence
-        result: list[int] = []
-        for piece, surface in zip(sentence, self.processor.encode(line, out_type=str), strict=True):
-            if piece != self.unknown_piece:
-                result.append(piece)
-                continue
-            words = tokenize_line(surface)
-            result += [piece] * len(words)
-            unknown_characters.update("".join(words))
-        return result
+        if (unknown_id := self.processor.unk_id()) in sentence:
+            pieces, sentence = sentence, []
+            for piece, surface in zip(pieces, self.processor.encode(line, out_type=str), strict=True):
+                words = tokenize_line(surface) if piece == unknown_id else [surface]
+                sentence += [piece] * len(words)
+                if piece == unknown_id:
+                    unknown.unknown += len(words)
+                    unknown.characters.update("".join(words))
+        unknown.tokens += len(sentence)
+        return sentence
 
     def write_to(self, folder: Path) -> None:
         """Copy the model, and write ``dict.txt`` as fairseq reads it, without a byte-order mark."""
@@ -107,17 +106,14 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         for symbol in self.tokenizer.symbols:
             self.dictionary.add_symbol(symbol)
         self.fingerprint = hashlib.sha256(self.tokenizer.backend.to_str().encode()).hexdigest()
-        self.unknown_piece, self.end_piece = self.tokenizer.unknown_id, len(self.tokenizer.fairseq_ids)
+        self.end_piece = len(self.tokenizer.fairseq_ids)
         self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
-    def pieces_of(self, line: str, unknown_characters: Counter[str]) -> list[int]:
+    def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
         """The library's ids of a line."""
         encoding = self.tokenizer.backend.encode(line, add_special_tokens=False)
         sentence: list[int] = encoding.ids
-        if self.unknown_piece in sentence:
-            for piece, (start, stop) in zip(sentence, encoding.offsets, strict=True):
-                if piece == self.unknown_piece:
-                    unknown_characters.update(line[start:stop])
+        unknown.add(line, sentence, encoding.offsets, self.tokenizer.unknown_id)
         return sentence
 
     def write_to(self, folder: Path) -> None:
@@ -127,11 +123,8 @@ class HuggingFaceTextTokenizer(TextTokenizer):
 
 
 def open_tokenizer(name: PathLike) -> TextTokenizer:
-    """Open the tokenizer that ``name`` refers to.
-
-    Args:
-        name: ``hf:`` followed by a folder or hub name; or a folder with ``dict.txt`` and either
-            ``sentencepiece.bpe.model`` or ``hf_tokenizer``: one written by ``mlsm tokenizer``, a data folder, or a run.
+    """Open a tokenizer: ``hf:`` and a folder or hub name; or a folder with ``dict.txt`` and either
+    ``sentencepiece.bpe.model`` or ``hf_tokenizer``, as ``mlsm tokenizer`` writes it, a data folder, or a run.
 
     Raises:
         ValueError: there is no tokenizer, or its files do not belong together.
@@ -146,11 +139,7 @@ def open_tokenizer(name: PathLike) -> TextTokenizer:
 
 
 def tokenizer_inputs(name: PathLike) -> list[Path]:
-    """The files of the tokenizer that ``name`` refers to, see :func:`open_tokenizer`.
-
-    Raises:
-        ValueError: a hub name that cannot be reached, or no folder.
-    """
+    """The files of a tokenizer that :func:`open_tokenizer` opens; raises ValueError where it is out of reach."""
     if is_hf(name):
         folder = hf_folder(name)
         return sorted(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
