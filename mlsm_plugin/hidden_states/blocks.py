@@ -90,12 +90,9 @@ def hidden_states_of(
     max_tokens: int,
     keep: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[np.ndarray, Tensor]:
-    """Hidden states of the content tokens of ``blocks``, in corpus order.
+    """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    Args:
-        blocks, reader, encoder: the text and the model.
-        max_tokens: tokens in one forward pass.
-        keep: of tokens and positions, whose hidden states are wanted (all of one shape); None: of content tokens.
+    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape).
 
     Returns:
         positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.

@@ -42,13 +42,11 @@ class LibraryEncoder:
 
     Args:
         name: a folder or hub name, with or without ``hf:``.
-        layer: which hidden state.
         tokenizer: the tokenizer of the model; None: it lies beside the model.
-        device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
+        layer, device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
 
     Attributes:
-        tokenizer: the tokenizer.
-        pad: the library's id of padding.
+        tokenizer, pad: the tokenizer, and its id of padding.
 
     Raises:
         ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does
@@ -143,12 +141,9 @@ def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -
 
 
 def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
-    """A model of the library; weights that are no part of it, such as those of later layers, are not loaded.
+    """A model of the library's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
 
-    Args:
-        folder: holds the weights; code from the hub never runs.
-        config: of the model to make; None: the one in the folder.
-        kind: name of the library's class that makes it.
+    ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs.
 
     Raises:
         ValueError: the weights cannot be read, have other shapes, or some of them are missing.

@@ -23,13 +23,10 @@ LONGEST_DEFAULT_BLOCK = 512
 
 
 def register_source(prefix: str) -> Callable[[Source], Source]:
-    """A class decorator that registers a source for names that begin with ``prefix``.
-
-    Args:
-        prefix: two or more letters and a colon, such as ``mine:``.
+    """A class decorator that registers a source for names that begin with ``prefix``, such as ``mine:``.
 
     Raises:
-        ValueError: the prefix has another form, or belongs to another class.
+        ValueError: the prefix is not two or more letters and a colon, or belongs to another class.
     """
     if not re.fullmatch(PREFIX, prefix):
         raise ValueError(

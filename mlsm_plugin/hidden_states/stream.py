@@ -87,11 +87,9 @@ class HiddenStateStream:
                 skip, stop = skip - count, stop - count
 
     def sample(self, most: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Hidden states ``(n, dim)`` float32 of random blocks, without replacement.
+        """At most ``most`` hidden states ``(n, dim)`` float32 of random blocks, without replacement.
 
-        Args:
-            most: largest ``n``; a text with fewer content tokens gives all of them.
-            device: where they are collected; None: the encoder's device.
+        They are collected on ``device``; None: the encoder's.
         """
         blocks, rows = next(self._buffers(0, most))
         return self._hidden_states(blocks, rows, device=device)[:most]
@@ -118,11 +116,7 @@ class HiddenStateStream:
         closed: threading.Event | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """The ``number`` hidden states of blocks, in the order of the text within every few of them.
-
-        Raises:
-            CancelledError: ``closed`` was set.
-        """
+        """The ``number`` hidden states of blocks, in the order of the text within every few; ends when ``closed``."""
 
         def keep(tokens: Tensor, _: Tensor) -> Tensor:
             if closed is not None and closed.is_set():
