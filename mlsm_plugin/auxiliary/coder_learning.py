@@ -118,41 +118,33 @@ def sae_settings(settings: LearningSettings) -> SaeSettings:
 def learning_plan(
     settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
 ) -> dict[str, Any]:
-    """What decides the coder, as ``meta.json`` will have it.
-
-    Args:
-        settings: what is learned.
-        auxiliary, split: fingerprints of the model and of the text.
-        blocks: how the text was cut; None if it consists of blocks.
-    """
-    plan: dict[str, Any] = {
+    """What decides the coder, as ``meta.json`` will have it; arguments are those of :func:`learn_into`."""
+    lasso = settings.coder == LASSO
+    names = ("iterations",) if lasso else ("k", "matryoshka", "learning_rate", "tokens")
+    return {
         "layer": settings.layer,
-        **({"lambda": settings.lambda_} if settings.coder == LASSO else {}),
+        **({"lambda": settings.lambda_} if lasso else {}),
         "auxiliary_fingerprint": auxiliary,
         **({"blocks": asdict(blocks)} if blocks else {}),
         "fp16": settings.fp16,
+        **({"requested_tokens": settings.tokens} if lasso else {}),  # the sample may be smaller
+        "n_atoms": settings.atoms,
+        "method": METHODS[str(settings.backend)] if lasso else settings.coder,
+        **{name: getattr(settings, name) for name in (*names, "batch_size", "seed", "batch_tokens")},
+        **({"threads": settings.threads} if settings.threads else {}),
+        "split_fingerprint": split,
     }
-    names = ["batch_size", "seed", "batch_tokens"]
-    if settings.coder == LASSO:
-        names = ["iterations", *names]
-        plan["requested_tokens"] = settings.tokens  # the sample may be smaller
-        method = METHODS[str(settings.backend)]
-    else:
-        names = ["k", "matryoshka", "learning_rate", "tokens", *names]
-        method = settings.coder
-    plan |= {"n_atoms": settings.atoms, "method": method}
-    plan |= {name: getattr(settings, name) for name in names}
-    plan |= {"threads": settings.threads} if settings.threads else {}
-    return {**plan, "split_fingerprint": split}
 
 
 def learn_into(
     output: Path,
     settings: LearningSettings,
-    plan: dict[str, Any],
     reader: TokenBlocks,
-    open_encoder: Callable[[], TokenVectors],
+    open_model: Callable[[], TokenVectors],
     *,
+    auxiliary: str,
+    split: str,
+    blocks: BlockSettings | None,
     overwrite: bool = False,
 ) -> bool:
     """Learn a coder and save it, unless it is already there.
@@ -160,9 +152,10 @@ def learn_into(
     Args:
         output: the folder.
         settings: what is learned.
-        plan: of :func:`learning_plan`.
         reader: the text.
-        open_encoder: opens the model; called only if there is something to learn.
+        open_model: opens the model; called only if there is something to learn.
+        auxiliary, split: fingerprints of the model and of the text.
+        blocks: how the text was cut; None if it consists of blocks.
         overwrite: replace another coder that is already there.
 
     Returns:
@@ -172,6 +165,7 @@ def learn_into(
         ValueError: another coder or its stopped training is there, another process writes to the folder, or no
             hidden state uses any atom.
     """
+    plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     with only_writer(output):
         if not overwrite and _is_complete(output, plan):
             return False
@@ -181,7 +175,7 @@ def learn_into(
                 f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or "
                 "choose another --output"
             )
-        encoder = open_encoder()
+        encoder = open_model()
         stream = HiddenStateStream(
             reader,
             encoder,
@@ -252,15 +246,8 @@ def learn_sae(
     """Train on the device of the stream's encoder; the caller removes the checkpoint when the result is saved.
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
-    the same bytes as one that never stopped.
-
-    Args:
-        stream: the hidden states.
-        settings: what is trained.
-        output: folder of the checkpoint.
-        plan: everything that decides the result, as values that JSON can hold; a resumed training may have other
-            :data:`NEUTRAL` ones.
-        overwrite: start anew if the checkpoint was begun with another plan.
+    the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
+    hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
 
     Raises:
         ValueError: the checkpoint is damaged, or was begun with another plan; the sample has too few different rows.

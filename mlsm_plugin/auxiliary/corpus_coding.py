@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.auxiliary.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
@@ -64,17 +64,16 @@ def learn_from_split(
     """Learn a coder from the hidden states of the split ``train``, as
     :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`, which says what is returned and raised.
     """
-    reader = BlockReader(data_bin, "train", blocks)
-    plan = learning_plan(
-        settings,
-        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
-        split=split_fingerprint(Path(data_bin) / "train"),
-        blocks=blocks,
-    )
 
     def opened() -> HiddenStateEncoder:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
         check_positions(encoder, blocks.tokens_per_sample)
         return encoder
 
-    return learn_into(output, settings, plan, reader, opened, overwrite=overwrite)
+    return learn_into(
+        *(output, settings, BlockReader(data_bin, "train", blocks), opened),
+        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
+        split=split_fingerprint(Path(data_bin) / "train"),
+        blocks=blocks,
+        overwrite=overwrite,
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
@@ -123,13 +123,13 @@ def learn_from_sequences(
     """
     name, folder, sequences = _source_name(model), Path(output), TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
-    plan = learning_plan(
-        settings,
+    learn_into(
+        *(folder, settings, blocks, open_encoder),
         auxiliary=source_of(name).fingerprint_of(name),
         split=sequences.fingerprint,
         blocks=None,
+        overwrite=overwrite,
     )
-    learn_into(folder, settings, plan, blocks, open_encoder, overwrite=overwrite)
     return load_coder(folder)
 
 
