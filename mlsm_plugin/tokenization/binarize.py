@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +19,11 @@ import numpy as np
 from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
 from mlsm_plugin.files.model_files import FOLDER_NAME, MODEL_NAME
-from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
-from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import EncodedBatch, TextTokenizer, open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 
+BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
 SUMMARY_NAME = "binarize.json"
 TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
@@ -92,7 +99,6 @@ def binarize(
     output: PathLike,
     workers: int = 1,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
-    progress: bool = True,
 ) -> BinarizeFigures:
     """Encode text files and write fairseq's memory-mapped datasets, with the tokenizer and its dictionary next to them.
 
@@ -105,7 +111,6 @@ def binarize(
         train, valid, test: text files of the splits, plain or compressed.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
         max_unk_rate: maximum share of unknown tokens in a split; above it, nothing is written.
-        progress: show a progress bar on a terminal.
 
     Raises:
         ValueError: text, tokenizer or options are invalid, or too many tokens are unknown.
@@ -127,7 +132,7 @@ def binarize(
     with atomic_directory(output) as folder:
         for split, paths in inputs.items():
             builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(opened.dictionary))
-            with progress_bar(split, sizes[split], progress) as bar:
+            with progress_bar(split, sizes[split]) as bar:
                 batches = encode_in_order(opened, read_text(paths, bar.update), workers)
                 figures.splits[split] = _write_split(split, batches, builder, opened.dictionary.eos(), max_unk_rate)
             builder.finalize(str(folder / f"{split}.idx"))
@@ -180,3 +185,68 @@ def _count_and_add(figures: SplitFigures, builder: StreamingMMapBuilder, ids: np
     figures.sentences += len(lengths) - boundaries
     figures.tokens += len(ids)
     builder.add_sentences(ids, lengths)
+
+
+def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Group lines into lists of about ``BATCH_CHARACTERS`` characters."""
+    batch: list[str] = []
+    characters = 0
+    for line in lines:
+        batch.append(line)
+        characters += len(line) + 1
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
+    """Encode lines, read only as fast as that goes, with ``workers`` processes (1: this one), always in their order.
+
+    Raises:
+        OSError: a worker process was killed, for example because memory ran out.
+    """
+    batches = make_batches(lines)
+    if workers == 1:
+        yield from map(tokenizer.encode_batch, batches)
+        return
+    waiting: deque[Future[EncodedBatch]] = deque()
+    with ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("fork"), initializer=_start_worker, initargs=(tokenizer,)
+    ) as pool:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(_encode_in_worker, batch))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise OSError("a worker process was killed, perhaps because memory ran out; use fewer --workers") from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+_worker_tokenizer: TextTokenizer | None = None  # set in worker processes only
+
+
+def _start_worker(tokenizer: TextTokenizer) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """End this worker when its parent ends; otherwise it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(lines: list[str]) -> EncodedBatch:
+    assert _worker_tokenizer is not None
+    return _worker_tokenizer.encode_batch(lines)

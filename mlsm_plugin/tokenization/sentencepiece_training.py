@@ -161,7 +161,6 @@ def train_tokenizer(
     settings: TokenizerSettings,
     *,
     verbose: bool = False,
-    progress: bool = True,
 ) -> TokenizerFigures:
     """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
 
@@ -172,7 +171,7 @@ def train_tokenizer(
         inputs: UTF-8 text files, plain or compressed, with one sentence per line.
         output: the folder to write; after a failure it is unchanged.
         settings: what is learned.
-        verbose, progress: show the log of SentencePiece, or a progress bar on a terminal.
+        verbose: show the log of SentencePiece.
 
     Raises:
         ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.
@@ -181,7 +180,7 @@ def train_tokenizer(
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
     total = check_text_files(inputs)
-    with progress_bar("tokenizer", total, progress) as bar:
+    with progress_bar("tokenizer", total) as bar:
         text = TrainingText(inputs, bar.update)
         model = _train(
             text,

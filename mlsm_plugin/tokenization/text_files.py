@@ -111,7 +111,7 @@ def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None 
         yield from read_lines(path, report)
 
 
-def progress_bar(name: str, total_bytes: int, show: bool) -> Progress:
+def progress_bar(name: str, total_bytes: int, show: bool = True) -> Progress:
     """Progress in bytes of text files; pass its ``update`` to the readers as ``report``."""
     return Progress(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=not show)
 

@@ -2,7 +2,7 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import hashlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from mlsm_plugin.files.hf_files import FILES as TOKENIZER_FILES
 from mlsm_plugin.files.hf_files import hf_folder, is_hf
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME, tokenizer_files
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.tokenization.line_encoder import LineEncoder
 from mlsm_plugin.tokenization.sentencepiece_training import dictionary_pieces
 from mlsm_plugin.tokenization.symbol_files import read_symbols
 from mlsm_plugin.tokenization.text_files import PathLike
@@ -26,16 +25,42 @@ from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 
-class TextTokenizer(LineEncoder):
-    """A tokenizer and the fairseq dictionary of its symbols.
+@dataclass
+class EncodedBatch:
+    """The sentences of a batch of consecutive lines.
+
+    Attributes:
+        ids: fairseq's ids ``(n_tokens,)``; each sentence and each document boundary ends in ``</s>``.
+        lengths: tokens of each sentence ``(n_sentences,)``; 1 for a document boundary (``</s>`` alone).
+        boundary_before, boundary_after: whether a blank line comes before the first sentence, or after the last one.
+        dropped: number of lines with characters but without tokens, such as a zero-width space.
+        unknown: the unknown tokens of the text, without ``</s>``.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    boundary_before: bool
+    boundary_after: bool
+    dropped: int
+    unknown: UnknownTokens
+
+
+class TextTokenizer(ABC):
+    """A tokenizer and the fairseq dictionary of its symbols; it converts lines to fairseq's ids.
 
     Attributes:
         dictionary: the symbols of ``dict.txt``, without ``<mask>``.
         fingerprint: SHA-256 of the tokenizer.
+        table: fairseq's id for each id of the tokenizer ``(V + 1,)``; the last one is that of ``</s>``.
     """
 
     dictionary: Dictionary
     fingerprint: str
+    table: np.ndarray
+
+    @abstractmethod
+    def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
+        """The tokenizer's ids of a line, which are counted in ``unknown``."""
 
     @abstractmethod
     def write_to(self, folder: Path) -> None:
@@ -45,6 +70,31 @@ class TextTokenizer(LineEncoder):
         """fairseq's ids of a text, ending in ``</s>``: int64 ``(T,)``."""
         ids = self.encode_batch([text]).ids
         return ids if len(ids) else np.array([self.dictionary.eos()])
+
+    def encode_batch(self, lines: list[str]) -> EncodedBatch:
+        """Encode lines. Blank lines between two sentences become one document boundary."""
+        pieces: list[int] = []
+        lengths: list[int] = []
+        unknown, dropped, end = UnknownTokens(), 0, len(self.table) - 1
+        boundary_before = pending = False
+        for line in lines:
+            if not line:
+                pending = True
+                continue
+            sentence = self.pieces_of(line, unknown)
+            if not sentence:
+                dropped += 1
+                continue
+            if pending and lengths:
+                pieces.append(end)
+                lengths.append(1)
+            elif pending:
+                boundary_before = True
+            pending = False
+            pieces += [*sentence, end]
+            lengths.append(len(sentence) + 1)
+        ids = self.table[np.array(pieces, dtype=np.int64)]
+        return EncodedBatch(ids, np.array(lengths, dtype=np.int64), boundary_before, pending, dropped, unknown)
 
 
 class SentencePieceTokenizer(TextTokenizer):
@@ -73,7 +123,6 @@ class SentencePieceTokenizer(TextTokenizer):
         if self.dictionary.symbols[self.dictionary.nspecial :] != dictionary_pieces(self.processor):
             raise ValueError(f"{listed} was not made from {MODEL_NAME} in the same folder; run `mlsm tokenizer` again")
         self.fingerprint = hashlib.sha256(self._model).hexdigest()
-        self.end_piece = len(self.processor)
         pieces = map(self.processor.id_to_piece, range(len(self.processor)))
         self.table = np.array([*map(self.dictionary.index, pieces), self.dictionary.eos()], dtype=np.int64)
 
@@ -106,7 +155,6 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         for symbol in self.tokenizer.symbols:
             self.dictionary.add_symbol(symbol)
         self.fingerprint = hashlib.sha256(self.tokenizer.backend.to_str().encode()).hexdigest()
-        self.end_piece = len(self.tokenizer.fairseq_ids)
         self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:

@@ -47,7 +47,7 @@ def corpus(documents, tmp_path_factory) -> SimpleNamespace:
 def tokenizer(corpus, tmp_path_factory) -> Path:
     """Folder of a unigram tokenizer of that text."""
     folder = tmp_path_factory.mktemp("tokenizer") / "unigram"
-    train_tokenizer(corpus.train, folder, TokenizerSettings(VOCAB_SIZE), progress=False)
+    train_tokenizer(corpus.train, folder, TokenizerSettings(VOCAB_SIZE))
     return folder
 
 

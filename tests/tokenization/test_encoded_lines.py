@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.tokenization.line_encoder import encode_in_order, make_batches
+from mlsm_plugin.tokenization.binarize import encode_in_order, make_batches
 from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 
 # Any text, with the characters that break tokenizers and the words that mean something to fairseq more often.
@@ -88,7 +88,7 @@ def test_a_batch_of_blank_lines(loaded):
 
 
 def test_text_is_read_only_as_fast_as_it_is_encoded(loaded, monkeypatch):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.BATCH_CHARACTERS", 100)
+    monkeypatch.setattr("mlsm_plugin.tokenization.binarize.BATCH_CHARACTERS", 100)
     read = 0
 
     def lines():
@@ -105,6 +105,6 @@ def test_text_is_read_only_as_fast_as_it_is_encoded(loaded, monkeypatch):
 
 
 def test_a_dead_worker_is_an_error_not_a_hang(loaded, monkeypatch):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.LineEncoder.encode_batch", lambda *_: os._exit(9))
+    monkeypatch.setattr("mlsm_plugin.tokenization.text_tokenizer.TextTokenizer.encode_batch", lambda *_: os._exit(9))
     with pytest.raises(OSError, match="a worker process was killed"):
         list(encode_in_order(loaded.encoder, ["word"] * 10, workers=2))
