@@ -164,7 +164,12 @@ def _write_shards(
                 figures.inexact_tokens += chunk.inexact
                 counted += len(chunk.positions)
                 progress.update(len(chunk.positions))
-            _check_not_all_empty(coder, rows, (start, stop), why_empty)
+            fewest = 1 if stop - start == coder.reader.num_tokens else TOKENS_TO_JUDGE_EMPTINESS
+            if rows.nonzeros == 0 and rows.coded_tokens >= fewest:
+                raise ValueError(
+                    f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {start} to {stop - 1} are "
+                    f"empty, since {why_empty or 'all weights round to 0'}"
+                )
             if not writer.has_shard(index):  # as above; the codes are the same
                 writer.write_shard(index, rows)
             figures.coded_tokens += rows.coded_tokens
@@ -173,12 +178,3 @@ def _write_shards(
                 per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
                 warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
             progress.update(stop - start - counted)  # tokens that are not coded count as done, too
-
-
-def _check_not_all_empty(coder: SplitCoder, rows: ShardRows, span: tuple[int, int], why: str | None) -> None:
-    whole_split = span == (0, coder.reader.num_tokens)
-    if rows.nonzeros == 0 and rows.coded_tokens >= (1 if whole_split else TOKENS_TO_JUDGE_EMPTINESS):
-        raise ValueError(
-            f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {span[0]} to {span[1] - 1} are "
-            f"empty, since {why or 'all weights round to 0'}"
-        )

@@ -139,36 +139,30 @@ def encode_and_report(name: str, encode: Callable[[], CodingFigures], share: Wor
     """Run what codes a split, and print what was coded, and how exactly."""
     start = time.perf_counter()
     figures = encode()
-    _report(name, figures, time.perf_counter() - start, share)
-    return figures
-
-
-def _report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
+    seconds = time.perf_counter() - start
     if figures.coded_tokens:
         print(
-            f"{split}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "
+            f"{name}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "
             f"({figures.coded_tokens / seconds:.0f} a second)"
             + (f"; {figures.empty_tokens} codes are empty" if figures.empty_tokens else "")
         )
     if figures.inexact_tokens:
-        _warn(
-            f"{split}: {figures.inexact_tokens} of {figures.coded_tokens} codes do not reach the required accuracy; "
-            "they were written (--allow-inexact)"
+        print(
+            f"mlsm: warning: {name}: {figures.inexact_tokens} of {figures.coded_tokens} codes do not reach the "
+            "required accuracy; they were written (--allow-inexact)",
+            file=sys.stderr,
         )
     if figures.meta is None:
         print(
-            f"{split}: process {share.index} of {share.count} is done; {figures.missing_shards} of "
+            f"{name}: process {share.index} of {share.count} is done; {figures.missing_shards} of "
             f"{figures.num_shards} shards are missing, which belong to other processes; the last process completes "
             "the store (if one failed, run the same command again)"
         )
-        return
+        return figures
     if figures.already_complete:
-        print(f"{split}: nothing to do, {figures.directory} is complete")
+        print(f"{name}: nothing to do, {figures.directory} is complete")
     meta = figures.meta
     size = sum(sum(shard["bytes"].values()) for shard in meta["shards"])
     gaps = f", duality gap mean {meta['gap_mean']:.1e}, max {meta['gap_max']:.1e}" if "gap_mean" in meta else ""
     print(f"  {figures.directory}: {meta['coded_tokens']} tokens, {meta['nnz']} non-zeros, {size / 1e6:.1f} MB{gaps}")
-
-
-def _warn(message: str) -> None:
-    print(f"mlsm: warning: {message}", file=sys.stderr)
+    return figures

@@ -29,7 +29,7 @@ class BlockReader(TokenBlocks):
 
     def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
-        self.pad, self.num_symbols = int(self.dictionary.pad()), len(self.dictionary)
+        self.pad = int(self.dictionary.pad())
         self._sentences = dataset = load_split(os.path.join(data_bin, split), self.dictionary)
         self._sentence_starts = np.cumsum(dataset.sizes, dtype=np.int64) - dataset.sizes
         self.settings = settings

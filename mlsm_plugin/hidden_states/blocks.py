@@ -27,14 +27,12 @@ class TokenBlocks(Protocol):
 
     Attributes:
         pad: the id of padding.
-        num_symbols: all ids are smaller than this.
         num_tokens: tokens of the text, special tokens included; also the number of rows of its code store.
         starts: flat position of each block's first token, ``(n_blocks,)``, strictly ascending.
         sizes: number of tokens of each block that have a position, ``(n_blocks,)``.
     """
 
     pad: int
-    num_symbols: int
     num_tokens: int
     starts: np.ndarray
     sizes: np.ndarray

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,6 +18,7 @@ import numpy as np
 from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
 from mlsm_plugin.files.model_files import FOLDER_NAME, MODEL_NAME
+from mlsm_plugin.files.output_lock import PARENT, end_with_parent
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
 from mlsm_plugin.tokenization.text_tokenizer import EncodedBatch, TextTokenizer, open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
@@ -236,15 +236,8 @@ def _start_worker(tokenizer: TextTokenizer) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    """End this worker when its parent ends; otherwise it would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    os.environ[PARENT] = str(os.getppid())
+    end_with_parent()  # otherwise it would wait for work for ever
 
 
 def _encode_in_worker(lines: list[str]) -> EncodedBatch:
