@@ -33,12 +33,10 @@ class CodingFigures:
     """The result of coding a text.
 
     Attributes:
-        directory: folder of the store.
-        num_shards: number of shards of the store.
-        already_complete: whether the store was complete before.
+        directory, num_shards: of the store.
+        already_complete: whether it was complete before.
         coded_tokens: tokens that this process coded now.
-        empty_tokens: those of them whose codes are empty: they have no target.
-        inexact_tokens: those of them whose codes do not reach the required accuracy.
+        empty_tokens, inexact_tokens: those of them whose codes are empty, or do not reach the required accuracy.
         missing_shards: shards that other processes have not written yet.
         meta: content of the store's ``meta.json``; None while shards are missing.
     """
@@ -71,8 +69,7 @@ def encode_blocks(
     A process that finds no shard missing after its own work seals the store.
 
     Args:
-        name: of the text, for the progress bar and errors.
-        reader: the text.
+        name, reader: the text, with its name for the progress bar and errors.
         directory: folder of the store.
         split, auxiliary: fingerprints of the text and of the model.
         blocks: how the text was cut; None if it consists of blocks.

@@ -150,9 +150,7 @@ def learn_into(
     """Learn a coder and save it, unless it is already there.
 
     Args:
-        output: the folder.
-        settings: what is learned.
-        reader: the text.
+        output, settings, reader: the folder, what is learned, and the text.
         open_model: opens the model; called only if there is something to learn.
         auxiliary, split: fingerprints of the model and of the text.
         blocks: how the text was cut; None if it consists of blocks.

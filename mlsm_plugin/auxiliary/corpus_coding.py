@@ -28,13 +28,11 @@ def encode_split(
     share: WorkShare = ALL_OF_IT,
     output: str | os.PathLike[str] | None = None,
 ) -> CodingFigures:
-    """Write this process's shards of ``OUTPUT/<split>.codes``; resumes a stopped run.
-
-    A process that finds no shard missing after its own work seals the store. ``OUTPUT`` is the dataset by default.
+    """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
     Raises:
-        ValueError: the files do not belong together, a store made with other settings exists, all codes of a shard are
-            empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
+        ValueError: the files do not belong together, or as of
+            :func:`~mlsm_plugin.auxiliary.block_coding.encode_blocks`, which says more.
         FileNotFoundError: the split or the checkpoint is missing.
     """
     directory = Path(output or data_bin) / f"{split}.codes"

@@ -38,9 +38,7 @@ class OnlineCodes:
         dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
         layer: hidden state of the auxiliary model; None: the one that the coder was learned from.
         coder_options: options of this kind of coder; those left out have their defaults.
-        fp16: run the auxiliary model in half precision.
-        tokens_per_sample: longest sample in tokens.
-        latent_top: how many atoms of each code are kept, those with the largest weights; None: all.
+        fp16, tokens_per_sample, latent_top: as of :class:`CodingSettings` and its blocks.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
@@ -75,11 +73,6 @@ class OnlineCodes:
         )
         self._encoder: HiddenStateEncoder | None = None
         self._warned = False
-
-    @property
-    def num_atoms(self) -> int:
-        """Atoms of the coder."""
-        return self.coder.num_atoms
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_encoder": None}
@@ -143,8 +136,6 @@ class OnlineCodes:
             logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
         codes = without_negative_codes(coded.codes)
         if codes.nnz == 0 and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
-            raise ValueError(
-                f"the codes of all {len(hidden)} masked tokens of a batch are empty, since "
-                f"{self.coder.why_empty(hidden)}"
-            )
+            why = self.coder.why_empty(hidden)
+            raise ValueError(f"the codes of all {len(hidden)} masked tokens of a batch are empty, since {why}")
         return codes

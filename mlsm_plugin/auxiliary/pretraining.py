@@ -20,7 +20,6 @@ from mlsm_plugin.files.planned_folder import PlannedFolder
 
 logger = logging.getLogger(__name__)
 
-PLUGIN_DIR = Path(PACKAGE_DIR)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
@@ -61,9 +60,8 @@ def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: st
         flags += ["--optimizer", optimizer, "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"]
         flags += ["--weight-decay", "0.01"]
     if "--lr-scheduler" not in given:
-        warmup = max(1, max_update * 6 // 100)
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
-        flags += ["--warmup-updates", str(warmup)]
+        flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
     return flags
 
 
@@ -186,7 +184,7 @@ def train_until(
     defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
     status = run_child(
         [
-            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(PLUGIN_DIR)),
+            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", PACKAGE_DIR),
             *("--save-dir", str(save_dir), *defaults, *_without_restart(flags, last), *part),
             *("--max-update", str(goal)),
         ]

@@ -45,13 +45,9 @@ class CodingSettings(ModelRun):
 
 @dataclass(frozen=True)
 class CodedChunk:
-    """The codes of some tokens of a split.
+    """The codes ``(n, n_atoms)`` of tokens of a split, at flat positions ``(n,)``, ascending.
 
-    Attributes:
-        positions: ``(n,)`` flat positions, ascending.
-        coded: codes ``(n, n_atoms)`` and, where the coder has them, gaps ``(n,)``.
-        inexact: how many of the codes do not reach the required accuracy.
-        why_empty: the coder's explanation if all codes are empty, else None.
+    ``inexact`` of them do not reach the required accuracy; if all are empty, ``why_empty`` is the coder's explanation.
     """
 
     positions: np.ndarray
@@ -74,8 +70,7 @@ class SplitCoder:
         """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
 
         Raises:
-            ValueError: a hidden state is NaN or infinite (the message gives its position), or codes do not reach the
-                required accuracy and ``allow_inexact`` is off.
+            ValueError: a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
         settings = self.settings
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
@@ -94,9 +89,8 @@ class SplitCoder:
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""
-        covered = covered_positions(
-            positions.numpy(), coverage=self.settings.coverage, seed=self.settings.coverage_seed
-        )
+        coverage, seed = self.settings.coverage, self.settings.coverage_seed
+        covered = covered_positions(positions.numpy(), coverage=coverage, seed=seed)
         return self.reader.content_mask(tokens) & torch.from_numpy(covered)
 
     def _check_finite(self, positions: np.ndarray, hidden: Tensor) -> None:

@@ -17,14 +17,9 @@ __all__ = ["Block", "BlockReader", "BlockSettings", "batches_of", "hidden_states
 
 
 class BlockReader(TokenBlocks):
-    """Blocks of a binarized split in corpus order.
+    """Blocks of a binarized split in corpus order; ``tokens`` holds the samples, each with its BOS.
 
-    Args:
-        data_bin, split: the binarized split.
-        settings: how the split is cut into blocks.
-
-    Attributes:
-        tokens: the samples, each with its BOS; a sample is a block, or a piece of a block that is too long.
+    A sample is a block, or a piece of a block that is too long.
     """
 
     def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:

@@ -158,11 +158,8 @@ class HuggingFaceMaskedLm(MaskedLm):
 def open_masked_lm(
     name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
 ) -> MaskedLm:
-    """Open the masked LM of this name.
-
-    Args:
-        name: a fairseq checkpoint, or ``hf:`` and a folder.
-        data_bin, device, fp16: as of :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`.
+    """Open the masked LM of this name; arguments are those of
+    :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`.
 
     Raises:
         NoMaskedLmError: the model is no masked LM, its head was not trained, or its source has none.

@@ -77,16 +77,11 @@ class BinarizeFigures:
             "splits": splits,
         }
 
-    def table(self) -> str:
-        """A readable table: a header and a line for each split."""
-        rows = [("split", "documents", "sentences", "tokens", "unk rate", "dropped")]
-        for name, it in self.splits.items():
-            counts = (f"{it.documents:,}", f"{it.sentences:,}", f"{it.tokens:,}")
-            rows.append((name, *counts, f"{it.unk_rate:.4%}", f"{it.dropped:,}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    def __str__(self) -> str:
         return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
+            f"{name}: {it.documents:,} documents, {it.sentences:,} sentences, {it.tokens:,} tokens, "
+            f"{it.unk_rate:.4%} of them unknown, {it.dropped:,} lines dropped"
+            for name, it in self.splits.items()
         )
 
 

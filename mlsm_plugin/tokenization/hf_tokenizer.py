@@ -27,9 +27,8 @@ class HuggingFaceTokenizer:
     """A tokenizer of the library, with the mapping between its ids and those of fairseq.
 
     fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that
-    have these roles (BERT's ``[CLS] [PAD] [SEP] [UNK]``), then ``<mask>``. For RoBERTa's own vocabulary, the ids are
-    the same as the library's. A token that fairseq's files cannot hold (one that contains whitespace, or looks like
-    one of fairseq's special symbols) is listed as ``[hf:ID]``.
+    have these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as the library's. A token that
+    fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
 
     Args:
         path: a folder or a hub name, with or without ``hf:``.

@@ -29,10 +29,9 @@ class PieceClasses:
 
     Attributes:
         special: the token is never masked (BOS, EOS, padding, unknown words, masks).
-        begins_word: the token begins a word, whatever comes before it.
-        ends_word: the token ends a word, whatever follows it.
+        begins_word, ends_word: the token begins or ends a word, whatever its neighbours are.
         punctuation: the token has only punctuation characters.
-        sentence_punctuation: the token has only punctuation characters, and one is a full stop, comma or the like.
+        sentence_punctuation: and one of them is a full stop, comma or the like.
     """
 
     special: np.ndarray
@@ -97,8 +96,7 @@ def word_boundaries(
     """Which tokens begin a word and which end a word, as bool arrays ``(N,)``; special tokens do neither.
 
     Args:
-        tokens: the ids of all sequences, concatenated, ``(N,)``.
-        sequence: the number of the sequence of each token, ``(N,)``.
+        tokens, sequence: the ids of all sequences, concatenated, and the number of the sequence of each, ``(N,)``.
         pieces: the classes of all ids. If they mark the ends of words, every sequence begins with a new word.
         longest: the tokens of a word of more than so many tokens are words of their own.
     """

@@ -213,7 +213,7 @@ def test_a_failed_rerun_leaves_the_earlier_data_and_a_good_one_replaces_all_of_i
     corpus, tokenizer, tmp_path, capsys, bad
 ):
     output = tmp_path / "out"
-    options = {"tokenizer": tokenizer, "train": corpus.train[:1], "output": output, "progress": False}
+    options = {"tokenizer": tokenizer, "train": corpus.train[:1], "output": output}
     binarize(valid=corpus.valid, test=corpus.valid, **options)
     before = contents(output)
     assert sorted(before) == sorted([*ALL_FILES, "test.bin", "test.idx"])
@@ -228,7 +228,7 @@ def test_a_failed_rerun_leaves_the_earlier_data_and_a_good_one_replaces_all_of_i
 
 def test_a_crash_while_files_are_moved_leaves_no_index_of_another_run(corpus, tokenizer, tmp_path, monkeypatch):
     output = tmp_path / "out"
-    options = {"tokenizer": tokenizer, "valid": corpus.valid, "output": output, "progress": False}
+    options = {"tokenizer": tokenizer, "valid": corpus.valid, "output": output}
     binarize(train=corpus.train, **options)
     replace = os.replace
 
