@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         workers=args.workers,
         max_unk_rate=args.max_unk_rate,
     )
-    print(figures)
+    print(figures.table())
     print(f"{figures.output}: dictionary of {figures.dictionary_symbols:,} symbols")
     return 0
 

@@ -171,7 +171,7 @@ class Chain:
 
         def run() -> None:
             made = binarize(tokenizer=tokenizer, **splits, output=self.data_bin, workers=self.args.workers)
-            print(made)
+            print(made.table())
 
         return run
 

@@ -77,11 +77,16 @@ class BinarizeFigures:
             "splits": splits,
         }
 
-    def __str__(self) -> str:
+    def table(self) -> str:
+        """A readable table: a header and a line for each split."""
+        rows = [("split", "documents", "sentences", "tokens", "unk rate", "dropped")]
+        for name, it in self.splits.items():
+            counts = (f"{it.documents:,}", f"{it.sentences:,}", f"{it.tokens:,}")
+            rows.append((name, *counts, f"{it.unk_rate:.4%}", f"{it.dropped:,}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
-            f"{name}: {it.documents:,} documents, {it.sentences:,} sentences, {it.tokens:,} tokens, "
-            f"{it.unk_rate:.4%} of them unknown, {it.dropped:,} lines dropped"
-            for name, it in self.splits.items()
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
         )
 
 
