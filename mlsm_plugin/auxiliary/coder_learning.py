@@ -164,8 +164,11 @@ def learn_into(
             hidden state uses any atom.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
+    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
+    advice = "Pass --overwrite to replace it, or choose another --output"
     with only_writer(output):
-        if not overwrite and _is_complete(output, plan):
+        if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
+            load_coder(output)  # raises if it is damaged
             return False
         stopped = output / CHECKPOINT_FILE
         if settings.coder == LASSO and not overwrite and stopped.is_file():
@@ -226,16 +229,6 @@ def _learned(
         print(f"learned in {time.perf_counter() - start:.1f} s")
         judged = normalize_rows(stream.sample(HEALTH_TOKENS, device="cpu").numpy())
     return SaeCoder(sae.to("cpu"), meta), judged
-
-
-def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
-    """Whether ``output`` holds this very dictionary, up to rounding; ValueError where it holds another one."""
-    advice = "Pass --overwrite to replace it, or choose another --output"
-    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
-    if not PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
-        return False
-    load_coder(output)
-    return True
 
 
 def learn_sae(

@@ -27,8 +27,7 @@ class HiddenStateStream:
     Each pass reads the blocks in another random order and fills a buffer with the hidden states of as many as fit. The
     rows of a full buffer are shuffled and cut into batches; rows that do not fill a batch are left out until the next
     pass. Everything depends on the seed and the number of the batch only, so that a stream can begin anywhere: buffers
-    that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one; it uses
-    as many CPU threads as the caller, since torch has one number for all.
+    that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one.
 
     Args:
         reader, encoder: the text and the model.

@@ -140,7 +140,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 def check_masked_lm_tokenizer(tokenizer: Any) -> None:
     """Raise ValueError if a tokenizer of the library has no mask or no padding token."""
     for name in ("mask", "pad"):
-        if getattr(tokenizer, f"{name}_token_id", None) is None:
+        if _first_id(tokenizer, name) is None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
 
 
@@ -151,16 +151,12 @@ def number_of_ids(tokenizer: Any) -> int:
 
 def unmasked_ids(tokenizer: Any) -> list[int]:
     """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    return sorted({*special_ids(tokenizer), *([] if unknown is None else [int(unknown)])})
+    unknown = _first_id(tokenizer, "unk")
+    return sorted({*special_ids(tokenizer), *([] if unknown is None else [unknown])})
 
 
 def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
-    """The classes of all ids of a tokenizer; ``masks`` holds ids that are special, too.
-
-    Raises:
-        ValueError: nothing in the vocabulary marks where words begin or end.
-    """
+    """The classes of all ids of a tokenizer, as of :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
     found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
     return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})
 

@@ -64,9 +64,8 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     """Yield the lines of a text file without surrounding whitespace; a blank line is ``""``.
 
     Only the newline ends a line (not U+0085 or U+2028, which count as whitespace). A byte-order mark at the start is
-    skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called.
-
-    ``report`` is called with the number of bytes of the file read since the last call.
+    skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called. ``report`` is called
+    with the number of bytes of the file read since the last call.
 
     Raises:
         ValueError: bytes are not UTF-8 or a line is too long (both with file and line number), compressed data are

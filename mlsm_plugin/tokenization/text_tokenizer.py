@@ -212,11 +212,9 @@ class HuggingFaceBPE:
         self.tokenizer = HuggingFaceTokenizer(cfg.hf_tokenizer)
 
     def encode(self, text: str) -> str:
-        """The symbols of a text, separated by spaces."""
         return " ".join(self.tokenizer.symbols_of(text))
 
     def decode(self, text: str) -> str:
-        """The text of symbols that are separated by spaces."""
         return self.tokenizer.text_of(text.split())
 
     @cached_property
