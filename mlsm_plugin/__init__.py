@@ -34,6 +34,7 @@ def register() -> None:
     for module in (version_shims, resumed_runs, training_options, loading_hooks):
         module.apply()
     from mlsm_plugin import criterions, models, optimizers, tasks  # noqa: F401
+    from mlsm_plugin.hidden_states import fairseq_encoder  # noqa: F401
     from mlsm_plugin.tokenization import text_tokenizer  # noqa: F401
 
 

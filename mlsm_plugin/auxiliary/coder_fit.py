@@ -10,40 +10,16 @@ from mlsm_plugin.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 
 
-def check_coder_fits(coder: SparseCoder, *, auxiliary_fingerprint: str, layer: int) -> None:
-    """Raise ValueError if the coder was learned from another model or layer."""
-    learned_from = coder.meta.get("auxiliary_fingerprint")
-    if learned_from is not None and learned_from != auxiliary_fingerprint:
-        raise ValueError(
-            f"the dictionary was learned from another auxiliary checkpoint (SHA-256 {learned_from[:12]}) than the "
-            f"given one ({auxiliary_fingerprint[:12]}); pass that checkpoint, or learn a new dictionary"
-        )
-    learned_layer = coder.meta.get("layer")
-    if learned_layer is not None and learned_layer != layer:
-        raise ValueError(f"the dictionary was learned from layer {learned_layer}, not from --layer {layer}")
-
-
 def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.PathLike[str], option: str) -> int:
-    """The layer whose hidden states a coder codes: the chosen one, else the one that it was learned from.
-
-    Args:
-        coder: the coder.
-        chosen: what the user asks for, or None.
-        folder, option: names for the error, of the coder's folder and of the user's option.
+    """The layer whose hidden states a coder codes: the ``chosen`` one, else the one that it was learned from.
 
     Raises:
-        ValueError: nothing says the layer.
+        ValueError: nothing says the layer; names the ``folder`` of the coder and the user's ``option``.
     """
     layer = coder.meta.get("layer") if chosen is None else chosen
     if layer is None:
         raise ValueError(f"{folder} does not say its layer; pass {option}")
     return int(layer)
-
-
-def check_encoder_fits(encoder: HiddenStateEncoder, coder: SparseCoder, tokens_per_sample: int) -> None:
-    """Raise ValueError if the coder has another width than the model, or the samples are too long for the model."""
-    check_width(encoder, coder)
-    check_positions(encoder, tokens_per_sample)
 
 
 def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
@@ -70,7 +46,14 @@ def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, l
         ValueError: the coder belongs to another model or layer, or its codes would be arbitrary.
     """
     fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
-    check_coder_fits(coder, auxiliary_fingerprint=fingerprint, layer=layer)
+    learned_from, learned_layer = (coder.meta.get(name) for name in ("auxiliary_fingerprint", "layer"))
+    if learned_from not in (None, fingerprint):
+        raise ValueError(
+            f"the dictionary was learned from another auxiliary checkpoint (SHA-256 {learned_from[:12]}) than the "
+            f"given one ({fingerprint[:12]}); pass that checkpoint, or learn a new dictionary"
+        )
+    if learned_layer not in (None, layer):
+        raise ValueError(f"the dictionary was learned from layer {learned_layer}, not from --layer {layer}")
     coder.check()
     return fingerprint
 
@@ -86,5 +69,6 @@ def fitting_encoder(
     ``settings`` have a layer, blocks, a device and ``fp16``, as for coding and for evaluation.
     """
     encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
-    check_encoder_fits(encoder, coder, settings.blocks.tokens_per_sample)
+    check_width(encoder, coder)
+    check_positions(encoder, settings.blocks.tokens_per_sample)
     return encoder

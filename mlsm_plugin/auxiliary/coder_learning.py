@@ -102,11 +102,7 @@ class LearningSettings(ModelRun):
 
 
 def sae_settings(settings: LearningSettings) -> SaeSettings:
-    """What the options of an SAE ask for.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """What the options of an SAE ask for; raises ValueError if a value is out of range."""
     kind = {name: cast(Any, getattr(settings, name)) for name in SAE_DEFAULTS}  # none of them is None any more
     return SaeSettings(
         num_atoms=settings.atoms,
@@ -122,52 +118,42 @@ def sae_settings(settings: LearningSettings) -> SaeSettings:
 def learning_plan(
     settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
 ) -> dict[str, Any]:
-    """What decides the coder, as ``meta.json`` will have it.
-
-    Args:
-        settings: what is learned.
-        auxiliary: fingerprint of the model.
-        split: fingerprint of the text.
-        blocks: how the text was cut; None if it consists of blocks.
-    """
-    plan: dict[str, Any] = {
+    """What decides the coder, as ``meta.json`` will have it; arguments are those of :func:`learn_into`."""
+    lasso = settings.coder == LASSO
+    names = ("iterations",) if lasso else ("k", "matryoshka", "learning_rate", "tokens")
+    return {
         "layer": settings.layer,
-        **({"lambda": settings.lambda_} if settings.coder == LASSO else {}),
+        **({"lambda": settings.lambda_} if lasso else {}),
         "auxiliary_fingerprint": auxiliary,
         **({"blocks": asdict(blocks)} if blocks else {}),
         "fp16": settings.fp16,
+        **({"requested_tokens": settings.tokens} if lasso else {}),  # the sample may be smaller
+        "n_atoms": settings.atoms,
+        "method": METHODS[str(settings.backend)] if lasso else settings.coder,
+        **{name: getattr(settings, name) for name in (*names, "batch_size", "seed", "batch_tokens")},
+        **({"threads": settings.threads} if settings.threads else {}),
+        "split_fingerprint": split,
     }
-    names = ["batch_size", "seed", "batch_tokens"]
-    if settings.coder == LASSO:
-        names = ["iterations", *names]
-        plan["requested_tokens"] = settings.tokens  # the sample may be smaller
-        method = METHODS[str(settings.backend)]
-    else:
-        names = ["k", "matryoshka", "learning_rate", "tokens", *names]
-        method = settings.coder
-    plan |= {"n_atoms": settings.atoms, "method": method}
-    plan |= {name: getattr(settings, name) for name in names}
-    plan |= {"threads": settings.threads} if settings.threads else {}
-    return {**plan, "split_fingerprint": split}
 
 
 def learn_into(
     output: Path,
     settings: LearningSettings,
-    plan: dict[str, Any],
     reader: TokenBlocks,
-    open_encoder: Callable[[], TokenVectors],
+    open_model: Callable[[], TokenVectors],
     *,
+    auxiliary: str,
+    split: str,
+    blocks: BlockSettings | None,
     overwrite: bool = False,
 ) -> bool:
     """Learn a coder and save it, unless it is already there.
 
     Args:
-        output: the folder.
-        settings: what is learned.
-        plan: of :func:`learning_plan`.
-        reader: the text.
-        open_encoder: opens the model; called only if there is something to learn.
+        output, settings, reader: the folder, what is learned, and the text.
+        open_model: opens the model; called only if there is something to learn.
+        auxiliary, split: fingerprints of the model and of the text.
+        blocks: how the text was cut; None if it consists of blocks.
         overwrite: replace another coder that is already there.
 
     Returns:
@@ -177,12 +163,20 @@ def learn_into(
         ValueError: another coder or its stopped training is there, another process writes to the folder, or no
             hidden state uses any atom.
     """
+    plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
+    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
+    advice = "Pass --overwrite to replace it, or choose another --output"
     with only_writer(output):
-        if not overwrite and _is_complete(output, plan):
+        if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
+            load_coder(output)  # raises if it is damaged
             return False
-        if settings.coder == LASSO and not overwrite:
-            _check_no_training(output)
-        encoder = open_encoder()
+        stopped = output / CHECKPOINT_FILE
+        if settings.coder == LASSO and not overwrite and stopped.is_file():
+            raise ValueError(
+                f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or "
+                "choose another --output"
+            )
+        encoder = open_model()
         stream = HiddenStateStream(
             reader,
             encoder,
@@ -196,22 +190,12 @@ def learn_into(
             raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
         coder.meta["health"] = health
         coder.save(output)
-        (output / CHECKPOINT_FILE).unlink(missing_ok=True)
+        stopped.unlink(missing_ok=True)
         print(
             "{unused_atoms} of {n_atoms} atoms never used by {n_tokens} tokens; {mean_nonzeros:.1f} non-zeros per "
             "token; relative reconstruction error {reconstruction_error:.4f}".format(**health)
         )
     return True
-
-
-def _check_no_training(output: Path) -> None:
-    """Raise ValueError if a training of an SAE was stopped here, whose state would be lost."""
-    path = output / CHECKPOINT_FILE
-    if path.is_file():
-        raise ValueError(
-            f"{path} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or choose "
-            "another --output"
-        )
 
 
 def _learned(
@@ -247,31 +231,14 @@ def _learned(
     return SaeCoder(sae.to("cpu"), meta), judged
 
 
-def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
-    """Whether ``output`` holds this very dictionary, up to rounding; ValueError where it holds another one."""
-    advice = "Pass --overwrite to replace it, or choose another --output"
-    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
-    if not PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
-        return False
-    load_coder(output)
-    return True
-
-
 def learn_sae(
     stream: HiddenStateStream, settings: SaeSettings, *, output: Path, plan: dict[str, Any], overwrite: bool = False
 ) -> SparseAutoencoder:
     """Train on the device of the stream's encoder; the caller removes the checkpoint when the result is saved.
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
-    the same bytes as one that never stopped.
-
-    Args:
-        stream: the hidden states.
-        settings: what is trained.
-        output: folder of the checkpoint.
-        plan: everything that decides the result, as values that JSON can hold; a resumed training may have other
-            :data:`NEUTRAL` ones.
-        overwrite: start anew if the checkpoint was begun with another plan.
+    the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
+    hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
 
     Raises:
         ValueError: the checkpoint is damaged, or was begun with another plan; the sample has too few different rows.

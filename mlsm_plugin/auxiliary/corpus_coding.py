@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.auxiliary.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
@@ -28,43 +28,26 @@ def encode_split(
     share: WorkShare = ALL_OF_IT,
     output: str | os.PathLike[str] | None = None,
 ) -> CodingFigures:
-    """Write this process's shards of ``OUTPUT/<split>.codes``; resumes a stopped run.
-
-    A process that finds no shard missing after its own work seals the store. ``OUTPUT`` is the dataset by default.
+    """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
     Raises:
-        ValueError: the files do not belong together, a store made with other settings exists, all codes of a shard are
-            empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
+        ValueError: the files do not belong together, or as of
+            :func:`~mlsm_plugin.auxiliary.block_coding.encode_blocks`, which says more.
         FileNotFoundError: the split or the checkpoint is missing.
     """
     directory = Path(output or data_bin) / f"{split}.codes"
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
     reader = BlockReader(data_bin, split, settings.blocks)
-    own = split_fingerprint(Path(data_bin) / split)
     return encode_blocks(
         *(split, reader, directory),
-        meta=store_meta(coder, settings, split=own, auxiliary=fingerprint, blocks=settings.blocks),
+        split=split_fingerprint(Path(data_bin) / split),
+        auxiliary=fingerprint,
+        blocks=settings.blocks,
         open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings),
         coder=coder,
         settings=settings,
         share=share,
     )
-
-
-def estimate_split(
-    data_bin: str | os.PathLike[str],
-    split: str,
-    *,
-    auxiliary: str | os.PathLike[str],
-    coder: SparseCoder,
-    settings: CodingSettings,
-    share: WorkShare = ALL_OF_IT,
-) -> CodingEstimate:
-    """What :func:`encode_split` would cost, from evenly spread blocks; the errors are those of it."""
-    fitting_fingerprint(auxiliary, coder, settings.layer)
-    reader = BlockReader(data_bin, split, settings.blocks)
-    encoder = fitting_encoder(auxiliary, data_bin, coder, settings)
-    return estimate_blocks(split, reader, encoder, coder, settings, share=share)
 
 
 def learn_from_split(
@@ -79,17 +62,16 @@ def learn_from_split(
     """Learn a coder from the hidden states of the split ``train``, as
     :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`, which says what is returned and raised.
     """
-    reader = BlockReader(data_bin, "train", blocks)
-    plan = learning_plan(
-        settings,
-        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
-        split=split_fingerprint(Path(data_bin) / "train"),
-        blocks=blocks,
-    )
 
     def opened() -> HiddenStateEncoder:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
         check_positions(encoder, blocks.tokens_per_sample)
         return encoder
 
-    return learn_into(output, settings, plan, reader, opened, overwrite=overwrite)
+    return learn_into(
+        *(output, settings, BlockReader(data_bin, "train", blocks), opened),
+        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
+        split=split_fingerprint(Path(data_bin) / "train"),
+        blocks=blocks,
+        overwrite=overwrite,
+    )

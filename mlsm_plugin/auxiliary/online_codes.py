@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.auxiliary.block_coding import TOKENS_TO_JUDGE_EMPTINESS
-from mlsm_plugin.auxiliary.coder_fit import check_encoder_fits, fitting_fingerprint, fitting_layer
-from mlsm_plugin.data.token_blocks import is_content
+from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint, fitting_layer
+from mlsm_plugin.auxiliary.split_coder import CodingSettings
+from mlsm_plugin.data.token_blocks import is_content, load_dictionary
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.hidden_states.settings import BlockSettings
+from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
 
@@ -36,9 +38,7 @@ class OnlineCodes:
         dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
         layer: hidden state of the auxiliary model; None: the one that the coder was learned from.
         coder_options: options of this kind of coder; those left out have their defaults.
-        fp16: run the auxiliary model in half precision.
-        tokens_per_sample: longest sample in tokens.
-        latent_top: how many atoms of each code are kept, those with the largest weights; None: all.
+        fp16, tokens_per_sample, latent_top: as of :class:`CodingSettings` and its blocks.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
@@ -57,21 +57,22 @@ class OnlineCodes:
         tokens_per_sample: int,
         latent_top: int | None = None,
     ) -> None:
-        _check_exists(checkpoint)  # raises an error that says what is missing
-        self.data_bin = data_bin
-        self.checkpoint = checkpoint
+        try:
+            source_of(checkpoint).files_of(checkpoint)  # raises an error that says what is missing
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error} (--auxiliary-checkpoint)") from None
+        self.data_bin, self.checkpoint = data_bin, checkpoint
         self.coder = load_coder(dictionary, **coder_options)
-        self.layer = fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer")
-        self.fp16 = fp16
-        self.tokens_per_sample = tokens_per_sample
-        self.latent_top = latent_top
+        self.vocabulary = load_dictionary(data_bin)
+        self.settings = CodingSettings(
+            fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer"),
+            BlockSettings(tokens_per_sample),
+            device="cpu",
+            fp16=fp16,
+            latent_top=latent_top,
+        )
         self._encoder: HiddenStateEncoder | None = None
         self._warned = False
-
-    @property
-    def num_atoms(self) -> int:
-        """Atoms of the coder."""
-        return self.coder.num_atoms
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_encoder": None}
@@ -84,14 +85,11 @@ class OnlineCodes:
         Raises:
             ValueError: model, dictionary, vocabulary and settings do not belong together.
         """
-        if self._encoder is not None:
-            return self._encoder
-        with torch.random.fork_rng(devices=[]):
-            encoder = open_encoder(self.checkpoint, self.data_bin, layer=self.layer, device="cpu", fp16=self.fp16)
-        fitting_fingerprint(self.checkpoint, self.coder, self.layer)
-        check_encoder_fits(encoder, self.coder, self.tokens_per_sample)
-        self._encoder = encoder
-        return encoder
+        if self._encoder is None:
+            fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
+            with torch.random.fork_rng(devices=[]):
+                self._encoder = fitting_encoder(self.checkpoint, self.data_bin, self.coder, self.settings)
+        return self._encoder
 
     @torch.no_grad()
     def codes_of_masked(self, src_tokens: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -112,14 +110,13 @@ class OnlineCodes:
         device = target.device
         if encoder.device != device:
             encoder.to(device)
-        vocabulary = encoder.dictionary
-        masked = target.ne(vocabulary.pad())
+        masked = target.ne(self.vocabulary.pad())
         original = torch.where(masked, target, src_tokens)
-        coded = masked & is_content(original, vocabulary)
+        coded = masked & is_content(original, self.vocabulary)
         atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
         if bool(coded.any()):
             codes = self._encode(encoder.hidden_states_of(original, coded))
-            atoms, weights = padded_distributions(strongest(codes, self.latent_top))
+            atoms, weights = padded_distributions(strongest(codes, self.settings.latent_top))
         rows = coded[masked]  # (n_masked,)
         result = {
             "atoms": torch.full((len(rows), atoms.shape[1]), -1, dtype=torch.int32, device=device),
@@ -139,15 +136,6 @@ class OnlineCodes:
             logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
         codes = without_negative_codes(coded.codes)
         if codes.nnz == 0 and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
-            raise ValueError(
-                f"the codes of all {len(hidden)} masked tokens of a batch are empty, since "
-                f"{self.coder.why_empty(hidden)}"
-            )
+            why = self.coder.why_empty(hidden)
+            raise ValueError(f"the codes of all {len(hidden)} masked tokens of a batch are empty, since {why}")
         return codes
-
-
-def _check_exists(checkpoint: str | os.PathLike[str]) -> None:
-    try:
-        source_of(checkpoint).files_of(checkpoint)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error} (--auxiliary-checkpoint)") from None

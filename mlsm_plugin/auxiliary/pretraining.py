@@ -20,12 +20,9 @@ from mlsm_plugin.files.planned_folder import PlannedFolder
 
 logger = logging.getLogger(__name__)
 
-PLUGIN_DIR = Path(PACKAGE_DIR)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
-# name of fairseq's own optimizer in checkpoints
-FAIRSEQ_ADAM = "FairseqAdam"
 # flags that can end a run before its last update
 EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
 
@@ -45,14 +42,8 @@ def separate_words(flags: Sequence[str]) -> list[str]:
 def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw") -> list[str]:
     """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
 
-    The options of the default optimizer or schedule are left out if another one is given, since fairseq refuses the
-    options of an optimizer or schedule that is not chosen.
-
-    Args:
-        max_update: number of updates, over which the learning rate rises and falls.
-        arch: a fairseq architecture; today's encoder has no dropout, and learns at a higher rate.
-        given: further flags.
-        optimizer: ``fused_adamw``, or ``adam`` to resume a run that began with it.
+    The learning rate rises and falls over ``max_update`` updates. Today's encoder has no dropout and learns at a higher
+    rate. Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
     """
     modern = arch.startswith("mlsm_modern")
     dropout = [] if modern else ["--dropout", "0.1", "--attention-dropout", "0.1"]
@@ -69,9 +60,8 @@ def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: st
         flags += ["--optimizer", optimizer, "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"]
         flags += ["--weight-decay", "0.01"]
     if "--lr-scheduler" not in given:
-        warmup = max(1, max_update * 6 // 100)
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
-        flags += ["--warmup-updates", str(warmup)]
+        flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
     return flags
 
 
@@ -86,9 +76,7 @@ def pretrain(
 ) -> list[Path]:
     """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates.
 
-    The trainer stops at each of them and resumes from there, as it does after a kill. One learning-rate schedule
-    spans all parts. A run that ends before its last update, by ``--patience`` say, has no checkpoint for what it did
-    not reach.
+    The trainer stops at each of them and resumes from there, as it does after a kill.
 
     Args:
         data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.
@@ -154,7 +142,10 @@ def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:
         ValueError: it holds a run on other data, or is damaged; or the datasets have different vocabularies.
     """
     folders = folders_of(data_bin)
-    plan = _data_of(folders, save_dir)
+    found = [split_fingerprint(Path(folder, "train")) for folder in folders]
+    advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
+    content = {"train": found if len(found) > 1 else found[0]}
+    plan = PlannedFolder(save_dir, content, plan_file="data.json", advice=advice)
     repair_last(save_dir / LAST)
     with only_writer(save_dir):  # the trainer takes the lock later
         plan.begin()
@@ -171,10 +162,9 @@ def train_until(
     flags: list[str],
     part: Sequence[str] = (),
 ) -> None:
-    """Train until an update, unless the run has got there; a run that is there is resumed.
+    """Train until update ``goal``, unless the run has got there; a run that is there is resumed.
 
     Args:
-        goal: the update to stop after.
         data_bin, save_dir, arch, max_update, flags: as for :func:`pretrain`.
         part: flags of this part of the run, which override ``flags``.
 
@@ -194,21 +184,13 @@ def train_until(
     defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
     status = run_child(
         [
-            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", str(PLUGIN_DIR)),
+            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", PACKAGE_DIR),
             *("--save-dir", str(save_dir), *defaults, *_without_restart(flags, last), *part),
             *("--max-update", str(goal)),
         ]
     )
     if status != 0:
         raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
-
-
-def _data_of(folders: Sequence[str], save_dir: Path) -> PlannedFolder:
-    """The record of the data that a run was begun with; other data must not continue it."""
-    found = [split_fingerprint(Path(folder, "train")) for folder in folders]
-    plan = {"train": found if len(found) > 1 else found[0]}
-    advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
-    return PlannedFolder(save_dir, plan, plan_file="data.json", advice=advice)
 
 
 def _restored(flags: list[str]) -> Path | None:
@@ -222,7 +204,7 @@ def _restored(flags: list[str]) -> Path | None:
 def _optimizer(source: Path | None, flags: list[str]) -> str:
     """The optimizer that can continue the checkpoint ``source``, and that the flags allow."""
     half = {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags)
-    begun = source is not None and "--reset-optimizer" not in flags and optimizer_of(source) == FAIRSEQ_ADAM
+    begun = source is not None and "--reset-optimizer" not in flags and optimizer_of(source) == "FairseqAdam"
     return "adam" if half or begun else "fused_adamw"
 
 

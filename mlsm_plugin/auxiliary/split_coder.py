@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.settings import check, option, seed
+from mlsm_plugin.files.settings import option, seed
 from mlsm_plugin.hidden_states.blocks import TokenBlocks, chunks_of, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import TokenVectors
 from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
@@ -20,10 +20,8 @@ from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest,
 
 @dataclass(frozen=True)
 class CodingSettings(ModelRun):
-    """The settings that, together with the coder, decide the codes of a split; and how the work is divided.
-
-    Attributes:
-        blocks: what the auxiliary model sees at once.
+    """What, together with the coder, decides the codes of a split, and how the work is divided; the auxiliary model
+    sees one of ``blocks`` at once.
 
     Raises:
         ValueError: a value is out of range.
@@ -44,19 +42,12 @@ class CodingSettings(ModelRun):
         1 << 18, least=1, help="tokens in a shard, the unit in which work is resumed and shared; limits the memory"
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
 class CodedChunk:
-    """The codes of some tokens of a split.
+    """The codes ``(n, n_atoms)`` of tokens of a split, at flat positions ``(n,)``, ascending.
 
-    Attributes:
-        positions: ``(n,)`` flat positions, ascending.
-        coded: codes ``(n, n_atoms)`` and, where the coder has them, gaps ``(n,)``.
-        inexact: how many of the codes do not reach the required accuracy.
-        why_empty: the coder's explanation if all codes are empty, else None.
+    ``inexact`` of them do not reach the required accuracy; if all are empty, ``why_empty`` is the coder's explanation.
     """
 
     positions: np.ndarray
@@ -79,8 +70,7 @@ class SplitCoder:
         """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
 
         Raises:
-            ValueError: a hidden state is NaN or infinite (the message gives its position), or codes do not reach the
-                required accuracy and ``allow_inexact`` is off.
+            ValueError: a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
         settings = self.settings
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
@@ -99,9 +89,8 @@ class SplitCoder:
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""
-        covered = covered_positions(
-            positions.numpy(), coverage=self.settings.coverage, seed=self.settings.coverage_seed
-        )
+        coverage, seed = self.settings.coverage, self.settings.coverage_seed
+        covered = covered_positions(positions.numpy(), coverage=coverage, seed=seed)
         return self.reader.content_mask(tokens) & torch.from_numpy(covered)
 
     def _check_finite(self, positions: np.ndarray, hidden: Tensor) -> None:

@@ -29,7 +29,6 @@ from mlsm_plugin.files.json_checks import check_json, fields
 from mlsm_plugin.files.planned_folder import PlannedFolder
 
 TEACHER = "model.pt"
-DICTIONARY = "dictionary"
 SECONDS = "seconds.json"
 PLAN = "stages.json"
 INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
@@ -37,13 +36,10 @@ INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run.
+    """A part of a run: the updates from ``begin`` to ``end``; stage number 0 is masked LM alone.
 
-    Attributes:
-        number: 0 is masked LM alone.
-        begin: the updates before it.
-        end: the updates after it.
-        folder: holds the frozen copy of the model, the dictionary and the codes.
+    Its folder holds the frozen copy of the model at its beginning, the dictionary that is learned from it, and the
+    codes.
     """
 
     number: int
@@ -53,25 +49,20 @@ class Stage:
 
     @property
     def teacher(self) -> Path:
-        """The frozen copy of the model at the beginning of the stage."""
+        """The frozen copy of the model."""
         return self.folder / TEACHER
 
     @property
     def dictionary(self) -> Path:
-        """The folder of the dictionary that is learned from it."""
-        return self.folder / DICTIONARY
+        """The folder of the dictionary."""
+        return self.folder / "dictionary"
 
 
 def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> list[Stage]:
-    """The stages of a run.
-
-    Args:
-        save_dir: folder of the run.
-        max_update: total number of updates.
-        percentages: where a stage with codes begins, in percent of the updates; from 1 to 99, ascending.
+    """The stages of a run of ``max_update`` updates; one with codes begins at each of ``percentages`` of them.
 
     Raises:
-        ValueError: there is no such stage, or it would have no update.
+        ValueError: a percentage is not from 1 to 99, or a stage would have no update.
     """
     if not percentages or not all(1 <= percentage <= 99 for percentage in percentages):
         raise ValueError(f"--stages takes percentages from 1 to 99, got {' '.join(map(str, percentages)) or 'none'}")
@@ -92,13 +83,8 @@ def plan_of(
     """The record of what decides the stages of a run; other settings must not continue it.
 
     A run that has not saved a checkpoint yet may begin with other settings. One without a dictionary yet may have other
-    settings of its codes: to correct a layer that the model lacks must not cost the first stage.
-
-    Args:
-        stages: all stages, in order.
-        save_dir: folder of the run.
-        settings: what decides the result.
-        of_codes: the names of those that the first stage does not depend on.
+    settings of its codes (``of_codes`` names them): to correct a layer that the model lacks must not cost the first
+    stage.
 
     Raises:
         ValueError: the record is damaged.
@@ -114,11 +100,7 @@ def plan_of(
 
 
 def begin_stage(stage: Stage, save_dir: Path) -> None:
-    """Keep the frozen copy of the model.
-
-    Raises:
-        ValueError: the run is beyond the beginning of the stage, and the copy is missing.
-    """
+    """Keep the frozen copy of the model; raises ValueError if it is missing and the run is beyond this point."""
     last = save_dir / LAST
     if stage.teacher.exists():
         return
@@ -150,10 +132,7 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
 
 @contextmanager
 def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
-    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run resumes.
-
-    A run that resumes makes the codes of its stage again, which takes no time where they are complete.
-    """
+    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run resumes."""
     path, name = save_dir / SECONDS, f"stage {stage.number}: {part}"
     start = time.perf_counter()
     try:
@@ -175,14 +154,10 @@ def run_stages(
     """Run what is missing. Each stage with codes after the first one has other codes, and so a new latent head.
 
     Args:
-        stages: all stages, in order.
-        save_dir: folder of the run.
+        stages, save_dir: all stages, in order, and the folder of the run.
         seed: of the new heads.
         make_codes: learns the dictionary of a stage and codes with it; does nothing where that is done.
         train: trains until the end of a stage.
-
-    Raises:
-        ValueError: a part failed.
     """
     for stage in stages:
         if updates_of(save_dir / LAST) >= stage.end:

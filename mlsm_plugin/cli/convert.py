@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.cli.coding_options import check_positive, output_folder
 from mlsm_plugin.cli.next_commands import encode_command, print_next
-from mlsm_plugin.files.hf_files import HF_PREFIX
+from mlsm_plugin.files.hf_files import HF_PREFIX, is_hf
 
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Whether a model is converted, and not a dictionary."""
-    return "dictionary" not in _kind_of(args)
+    """Whether a model is converted, and not a dictionary, or a dictionary of a checkpoint of fairseq."""
+    return "dictionary" not in _kind_of(args) or (bool(args.auxiliary) and not is_hf(args.auxiliary))
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:

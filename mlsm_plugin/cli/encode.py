@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
-    from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures
+    from mlsm_plugin.auxiliary.block_coding import CodingFigures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--splits", nargs="+", metavar="SPLIT", help="splits to code (default: train valid; of sequences: all)"
     )
-    parser.add_argument("--estimate", action="store_true", help="only estimate disk, time and memory; write nothing")
     add_settings(parser, CodingSettings, defaults=ITS_LAYER)
     add_coder_flags(parser)
     add_share_options(parser)
@@ -72,19 +70,16 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Code each split, or estimate its cost, and report how exact the codes are."""
+    """Code each split, and report how exact the codes are."""
     from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
     of_fairseq = needs_fairseq(args)
     if of_fairseq and args.tokenizer:
         raise ValueError(f"--tokenizer is for sequences; {args.data} has its tokenizer")
     options = coding_arguments(args, of_fairseq=of_fairseq)
-    work = list(_splits(args, options) if of_fairseq else _sequences(args, options))
+    work = _splits(args, options) if of_fairseq else _sequences(args, options)
     with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
-        if args.estimate:
-            estimates = (estimate() for _, estimate, _ in work)
-            return report_estimates(estimates, options["share"], args.allow_inexact, args.output or args.data)
-        for name, _, encode in work:
+        for name, encode in work:
             figures = encode_and_report(name, encode, options["share"])
     if of_fairseq and figures.meta is not None:
         blocks = options["settings"].blocks
@@ -92,23 +87,21 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-Work = tuple[str, "Callable[[], CodingEstimate]", "Callable[[], CodingFigures]"]
+Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 
-def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Work]:
-    """The name of each split of fairseq's dataset, what estimates its cost, and what codes it."""
-    from mlsm_plugin.auxiliary.corpus_coding import encode_split, estimate_split
+def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Work:
+    """The name of each split of fairseq's dataset, and what codes it."""
+    from mlsm_plugin.auxiliary.corpus_coding import encode_split
 
-    options = {**options, "auxiliary": args.auxiliary}
-    for split in args.splits or ["train", "valid"]:
-        estimate = partial(estimate_split, args.data, split, **options)
-        yield split, estimate, partial(encode_split, args.data, split, **options, output=args.output)
+    options = {**options, "auxiliary": args.auxiliary, "output": args.output}
+    return [(split, partial(encode_split, args.data, split, **options)) for split in args.splits or ["train", "valid"]]
 
 
-def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Work]:
+def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Work:
     """The same of sequences of ids."""
     from mlsm_plugin.files.hf_files import HF_PREFIX
-    from mlsm_plugin.huggingface.coding import encode_sequences, estimate_sequences
+    from mlsm_plugin.huggingface.coding import encode_sequences
 
     data, output = Path(args.data), Path(args.output or args.data)
     if not args.auxiliary.startswith(HF_PREFIX):
@@ -118,9 +111,10 @@ def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Iterator[Wo
     if not folders and args.output is None:
         raise ValueError(f"--output is required for {data}: the folder of the code store")
     options = {**options, "tokenizer": args.tokenizer}
-    for name, (tokens, store) in (folders or {"sequences": (data, output)}).items():
-        estimate = partial(estimate_sequences, tokens, args.auxiliary, **options)
-        yield name, estimate, partial(encode_sequences, tokens, args.auxiliary, output=store, **options)
+    return [
+        (name, partial(encode_sequences, tokens, args.auxiliary, output=store, **options))
+        for name, (tokens, store) in (folders or {"sequences": (data, output)}).items()
+    ]
 
 
 def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str, Any]:
@@ -145,58 +139,30 @@ def encode_and_report(name: str, encode: Callable[[], CodingFigures], share: Wor
     """Run what codes a split, and print what was coded, and how exactly."""
     start = time.perf_counter()
     figures = encode()
-    _report(name, figures, time.perf_counter() - start, share)
-    return figures
-
-
-def _report(split: str, figures: CodingFigures, seconds: float, share: WorkShare) -> None:
+    seconds = time.perf_counter() - start
     if figures.coded_tokens:
         print(
-            f"{split}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "
+            f"{name}: {figures.coded_tokens} tokens coded in {seconds:.1f} s "
             f"({figures.coded_tokens / seconds:.0f} a second)"
             + (f"; {figures.empty_tokens} codes are empty" if figures.empty_tokens else "")
         )
     if figures.inexact_tokens:
-        _warn(
-            f"{split}: {figures.inexact_tokens} of {figures.coded_tokens} codes do not reach the required accuracy; "
-            "they were written (--allow-inexact)"
+        print(
+            f"mlsm: warning: {name}: {figures.inexact_tokens} of {figures.coded_tokens} codes do not reach the "
+            "required accuracy; they were written (--allow-inexact)",
+            file=sys.stderr,
         )
     if figures.meta is None:
         print(
-            f"{split}: process {share.index} of {share.count} is done; {figures.missing_shards} of "
+            f"{name}: process {share.index} of {share.count} is done; {figures.missing_shards} of "
             f"{figures.num_shards} shards are missing, which belong to other processes; the last process completes "
             "the store (if one failed, run the same command again)"
         )
-        return
+        return figures
     if figures.already_complete:
-        print(f"{split}: nothing to do, {figures.directory} is complete")
+        print(f"{name}: nothing to do, {figures.directory} is complete")
     meta = figures.meta
     size = sum(sum(shard["bytes"].values()) for shard in meta["shards"])
     gaps = f", duality gap mean {meta['gap_mean']:.1e}, max {meta['gap_max']:.1e}" if "gap_mean" in meta else ""
     print(f"  {figures.directory}: {meta['coded_tokens']} tokens, {meta['nnz']} non-zeros, {size / 1e6:.1f} MB{gaps}")
-
-
-def report_estimates(estimates: Iterable[CodingEstimate], share: WorkShare, allow_inexact: bool, output: str) -> int:
-    """Print the estimates as they are made, and the free room of the disk on which ``output`` is, or will be."""
-    if share.index != 0:  # only the first process prints the estimate
-        return 0
-    needed = 0
-    for estimate in estimates:
-        print(estimate, flush=True)
-        needed += estimate.disk_bytes
-        if estimate.inexact_tokens and not allow_inexact:
-            _warn(
-                f"{estimate.split}: {estimate.inexact_tokens} codes of the sample do not reach the required accuracy "
-                "(--tolerance) and would be refused; use a larger --tolerance, or --allow-inexact"
-            )
-    path = Path(output).absolute()
-    disk = next(str(folder) for folder in (path, *path.parents) if folder.is_dir())
-    free = shutil.disk_usage(disk).free
-    print(f"free disk of {disk}: {free / 1e6:.1f} MB, the codes need {needed / 1e6:.1f} MB")
-    if needed > free:
-        _warn(f"the codes need {needed / 1e9:.2f} GB, but {disk} has only {free / 1e9:.2f} GB free")
-    return 0
-
-
-def _warn(message: str) -> None:
-    print(f"mlsm: warning: {message}", file=sys.stderr)
+    return figures

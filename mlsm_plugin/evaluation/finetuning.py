@@ -299,12 +299,10 @@ def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer, max_unk_rate: f
     found = UnknownTokens()
     for index, own in enumerate(texts.texts):
         for text in own:
-            encoded = tokenizer.line_encoder.encode_batch([text])
+            encoded = tokenizer.encode_batch([text])
             if not len(encoded.ids):
                 raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
-            found.tokens += len(encoded.ids) - 1  # </s>
-            found.unknown += encoded.unknown
-            found.characters.update(encoded.unknown_characters)
+            found += encoded.unknown
     found.check(str(texts.path), max_unk_rate)
     if found.unknown:
         logger.warning(found.describe(str(texts.path)))

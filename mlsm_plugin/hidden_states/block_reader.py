@@ -17,21 +17,15 @@ __all__ = ["Block", "BlockReader", "BlockSettings", "batches_of", "hidden_states
 
 
 class BlockReader(TokenBlocks):
-    """Blocks of a binarized split in corpus order.
+    """Blocks of a binarized split in corpus order; ``tokens`` holds the samples, each with its BOS.
 
-    Args:
-        data_bin, split: the binarized split.
-        settings: how the split is cut into blocks.
-
-    Attributes:
-        tokens: the samples, each with its BOS; a sample is a block, or a piece of a block that is too long.
+    A sample is a block, or a piece of a block that is too long.
     """
 
     def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
-        self.pad, self.num_symbols = int(self.dictionary.pad()), len(self.dictionary)
-        dataset = load_split(os.path.join(data_bin, split), self.dictionary)
-        self._sentences = dataset
+        self.pad = int(self.dictionary.pad())
+        self._sentences = dataset = load_split(os.path.join(data_bin, split), self.dictionary)
         self._sentence_starts = np.cumsum(dataset.sizes, dtype=np.int64) - dataset.sizes
         self.settings = settings
         self.num_tokens = int(dataset.sizes.sum(dtype=np.int64))

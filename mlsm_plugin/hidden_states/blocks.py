@@ -27,14 +27,12 @@ class TokenBlocks(Protocol):
 
     Attributes:
         pad: the id of padding.
-        num_symbols: all ids are smaller than this.
         num_tokens: tokens of the text, special tokens included; also the number of rows of its code store.
         starts: flat position of each block's first token, ``(n_blocks,)``, strictly ascending.
         sizes: number of tokens of each block that have a position, ``(n_blocks,)``.
     """
 
     pad: int
-    num_symbols: int
     num_tokens: int
     starts: np.ndarray
     sizes: np.ndarray
@@ -90,12 +88,9 @@ def hidden_states_of(
     max_tokens: int,
     keep: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[np.ndarray, Tensor]:
-    """Hidden states of the content tokens of ``blocks``, in corpus order.
+    """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    Args:
-        blocks, reader, encoder: the text and the model.
-        max_tokens: tokens in one forward pass.
-        keep: of tokens and positions, whose hidden states are wanted (all of one shape); None: of content tokens.
+    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape).
 
     Returns:
         positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 
 class TokenVectors(Protocol):
@@ -48,15 +45,12 @@ class HiddenStateEncoder(ABC):
         fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
 
     Attributes:
-        dictionary: fairseq's dictionary of the data, with ``<mask>``.
-        layer: which hidden state the encoder gives.
+        layer, device: see above.
         num_layers: number of layers of the whole model.
         max_tokens: longest sample in tokens, BOS included.
-        device: device of the model.
         dim: width of the hidden states.
     """
 
-    dictionary: Dictionary
     layer: int
     num_layers: int
     max_tokens: int
@@ -80,35 +74,19 @@ class HiddenStateEncoder(ABC):
 
     @abstractmethod
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """Hidden states of a batch.
-
-        Args:
-            tokens: ``(B, T)`` fairseq's ids, right-padded.
-
-        Returns:
-            ``(B, T, dim)`` float32, on the encoder's device.
-        """
+        """``(B, T, dim)`` float32, on the encoder's device, for fairseq's ids ``(B, T)``, right-padded."""
 
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """Hidden states of some tokens of a batch; a source may save what the others cost.
+        """``(n, dim)`` as of :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
 
-        Args:
-            tokens: ``(B, T)`` fairseq's ids, right-padded.
-            chosen: ``(B, T)`` bool, n of them true.
-
-        Returns:
-            ``(n, dim)`` float32, on the encoder's device, in the order of ``tokens[chosen]``.
+        A source may save what the others cost.
         """
         return self.hidden_states(tokens)[chosen]
 
     @classmethod
     @abstractmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
-        """The files whose contents decide the hidden states.
-
-        Raises:
-            FileNotFoundError, ValueError: the model does not exist.
-        """
+        """The files whose contents decide the hidden states; FileNotFoundError or ValueError if there are none."""
 
     @classmethod
     @abstractmethod

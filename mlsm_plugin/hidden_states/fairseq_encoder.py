@@ -23,11 +23,13 @@ from mlsm_plugin.fairseq_seams.model_parts import EMBEDDINGS, layer_numbers
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, only_checkpoint, symbols_in
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.hidden_states.sources import register_fairseq
 from mlsm_plugin.tokenization.word_boundaries import added_symbols
 
 KIND = "auxiliary checkpoint"
 
 
+@register_fairseq
 class FairseqEncoder(HiddenStateEncoder):
     """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
@@ -35,6 +37,9 @@ class FairseqEncoder(HiddenStateEncoder):
         name: a fairseq checkpoint, or a folder with one.
         data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
         layer, device, fp16: as of :class:`HiddenStateEncoder`.
+
+    Attributes:
+        dictionary: fairseq's dictionary of the data, with ``<mask>``.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -87,12 +92,12 @@ class FairseqEncoder(HiddenStateEncoder):
     @classmethod
     def layers_of(cls, name: str | os.PathLike[str]) -> int:
         """Number of encoder layers of the checkpoint; raises ValueError if it is not RoBERTa-like."""
-        return 1 + max(layer_numbers(weights_in(_read_checkpoint(only_checkpoint(name, KIND), {}))), default=-1)
+        return 1 + max(layer_numbers(weights_in(_read(name))), default=-1)
 
     @classmethod
     def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
         """The model's positions, or the longest sample that it was trained on if that is shorter."""
-        cfg = config_in(_read_checkpoint(only_checkpoint(name, KIND), {}))
+        cfg = config_in(_read(name))
         positions = int(cfg.model.max_positions)
         return min(positions, int(getattr(cfg.task, "tokens_per_sample", None) or positions))
 
@@ -104,7 +109,7 @@ class FairseqEncoder(HiddenStateEncoder):
     @classmethod
     def width_of(cls, name: str | os.PathLike[str]) -> int | None:
         """Width of the hidden states, which is that of the embeddings."""
-        return int(weights_in(_read_checkpoint(only_checkpoint(name, KIND), {}))[EMBEDDINGS].shape[1])
+        return int(weights_in(_read(name))[EMBEDDINGS].shape[1])
 
     @classmethod
     def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
@@ -112,7 +117,9 @@ class FairseqEncoder(HiddenStateEncoder):
         return model_fingerprint(cls.files_of(name)[0])
 
 
-def _read_checkpoint(checkpoint: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+def _read(name: str | os.PathLike[str], **overrides: str) -> dict[str, Any]:
+    """The state in the checkpoint of this name; raises ValueError if it is not RoBERTa-like."""
+    checkpoint = only_checkpoint(name, KIND)
     state = read_state(checkpoint, overrides, kind=KIND)
     if EMBEDDINGS not in weights_in(state):
         raise ValueError(f"{checkpoint} does not hold a RoBERTa-like encoder ({EMBEDDINGS} is missing)")
@@ -124,18 +131,11 @@ def load_roberta(
 ) -> tuple[Any, Any]:
     """The whole model in a checkpoint, and the whole configuration that it holds.
 
-    Args:
-        name: a fairseq checkpoint of a RoBERTa-like model, or a folder with one.
-        data_folder: folder with the ``dict.txt`` that the checkpoint was trained with.
-        dictionary: of that folder, with ``<mask>``.
-
-    Raises:
-        FileNotFoundError: the checkpoint does not exist.
-        ValueError: it is not RoBERTa-like or has another vocabulary.
+    Arguments and errors are those of :class:`FairseqEncoder`; ``dictionary`` is that of the data, with ``<mask>``.
     """
     checkpoint, data_bin = only_checkpoint(name, KIND), Path(data_folder)
     overrides = {"data": str(data_bin)}
-    state = _read_checkpoint(checkpoint, overrides)
+    state = _read(checkpoint, **overrides)
     num_symbols = len(dictionary) + len(added_symbols(config_in(state).task))
     embeddings = weights_in(state)[EMBEDDINGS]
     if len(embeddings) != num_symbols:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mlsm_plugin.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder, check_layer
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.tokenization.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
 # Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
 # positions are numbered from the padding id + 1.
@@ -42,13 +42,11 @@ class LibraryEncoder:
 
     Args:
         name: a folder or hub name, with or without ``hf:``.
-        layer: which hidden state.
         tokenizer: the tokenizer of the model; None: it lies beside the model.
-        device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
+        layer, device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
 
     Attributes:
-        tokenizer: the tokenizer.
-        pad: the library's id of padding.
+        tokenizer, pad: the tokenizer, and its id of padding.
 
     Raises:
         ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does
@@ -85,20 +83,14 @@ class LibraryEncoder:
         self.device = torch.device(device)
         placed(self._model, self.device, half=self._half)
 
-    @torch.no_grad()
-    def hidden_states(self, tokens: Tensor, attended: Tensor | None = None) -> Tensor:
-        """Hidden states of a batch.
-
-        Args:
-            tokens: ``(B, T)`` the library's ids, right-padded.
-            attended: ``(B, T)`` bool, which of them are no padding; None: those that are not ``pad``.
-
-        Returns:
-            ``(B, T, dim)`` float32, on the model's device.
-        """
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """Hidden states ``(B, T, dim)`` float32 of the library's ids ``(B, T)``, right-padded with ``pad``."""
         tokens = tokens.to(self.device)
-        attended = tokens.ne(self.pad) if attended is None else attended.to(self.device)
-        batch = {"input_ids": tokens, "attention_mask": attended.long()}
+        return self._hidden_states(tokens, tokens.ne(self.pad))
+
+    @torch.no_grad()
+    def _hidden_states(self, ids: Tensor, attended: Tensor) -> Tensor:
+        batch = {"input_ids": ids, "attention_mask": attended.long()}
         with half_products(self.device, half=self._half):
             if self._model.config.num_hidden_layers > self.layer:
                 found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
@@ -149,12 +141,9 @@ def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -
 
 
 def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
-    """A model of the library; weights that are no part of it, such as those of later layers, are not loaded.
+    """A model of the library's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
 
-    Args:
-        folder: holds the weights; code from the hub never runs.
-        config: of the model to make; None: the one in the folder.
-        kind: name of the library's class that makes it.
+    ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs.
 
     Raises:
         ValueError: the weights cannot be read, have other shapes, or some of them are missing.
@@ -178,19 +167,7 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
     return model
 
 
-__all__ = [
-    "FEWEST_LAYERS",
-    "LARGEST_PADDING",
-    "POSITIONS_AFTER_PADDING",
-    "SUPPORTED",
-    "HuggingFaceEncoder",
-    "check_vocabulary",
-    "load_model",
-    "supported_config",
-]
-
-
-class HuggingFaceEncoder(HiddenStateEncoder):
+class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
     Args:
@@ -199,8 +176,7 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         layer, device, fp16: as of :class:`HiddenStateEncoder`.
 
     Raises:
-        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset.
-        FileNotFoundError: the dataset does not exist.
+        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset, or there is no dataset.
     """
 
     def __init__(
@@ -212,28 +188,20 @@ class HuggingFaceEncoder(HiddenStateEncoder):
         device: str | torch.device | None = None,
         fp16: bool = False,
     ) -> None:
-        from mlsm_plugin.data.token_blocks import load_dictionary  # these need fairseq
-        from mlsm_plugin.tokenization.text_tokenizer import check_dictionary
-
-        self.dictionary = load_dictionary(data_bin)
         folder = hf_folder(name, weights=True)
         supported_config(folder)
         tokenizer = HuggingFaceTokenizer(folder)
-        check_dictionary(tokenizer, Path(data_bin))
-        self._encoder = LibraryEncoder(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
-        self.layer, self.num_layers = layer, self._encoder.num_layers
-        self.max_tokens, self.dim = self._encoder.max_tokens, self._encoder.dim
+        tokenizer.check_dictionary(Path(data_bin))
         self._ids = torch.from_numpy(tokenizer.hf_ids)
-        self.to(self._encoder.device)
+        super().__init__(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
 
     def to(self, device: str | torch.device) -> None:
-        self._encoder.to(device)
-        self.device = self._encoder.device
+        super().to(device)
         self._ids = self._ids.to(self.device)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         tokens = tokens.to(self.device)
-        return self._encoder.hidden_states(self._ids[tokens], tokens.ne(self.dictionary.pad()))
+        return self._hidden_states(self._ids[tokens], tokens.ne(FAIRSEQ_PAD))
 
     @classmethod
     def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:

@@ -51,11 +51,9 @@ class MaskedLm(ABC):
 
     @abstractmethod
     def changed(self, layer: int, change: Change) -> Any:
-        """A context in which ``change`` replaces hidden state ``layer`` in each forward pass.
+        """A context in which ``change``, from and to ``(B, T, dim)`` float32, replaces hidden state ``layer``.
 
-        Args:
-            layer: as in :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`, whose hidden states these are.
-            change: from and to ``(B, T, dim)``, float32.
+        It is that of :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`.
         """
 
     @abstractmethod
@@ -68,15 +66,10 @@ class MaskedLm(ABC):
 
     @torch.no_grad()
     def losses(self, tokens: Tensor, masked: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropies of masked tokens.
+        """Cross entropies of the ``masked`` tokens (bool ``(B, T)``): (n_masked,) float64 on the CPU, in nats.
 
         Args:
-            tokens: ``(B, T)`` fairseq's ids, right-padded, masks included.
-            masked: ``(B, T)`` bool, which tokens are predicted.
-            targets: ``(B, T)`` the ids without masks.
-
-        Returns:
-            (n_masked,) float64 on the CPU, in nats.
+            tokens, targets: ``(B, T)`` fairseq's ids, right-padded, with masks and without.
         """
         tokens, masked, targets = (part.to(self.device) for part in (tokens, masked, targets))
         found = self.logits(tokens, masked).double().log_softmax(dim=1)
@@ -165,32 +158,22 @@ class HuggingFaceMaskedLm(MaskedLm):
 def open_masked_lm(
     name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
 ) -> MaskedLm:
-    """Open the masked LM of this name.
-
-    Args:
-        name: a fairseq checkpoint, or ``hf:`` and a folder.
-        data_bin, device, fp16: as of :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`.
+    """Open the masked LM of this name; arguments are those of
+    :class:`~mlsm_plugin.hidden_states.encoder.HiddenStateEncoder`.
 
     Raises:
         NoMaskedLmError: the model is no masked LM, its head was not trained, or its source has none.
         FileNotFoundError, ValueError: the model cannot be opened.
     """
     source = source_of(name)
-    kinds: dict[type, Callable[..., MaskedLm]] = {
-        FairseqEncoder: FairseqMaskedLm,
-        HuggingFaceEncoder: HuggingFaceMaskedLm,
-    }
+    kinds = {FairseqEncoder: FairseqMaskedLm, HuggingFaceEncoder: HuggingFaceMaskedLm}
     if source not in kinds:
         raise NoMaskedLmError(f"{source.__name__} gives hidden states only, not the predictions of a masked LM")
     return kinds[source](name, data_bin, device=device, fp16=fp16)
 
 
 def why_untrained(cfg: Any) -> str | None:
-    """Why a model has no trained masked-LM head, or None if it has one.
-
-    Args:
-        cfg: the whole configuration of its checkpoint.
-    """
+    """Why the model of a checkpoint with this whole configuration has no trained masked-LM head; None if it has one."""
     task = registered_name(cfg.task)
     weight = getattr(cfg.criterion, "mlm_weight", None)
     if task == "nonparametric_masked_lm" or weight == 0:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from mlsm_plugin.fairseq_seams import installation
 from mlsm_plugin.files.hf_files import HF_PREFIX
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
@@ -17,20 +16,17 @@ Source = type[HiddenStateEncoder]
 
 # one letter and a colon would be a drive
 PREFIX = r"[a-z][a-z0-9_+-]+:"
-# a name without a prefix ("") is a fairseq checkpoint, whose class is imported when it is needed
+# a name without a prefix ("") is a fairseq checkpoint, whose class registers itself where fairseq works
 _SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
 # longest block in tokens, unless an option asks for longer ones
 LONGEST_DEFAULT_BLOCK = 512
 
 
 def register_source(prefix: str) -> Callable[[Source], Source]:
-    """A class decorator that registers a source for names that begin with ``prefix``.
-
-    Args:
-        prefix: two or more letters and a colon, such as ``mine:``.
+    """A class decorator that registers a source for names that begin with ``prefix``, such as ``mine:``.
 
     Raises:
-        ValueError: the prefix has another form, or belongs to another class.
+        ValueError: the prefix is not two or more letters and a colon, or belongs to another class.
     """
     if not re.fullmatch(PREFIX, prefix):
         raise ValueError(
@@ -46,6 +42,11 @@ def register_source(prefix: str) -> Callable[[Source], Source]:
     return register
 
 
+def register_fairseq(source: Source) -> Source:
+    """A class decorator that registers the source for names without a prefix."""
+    return _SOURCES.setdefault("", source)
+
+
 def source_of(name: str | os.PathLike[str]) -> Source:
     """The class that opens the model of this name; a name without a prefix is a fairseq checkpoint.
 
@@ -54,7 +55,12 @@ def source_of(name: str | os.PathLike[str]) -> Source:
     """
     prefix = re.match(PREFIX, os.fspath(name))
     if prefix is None or (prefix.group() not in _SOURCES and os.path.exists(name)):
-        return _of_fairseq(name)
+        if "" not in _SOURCES:
+            raise ValueError(
+                f"{os.fspath(name)} would be a fairseq checkpoint, but fairseq does not work here (`mlsm doctor` says "
+                "why); a Hugging Face model is hf:PATH"
+            )
+        return _SOURCES[""]
     if prefix.group() not in _SOURCES:
         known = ", ".join(sorted(filter(None, _SOURCES)))
         raise ValueError(
@@ -62,19 +68,6 @@ def source_of(name: str | os.PathLike[str]) -> Source:
             "plugin's folder with --user-dir"
         )
     return _SOURCES[prefix.group()]
-
-
-def _of_fairseq(name: str | os.PathLike[str]) -> Source:
-    if "" in _SOURCES:
-        return _SOURCES[""]
-    try:
-        from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-    except ImportError as error:
-        problem = installation.fairseq_problem() or str(error)
-        raise ValueError(
-            f"{os.fspath(name)} would be a fairseq checkpoint, but {problem}; a Hugging Face model is hf:PATH"
-        ) from None
-    return _SOURCES.setdefault("", FairseqEncoder)
 
 
 def open_encoder(

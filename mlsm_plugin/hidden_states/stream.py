@@ -27,8 +27,7 @@ class HiddenStateStream:
     Each pass reads the blocks in another random order and fills a buffer with the hidden states of as many as fit. The
     rows of a full buffer are shuffled and cut into batches; rows that do not fill a batch are left out until the next
     pass. Everything depends on the seed and the number of the batch only, so that a stream can begin anywhere: buffers
-    that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one; it uses
-    as many CPU threads as the caller, since torch has one number for all.
+    that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one.
 
     Args:
         reader, encoder: the text and the model.
@@ -75,80 +74,62 @@ class HiddenStateStream:
     def _shuffled(self, skip: int, stop: int, closed: threading.Event) -> Iterator[tuple[Tensor, Tensor]]:
         """The hidden states of each buffer, and which of them are in each of its batches ``(n_batches, size)``."""
         for epoch in counting():
-            for number, (blocks, kept) in enumerate(self._buffers(epoch, self.buffer_rows)):
+            for number, (blocks, rows) in enumerate(self._buffers(epoch, self.buffer_rows)):
                 if stop <= 0:
                     return
-                size = min(self.batch_size, len(kept)) if number == 0 else self.batch_size
-                count = len(kept) // size
+                size = min(self.batch_size, rows) if number == 0 else self.batch_size
+                count = rows // size
                 if skip < count:
-                    order = np.random.default_rng([self.seed, epoch, number]).permutation(len(kept))
+                    order = np.random.default_rng([self.seed, epoch, number]).permutation(rows)
                     batches = torch.from_numpy(order[: count * size]).view(count, size)
-                    yield self._hidden_states(blocks, kept, closed), batches[max(0, skip) : stop]
+                    yield self._hidden_states(blocks, rows, closed), batches[max(0, skip) : stop]
                 skip, stop = skip - count, stop - count
 
     def sample(self, most: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Hidden states ``(n, dim)`` float32 of random blocks, without replacement.
+        """At most ``most`` hidden states ``(n, dim)`` float32 of random blocks, without replacement.
 
-        Args:
-            most: largest ``n``; a text with fewer content tokens gives all of them.
-            device: where they are collected; None: the encoder's device.
+        They are collected on ``device``; None: the encoder's.
         """
-        blocks, kept = next(self._buffers(0, most))
-        return self._hidden_states(blocks, kept, device=device)[:most]
+        blocks, rows = next(self._buffers(0, most))
+        return self._hidden_states(blocks, rows, device=device)[:most]
 
-    def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], np.ndarray]]:
-        """The blocks of each buffer of a pass, and the flat positions of the rows, which ``_hidden_states`` orders."""
+    def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], int]]:
+        """The blocks of each buffer of a pass, and the number of their rows."""
         blocks: list[int] = []
-        kept: list[np.ndarray] = []
         rows, none_yet = 0, True
         for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.reader)).tolist():
             blocks.append(index)
-            kept.append(self._content(index))
-            rows += len(kept[-1])
+            rows += sum(int(self.reader.content_mask(piece.tokens).sum()) for piece in self.reader.block(index))
             if rows >= buffer_rows:
-                yield blocks, np.concatenate(kept)
-                blocks, kept, rows, none_yet = [], [], 0, False
+                yield blocks, rows
+                blocks, rows, none_yet = [], 0, False
         if rows and (none_yet or rows >= self.batch_size):
-            yield blocks, np.concatenate(kept)
+            yield blocks, rows
         elif none_yet:
             raise ValueError("the text holds no tokens but special ones, so that nothing can be learned from it")
-
-    def _content(self, index: int) -> np.ndarray:
-        """Flat positions of the content tokens of a block."""
-        pieces = self.reader.block(index)
-        content = self.reader.content_mask(torch.cat([piece.tokens for piece in pieces]))
-        kept: np.ndarray = torch.cat([piece.positions for piece in pieces])[content].numpy()
-        return kept
 
     def _hidden_states(
         self,
         blocks: list[int],
-        kept: np.ndarray,
+        number: int,
         closed: threading.Event | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Hidden states (n, dim) of the positions in ``kept``, ascending within every few blocks.
+        """The ``number`` hidden states of blocks, in the order of the text within every few; ends when ``closed``."""
 
-        Raises:
-            CancelledError: ``closed`` was set.
-        """
-        wanted = torch.from_numpy(np.sort(kept))
-
-        def keep(_: Tensor, positions: Tensor) -> Tensor:
+        def keep(tokens: Tensor, _: Tensor) -> Tensor:
             if closed is not None and closed.is_set():
                 raise CancelledError
-            places = torch.searchsorted(wanted, positions).clamp(max=len(wanted) - 1)
-            return wanted[places] == positions  # torch.isin would sort all that is wanted, for each batch
+            return self.reader.content_mask(tokens)
 
-        rows = torch.empty(len(kept), self.encoder.dim, device=device or self.encoder.device)
+        rows = torch.empty(number, self.encoder.dim, device=device or self.encoder.device)
         filled = 0
         with Progress(
-            total=len(kept), desc="hidden states", unit="token", unit_scale=True, disable=closed is not None
+            total=number, desc="hidden states", unit="token", unit_scale=True, disable=closed is not None
         ) as progress:
             for first in range(0, len(blocks), BLOCKS_AT_ONCE):
-                pieces = [
-                    piece for index in blocks[first : first + BLOCKS_AT_ONCE] for piece in self.reader.block(index)
-                ]
+                chosen = blocks[first : first + BLOCKS_AT_ONCE]
+                pieces = [piece for index in chosen for piece in self.reader.block(index)]
                 _, found = hidden_states_of(
                     pieces, self.reader, self.encoder, max_tokens=self.max_batch_tokens, keep=keep
                 )

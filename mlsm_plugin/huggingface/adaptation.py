@@ -38,7 +38,7 @@ from mlsm_plugin.huggingface.text_sequences import default_max_length, write_tex
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, make_trainer, save_trained, train
 from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer, open_tokenizer
+from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 OBJECTIVES = ("mlm", "mlsm", "mlsm+mlm", "taco", "npm")
@@ -143,7 +143,7 @@ def _check(settings: Adaptation) -> tuple[Any, int]:
     config = supported_config(source)
     own = HuggingFaceTokenizer(source)
     check_vocabulary(own, int(config.vocab_size), source)
-    tokenizer = open_tokenizer(source)
+    tokenizer = load_fast_tokenizer(source)
     if settings.objective == "npm":
         SpanGroupsCollator(tokenizer, max_length=2)
     else:

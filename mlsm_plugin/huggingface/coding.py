@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, encode_blocks, estimate_blocks, store_meta
-from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
+from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
+from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
+from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
@@ -67,37 +67,16 @@ def encode_sequences(
     fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
-
-    def open_model() -> LibraryEncoder:
-        encoder = open_encoder()
-        check_width(encoder, coder)
-        return encoder
-
     return encode_blocks(
         *("sequences", blocks, Path(output)),
-        meta=store_meta(coder, settings, split=sequences.fingerprint, auxiliary=fingerprint, blocks=None),
-        open_model=open_model,
+        split=sequences.fingerprint,
+        auxiliary=fingerprint,
+        blocks=None,
+        open_model=open_encoder,
         coder=coder,
         settings=settings,
         share=share,
     )
-
-
-def estimate_sequences(
-    input_ids: Any,
-    model: PathLike,
-    *,
-    coder: SparseCoder,
-    settings: CodingSettings,
-    tokenizer: PathLike | None = None,
-    share: WorkShare = ALL_OF_IT,
-) -> CodingEstimate:
-    """What :func:`encode_sequences` would cost, from a small sample; arguments and errors are those of it."""
-    fitting_fingerprint(_source_name(model), coder, settings.layer)
-    blocks, open_encoder = _blocks_and_encoder(TokenSequences.of(input_ids), model, tokenizer, settings)
-    encoder = open_encoder()
-    check_width(encoder, coder)
-    return estimate_blocks("sequences", blocks, encoder, coder, settings, share=share)
 
 
 def _blocks_and_encoder(
@@ -144,13 +123,13 @@ def learn_from_sequences(
     """
     name, folder, sequences = _source_name(model), Path(output), TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
-    plan = learning_plan(
-        settings,
+    learn_into(
+        *(folder, settings, blocks, open_encoder),
         auxiliary=source_of(name).fingerprint_of(name),
         split=sequences.fingerprint,
         blocks=None,
+        overwrite=overwrite,
     )
-    learn_into(folder, settings, plan, blocks, open_encoder, overwrite=overwrite)
     return load_coder(folder)
 
 

@@ -1,7 +1,7 @@
 """The protocol of sparse coders: what the rest of the package knows of every kind.
 
 A coder turns hidden states into sparse, non-negative codes over atoms. The lasso over a dictionary
-(:mod:`~mlsm_plugin.sparse_coding.lasso`) is the first kind. Everything that stores, estimates, trains on or shows codes
+(:mod:`~mlsm_plugin.sparse_coding.lasso`) is the first kind. Everything that stores, trains on or shows codes
 uses only this protocol, so that another kind is a single class, registered with
 :func:`~mlsm_plugin.sparse_coding.coder.register_coder`.
 """

@@ -141,7 +141,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         """Load the samples of ``masked_lm``, with its masks and order, plus the codes of the masked tokens."""
         if self._computes_codes:
             self._online_codes().load_encoder()  # reports errors before the first batch
-            self._check_atoms(self._online_codes().num_atoms, str(self.cfg.latent_dictionary))
+            self._check_atoms(self._online_codes().coder.num_atoms, str(self.cfg.latent_dictionary))
             self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         if self._computes_codes:
@@ -268,7 +268,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
 
     def _num_atoms(self) -> int:
         if self._computes_codes:
-            return self._online_codes().num_atoms
+            return self._online_codes().coder.num_atoms
         directories = [
             f"{split_path(self._codes_data, split, 1)}.codes"
             for split in dict.fromkeys((self.cfg.train_subset, "train", "valid"))

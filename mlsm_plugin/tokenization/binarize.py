@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +18,12 @@ import numpy as np
 from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.files.atomic_files import atomic_directory, write_json
 from mlsm_plugin.files.model_files import FOLDER_NAME, MODEL_NAME
-from mlsm_plugin.tokenization.line_encoder import EncodedBatch, encode_in_order
+from mlsm_plugin.files.output_lock import PARENT, end_with_parent
 from mlsm_plugin.tokenization.text_files import PathLike, check_text_files, progress_bar, read_text
-from mlsm_plugin.tokenization.text_tokenizer import open_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import EncodedBatch, TextTokenizer, open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 
+BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
 SUMMARY_NAME = "binarize.json"
 TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
@@ -25,42 +31,40 @@ TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --charac
 
 @dataclass
 class SplitFigures:
-    """The counts of one split."""
+    """The counts of one split.
+
+    Attributes:
+        sentences: lines with text.
+        documents: blank lines and the ends of files separate them.
+        tokens: of the ``.bin`` file, with one ``</s>`` per sentence and one between two documents.
+        unknown: ``<unk>`` tokens.
+        dropped: lines left out because normalization leaves nothing of them, such as a zero-width space.
+        unk_rate: share of ``<unk>`` among the tokens of the text, without ``</s>``.
+    """
 
     sentences: int = 0
-    """Number of lines with text."""
     documents: int = 0
-    """Number of documents; blank lines and the ends of files separate them."""
     tokens: int = 0
-    """Number of tokens in the ``.bin`` file, with one ``</s>`` per sentence and one between two documents."""
     unknown: int = 0
-    """Number of ``<unk>`` tokens."""
     dropped: int = 0
-    """Number of lines left out because normalization leaves nothing of them, such as a zero-width space."""
-
-    @property
-    def unk_rate(self) -> float:
-        """Share of ``<unk>`` among the tokens of the text, without ``</s>``."""
-        return self.unknown_tokens().rate
-
-    def unknown_tokens(self, characters: Counter[str] | None = None) -> UnknownTokens:
-        """The unknown tokens of the text, without ``</s>``; ``characters`` are those of which they consist."""
-        text_tokens = self.tokens - self.sentences - max(0, self.documents - 1)
-        return UnknownTokens(text_tokens, self.unknown, characters or Counter())
+    unk_rate: float = 0.0
 
 
 @dataclass(frozen=True)
 class BinarizeFigures:
-    """The result of ``binarize``."""
+    """The result of ``binarize``.
+
+    Attributes:
+        output: the data folder.
+        tokenizer_sha256: SHA-256 of the tokenizer; for SentencePiece, of its file.
+        dictionary_symbols: length of fairseq's ``Dictionary`` (a task adds ``<mask>``).
+        splits: figures by split.
+    """
 
     output: Path
-    """The data folder."""
     tokenizer_sha256: str
-    """SHA-256 of the tokenizer; for SentencePiece, of its file."""
     dictionary_symbols: int
-    """Length of fairseq's ``Dictionary`` (a task adds ``<mask>``)."""
     splits: dict[str, SplitFigures] = field(default_factory=dict)
-    """Figures by split."""
 
     def as_json(self) -> dict[str, object]:
         """The content of ``binarize.json``. It holds figures only, so that equal data gives equal files."""
@@ -79,7 +83,7 @@ class BinarizeFigures:
         for name, it in self.splits.items():
             counts = (f"{it.documents:,}", f"{it.sentences:,}", f"{it.tokens:,}")
             rows.append((name, *counts, f"{it.unk_rate:.4%}", f"{it.dropped:,}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
             for row in rows
@@ -95,21 +99,18 @@ def binarize(
     output: PathLike,
     workers: int = 1,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
-    progress: bool = True,
 ) -> BinarizeFigures:
     """Encode text files and write fairseq's memory-mapped datasets, with the tokenizer and its dictionary next to them.
 
     A line is a sentence and ends in ``</s>``. Any number of blank lines, and the end of a file, are one document
     boundary: a sentence of ``</s>`` alone, which ``--sample-break-mode complete_doc`` looks for. The text is streamed,
-    and the files do not depend on ``workers``.
+    and the files do not depend on ``workers``, the number of processes that encode.
 
     Args:
         tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` followed by a folder or hub name of Hugging Face.
-        train: text files of the training split, plain or compressed; ``valid`` and ``test`` likewise.
+        train, valid, test: text files of the splits, plain or compressed.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
-        workers: number of processes that encode.
         max_unk_rate: maximum share of unknown tokens in a split; above it, nothing is written.
-        progress: show a progress bar on a terminal.
 
     Raises:
         ValueError: text, tokenizer or options are invalid, or too many tokens are unknown.
@@ -127,14 +128,13 @@ def binarize(
             raise ValueError(f"no text file was given for the {split} split")
     sizes = {split: check_text_files(paths) for split, paths in inputs.items()}
     opened = open_tokenizer(tokenizer)
-    dictionary, encoder = opened.dictionary, opened.line_encoder
-    figures = BinarizeFigures(output, opened.fingerprint, len(dictionary))
+    figures = BinarizeFigures(output, opened.fingerprint, len(opened.dictionary))
     with atomic_directory(output) as folder:
         for split, paths in inputs.items():
-            builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(dictionary))
-            with progress_bar(split, sizes[split], progress) as bar:
-                batches = encode_in_order(encoder, read_text(paths, bar.update), workers)
-                figures.splits[split] = _write_split(split, batches, builder, dictionary.eos(), max_unk_rate)
+            builder = StreamingMMapBuilder(str(folder / f"{split}.bin"), len(opened.dictionary))
+            with progress_bar(split, sizes[split]) as bar:
+                batches = encode_in_order(opened, read_text(paths, bar.update), workers)
+                figures.splits[split] = _write_split(split, batches, builder, opened.dictionary.eos(), max_unk_rate)
             builder.finalize(str(folder / f"{split}.idx"))
         opened.write_to(folder)
         # The new files are renamed next, in the order of their names. Delete the old ones first, so that an old .idx
@@ -159,13 +159,11 @@ def _write_split(
     max_unk_rate: float,
 ) -> SplitFigures:
     """Append the batches, with a document boundary between two of them where there is one; check the figures."""
-    figures = SplitFigures()
-    characters: Counter[str] = Counter()
+    figures, unknown = SplitFigures(), UnknownTokens()
     pending = False
     for batch in batches:
-        figures.unknown += batch.unknown
+        unknown += batch.unknown
         figures.dropped += batch.dropped
-        characters.update(batch.unknown_characters)
         pending = pending or batch.boundary_before
         if len(batch.lengths):
             if pending and figures.sentences:
@@ -176,7 +174,8 @@ def _write_split(
     if not figures.sentences:
         raise ValueError(f"the {split} split has no tokens after normalization; check its text files")
     figures.documents += 1
-    figures.unknown_tokens(characters).check(f"the {split} split", max_unk_rate, remedy=TRAIN_ANOTHER)
+    figures.unknown, figures.unk_rate = unknown.unknown, unknown.rate
+    unknown.check(f"the {split} split", max_unk_rate, remedy=TRAIN_ANOTHER)
     return figures
 
 
@@ -186,3 +185,61 @@ def _count_and_add(figures: SplitFigures, builder: StreamingMMapBuilder, ids: np
     figures.sentences += len(lengths) - boundaries
     figures.tokens += len(ids)
     builder.add_sentences(ids, lengths)
+
+
+def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Group lines into lists of about ``BATCH_CHARACTERS`` characters."""
+    batch: list[str] = []
+    characters = 0
+    for line in lines:
+        batch.append(line)
+        characters += len(line) + 1
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
+    """Encode lines, read only as fast as that goes, with ``workers`` processes (1: this one), always in their order.
+
+    Raises:
+        OSError: a worker process was killed, for example because memory ran out.
+    """
+    batches = make_batches(lines)
+    if workers == 1:
+        yield from map(tokenizer.encode_batch, batches)
+        return
+    waiting: deque[Future[EncodedBatch]] = deque()
+    with ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("fork"), initializer=_start_worker, initargs=(tokenizer,)
+    ) as pool:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(_encode_in_worker, batch))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise OSError("a worker process was killed, perhaps because memory ran out; use fewer --workers") from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+_worker_tokenizer: TextTokenizer | None = None  # set in worker processes only
+
+
+def _start_worker(tokenizer: TextTokenizer) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
+    os.environ[PARENT] = str(os.getppid())
+    end_with_parent()  # otherwise it would wait for work for ever
+
+
+def _encode_in_worker(lines: list[str]) -> EncodedBatch:
+    assert _worker_tokenizer is not None
+    return _worker_tokenizer.encode_batch(lines)

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from mlsm_plugin.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
+FAIRSEQ_PAD = 1
 # roles of the library's special tokens; the unknown token stands for a word
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 
@@ -25,9 +27,8 @@ class HuggingFaceTokenizer:
     """A tokenizer of the library, with the mapping between its ids and those of fairseq.
 
     fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that
-    have these roles (BERT's ``[CLS] [PAD] [SEP] [UNK]``), then ``<mask>``. For RoBERTa's own vocabulary, the ids are
-    the same as the library's. A token that fairseq's files cannot hold (one that contains whitespace, or looks like
-    one of fairseq's special symbols) is listed as ``[hf:ID]``.
+    have these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as the library's. A token that
+    fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
 
     Args:
         path: a folder or a hub name, with or without ``hf:``.
@@ -35,6 +36,7 @@ class HuggingFaceTokenizer:
     Attributes:
         symbols: the lines of ``dict.txt``.
         hf_ids: the library's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
+        fairseq_ids: fairseq's id for each of the library's ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
         begin_id, pad_id, end_id: the library's ids of the tokens that begin, pad and end a text.
         special_ids: the library's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
@@ -45,14 +47,13 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = hf_folder(path)
-        self._tokenizer = open_tokenizer(self.folder)
+        self._tokenizer = load_fast_tokenizer(self.folder)
         self.backend = self._tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
-        self.begin_id, self.pad_id, self.end_id = begin, pad, end
-        self.unknown_id = unknown
+        self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
         self.special_ids = special_ids(self._tokenizer)
         vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
         special = {begin, pad, end, unknown, mask}
@@ -63,17 +64,11 @@ class HuggingFaceTokenizer:
         mask_or_unknown = unknown if mask is None else mask
         in_order = [begin, pad, end, unknown, *(number for number, _ in plain), mask_or_unknown]
         self.hf_ids = np.array(in_order, dtype=np.int64)
-        table = np.full(self.largest_id + 1, SPECIAL_SYMBOLS - 1)  # <unk>
-        table[self.hf_ids[SPECIAL_SYMBOLS:-1]] = np.arange(SPECIAL_SYMBOLS, len(self.hf_ids) - 1)
-        self.fairseq_ids = table
-        """fairseq's id for each of the library's ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``."""
+        self.largest_id = int(self.hf_ids.max())
+        self.fairseq_ids = np.full(self.largest_id + 1, SPECIAL_SYMBOLS - 1)  # <unk>
+        self.fairseq_ids[self.hf_ids[SPECIAL_SYMBOLS:-1]] = np.arange(SPECIAL_SYMBOLS, len(self.hf_ids) - 1)
         self._names = ["<s>", "<pad>", "</s>", "<unk>", *self.symbols, "<mask>"]
         self._id_of_symbol = dict(zip(self._names, in_order, strict=True))
-
-    @property
-    def largest_id(self) -> int:
-        """The largest id of the library's tokens."""
-        return int(self.hf_ids.max())
 
     @cached_property
     def vocabulary_fingerprint(self) -> str:
@@ -100,12 +95,23 @@ class HuggingFaceTokenizer:
                 parts.append(symbol)
         return " ".join(parts)
 
+    def check_dictionary(self, folder: Path) -> None:
+        """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""
+        path = folder / DICTIONARY_NAME
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; `mlsm binarize` makes it")
+        if symbols_in(path) != tuple(symbol.encode() for symbol in self.symbols):
+            raise ValueError(
+                f"{path} was not made from the tokenizer of {self.folder}; binarize the text with "
+                f"--tokenizer hf:{self.folder}"
+            )
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, which can be loaded without the model."""
         save_pretrained(folder, self._tokenizer)
 
 
-def open_tokenizer(folder: Path) -> Any:
+def load_fast_tokenizer(folder: Path) -> Any:
     """The library's fast tokenizer in a folder; raises ValueError if there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
     transformers = import_transformers()
@@ -134,7 +140,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 def check_masked_lm_tokenizer(tokenizer: Any) -> None:
     """Raise ValueError if a tokenizer of the library has no mask or no padding token."""
     for name in ("mask", "pad"):
-        if getattr(tokenizer, f"{name}_token_id", None) is None:
+        if _first_id(tokenizer, name) is None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
 
 
@@ -145,16 +151,12 @@ def number_of_ids(tokenizer: Any) -> int:
 
 def unmasked_ids(tokenizer: Any) -> list[int]:
     """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    return sorted({*special_ids(tokenizer), *([] if unknown is None else [int(unknown)])})
+    unknown = _first_id(tokenizer, "unk")
+    return sorted({*special_ids(tokenizer), *([] if unknown is None else [unknown])})
 
 
 def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
-    """The classes of all ids of a tokenizer; ``masks`` holds ids that are special, too.
-
-    Raises:
-        ValueError: nothing in the vocabulary marks where words begin or end.
-    """
+    """The classes of all ids of a tokenizer, as of :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
     found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
     return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})
 

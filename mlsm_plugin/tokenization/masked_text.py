@@ -19,33 +19,31 @@ MASK = "<mask>"
 def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
     """The ids of the parts of a text between its masks: one list more than there are masks.
 
-    Text that follows a mask without a space is the rest of a word, or punctuation.
+    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation.
 
     Args:
-        text: any text with any number of ``<mask>``; spaces before a mask are ignored.
+        text: any text with any number of ``<mask>``.
         bpe: the tokenizer, in fairseq's form: ``encode(text)`` gives pieces separated by spaces.
         dictionary: the dictionary of the pieces; pieces that it lacks become its unknown symbol.
     """
-    found = []
-    for number, part in enumerate(text.split(MASK)):
-        pieces = bpe.encode(part.rstrip()).split()
-        if number and pieces and not part[0].isspace():
-            pieces = as_rest_of_a_word(pieces, dictionary)
-        found.append([dictionary.index(piece) for piece in pieces])
-    return found
+    return [
+        _ids_after_a_gap(part, bpe.encode(part.rstrip()).split(), dictionary, gap=number > 0)
+        for number, part in enumerate(text.split(MASK))
+    ]
+
+
+def _ids_after_a_gap(part: str, pieces: list[str], dictionary: Dictionary, *, gap: bool) -> list[int]:
+    """The ids of the pieces of a part of a text, which may follow a gap."""
+    if gap and pieces and not part[0].isspace():
+        pieces = as_rest_of_a_word(pieces, dictionary)
+    return [dictionary.index(piece) for piece in pieces]
 
 
 def encode_masked_text(
     text: str, bpe: Any, dictionary: Dictionary, *, masks: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The ids of a text, with BOS and EOS, and the positions of its masks.
-
-    Args:
-        text, bpe, dictionary: as for :func:`ids_between_masks`.
-        masks: the ids that replace each ``<mask>``, one or more.
-
-    Returns:
-        ids ``(T,)``, and for each mask the position of its first id.
+    """The ids ``(T,)`` of a text as of :func:`ids_between_masks`, with BOS and EOS, in which one or more ids ``masks``
+    replace each ``<mask>``; and for each mask the position of its first id.
     """
     first, *others = ids_between_masks(text, bpe, dictionary)
     ids, places = [dictionary.bos(), *first], []
@@ -56,12 +54,11 @@ def encode_masked_text(
 
 
 def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
-    """Leave out the ends of a text that is longer than a model takes; BOS, EOS and the masks stay.
+    """Leave out the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
 
     Args:
         ids, places: as :func:`encode_masked_text` returns them, with at least one mask.
         length: the number of ids that stand for a mask.
-        limit: the number of positions of the model.
 
     Raises:
         ValueError: the masks are too far apart.
@@ -104,8 +101,7 @@ def encode_with_sentinels(
     Args:
         text: one line.
         pieces_of: the tokenizer, from text to pieces.
-        dictionary: the dictionary with the sentinels.
-        num_sentinels: number of sentinels in the dictionary.
+        dictionary, num_sentinels: the dictionary, with so many sentinels.
 
     Raises:
         ValueError: the text has a sentinel that the dictionary lacks, or a sentinel twice.
@@ -125,8 +121,5 @@ def encode_with_sentinels(
             seen.add(part)
             ids.append(dictionary.index(part))
         elif part.strip():
-            pieces = pieces_of(part.strip())
-            if number and not part[0].isspace():
-                pieces = as_rest_of_a_word(pieces, dictionary)
-            ids += [dictionary.index(piece) for piece in pieces]
+            ids += _ids_after_a_gap(part, pieces_of(part.strip()), dictionary, gap=number > 0)
     return ids

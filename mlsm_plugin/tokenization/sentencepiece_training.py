@@ -26,8 +26,7 @@ def dictionary_pieces(processor: spm.SentencePieceProcessor) -> list[str]:
     """The pieces of ``dict.txt``: the SentencePiece vocabulary in its own order, without the special pieces.
 
     Raises:
-        ValueError: a piece contains whitespace, which fairseq cannot read back, or looks like ``<mask>``, so that
-            fairseq would treat ordinary text as a special symbol.
+        ValueError: fairseq could not read a piece back, or would treat it as a special symbol.
     """
     pieces = [processor.id_to_piece(i) for i in range(len(processor))]
     pieces = [piece for piece in pieces if piece not in SPECIAL_PIECES]
@@ -43,35 +42,7 @@ def dictionary_pieces(processor: spm.SentencePieceProcessor) -> list[str]:
 
 def dictionary_text(processor: spm.SentencePieceProcessor, counts: Mapping[str, int]) -> str:
     """The content of ``dict.txt``: a line ``piece count`` for every piece; counts are at least 1."""
-    lines = io.StringIO()
-    for piece in dictionary_pieces(processor):
-        lines.write(f"{piece} {max(1, counts.get(piece, 0))}\n")
-    return lines.getvalue()
-
-
-def load_tokenizer(folder: PathLike) -> spm.SentencePieceProcessor:
-    """Load the SentencePiece model of a folder and check that ``dict.txt`` was made from it.
-
-    Args:
-        folder: the folder that ``mlsm tokenizer --output`` wrote.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the two do not belong together.
-    """
-    model, dictionary = Path(folder, MODEL_NAME), Path(folder, DICTIONARY_NAME)
-    for path in (model, dictionary):
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist; `mlsm tokenizer --output {folder}` makes it")
-    processor = spm.SentencePieceProcessor()
-    try:
-        processor.load_from_serialized_proto(model.read_bytes())
-    except RuntimeError:
-        raise ValueError(f"{model} is not a SentencePiece model; `mlsm tokenizer --output {folder}` makes it") from None
-    from mlsm_plugin.tokenization.symbol_files import listed_symbols  # needs fairseq
-
-    if listed_symbols(dictionary) != dictionary_pieces(processor):
-        raise ValueError(f"{dictionary} was not made from {model.name} in the same folder; run `mlsm tokenizer` again")
-    return processor
+    return "".join(f"{piece} {max(1, counts.get(piece, 0))}\n" for piece in dictionary_pieces(processor))
 
 
 MODEL_TYPES = ("unigram", "bpe")
@@ -128,20 +99,22 @@ class TokenizerSettings:
 
 @dataclass(frozen=True)
 class TokenizerFigures:
-    """The result of ``train_tokenizer``."""
+    """The result of ``train_tokenizer``.
+
+    Attributes:
+        output: the folder with the model and ``dict.txt``.
+        model_type: ``"unigram"`` or ``"bpe"``.
+        pieces: number of SentencePiece pieces, special ones included.
+        dictionary_symbols: length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``).
+        sentences, sampled_sentences: lines with text that were read, and that the pieces were learned from.
+    """
 
     output: Path
-    """The folder with the model and ``dict.txt``."""
     model_type: str
-    """``"unigram"`` or ``"bpe"``."""
     pieces: int
-    """Number of SentencePiece pieces, special ones included."""
     dictionary_symbols: int
-    """Length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``)."""
     sentences: int
-    """Number of non-blank lines read."""
     sampled_sentences: int
-    """Number of non-blank lines that the pieces were learned from."""
 
 
 class TrainingText:
@@ -154,34 +127,30 @@ class TrainingText:
         self.sentences = 0
         self.sample: list[str] = []
         self.error: Exception | None = None
-        self._paths = paths
-        self._report = report
+        self._paths, self._report = paths, report
         self._random = random.Random(SEED)
 
     def __iter__(self) -> Iterator[str]:
         try:
             for path in self._paths:
                 for line in read_lines(path, self._report):
-                    if sentence := clean_sentence(line):
-                        self._remember(sentence)
-                        yield sentence
+                    if not (sentence := clean_sentence(line)):
+                        continue
+                    self.sentences += 1
+                    if len(self.sample) < COUNTED_SENTENCES:
+                        self.sample.append(sentence)
+                    elif (place := self._random.randrange(self.sentences)) < COUNTED_SENTENCES:
+                        self.sample[place] = sentence
+                    yield sentence
         except (ValueError, OSError) as error:
             self.error = error
             raise
 
-    def _remember(self, sentence: str) -> None:
-        self.sentences += 1
-        if len(self.sample) < COUNTED_SENTENCES:
-            self.sample.append(sentence)
-        elif (place := self._random.randrange(self.sentences)) < COUNTED_SENTENCES:
-            self.sample[place] = sentence
-
 
 def clean_sentence(line: str) -> str:
-    """Clean a sentence, so that no piece is learned from it that fairseq would misread.
+    """A sentence from which no piece is learned that fairseq would misread; encoding does not need this step.
 
-    Whitespace that normalization keeps becomes a space. A space after every ``<`` prevents pieces like ``<mask>``,
-    ``</s>`` or ``<sentinel_0>``. Only training needs this step, encoding does not.
+    Whitespace that normalization keeps becomes a space. A space after every ``<`` prevents pieces like ``<mask>``.
     """
     return LESS_THAN.sub("< ", NOT_IN_PIECES.sub(" ", line)).strip()
 
@@ -192,7 +161,6 @@ def train_tokenizer(
     settings: TokenizerSettings,
     *,
     verbose: bool = False,
-    progress: bool = True,
 ) -> TokenizerFigures:
     """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
 
@@ -204,7 +172,6 @@ def train_tokenizer(
         output: the folder to write; after a failure it is unchanged.
         settings: what is learned.
         verbose: show the log of SentencePiece.
-        progress: show a progress bar on a terminal.
 
     Raises:
         ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.
@@ -213,7 +180,7 @@ def train_tokenizer(
     if Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"{output} exists and is not a folder; choose another name")
     total = check_text_files(inputs)
-    with progress_bar("tokenizer", total, progress) as bar:
+    with progress_bar("tokenizer", total) as bar:
         text = TrainingText(inputs, bar.update)
         model = _train(
             text,
@@ -227,7 +194,8 @@ def train_tokenizer(
         )
     processor = spm.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
-    dictionary = dictionary_text(processor, _piece_counts(processor, text.sample))
+    counts = Counter(piece for sentence in text.sample for piece in processor.encode(sentence, out_type=int))
+    dictionary = dictionary_text(processor, {processor.id_to_piece(piece): count for piece, count in counts.items()})
     with atomic_directory(output) as folder:
         (folder / MODEL_NAME).write_bytes(model)
         (folder / DICTIONARY_NAME).write_text(dictionary, encoding="utf-8", newline="\n")
@@ -242,12 +210,7 @@ def train_tokenizer(
 
 
 def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
-    """Raise ValueError unless all are symbols that stay one piece; the message says what is allowed.
-
-    Args:
-        symbols: as of :class:`TokenizerSettings`.
-        normalization: SentencePiece's name of the rules that normalize the text.
-    """
+    """Raise ValueError unless all symbols stay one piece under SentencePiece's rules of this name."""
     normalizer = spm.SentencePieceNormalizer(
         rule_name=normalization, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
     )
@@ -260,7 +223,7 @@ def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
 
 
 def _train(text: TrainingText, **options: Any) -> bytes:
-    """Run SentencePiece; turn its failures into a ``ValueError`` that says what to change."""
+    """The model of SentencePiece; its failures become a ``ValueError`` that says what to change."""
     model = io.BytesIO()
     spm.set_random_generator_seed(SEED)
     try:
@@ -296,10 +259,3 @@ def _explain(message: str, vocab_size: object) -> str:
     if "!sentences_.empty()" in message or "all_chars_count" in message:
         return "the input has no text that SentencePiece can learn from; check the input files"
     return f"SentencePiece failed: {message}"
-
-
-def _piece_counts(processor: spm.SentencePieceProcessor, sentences: Sequence[str]) -> Counter[str]:
-    counts: Counter[int] = Counter()
-    for sentence in sentences:
-        counts.update(processor.encode(sentence, out_type=int))
-    return Counter({processor.id_to_piece(piece): count for piece, count in counts.items()})

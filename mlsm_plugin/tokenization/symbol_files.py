@@ -29,17 +29,6 @@ def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
     )
 
 
-def listed_symbols(path: str | os.PathLike[str]) -> list[str]:
-    """The symbols of a ``dict.txt``, in its order.
-
-    Raises:
-        OSError, ValueError: as of :func:`read_symbols`.
-    """
-    dictionary = read_symbols(path)
-    symbols: list[str] = dictionary.symbols[dictionary.nspecial :]
-    return symbols
-
-
 def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
     """The dictionary of a binarized dataset.
 
@@ -56,9 +45,5 @@ def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
 
 
 def symbols_fingerprint(dictionary: Dictionary) -> str:
-    """SHA-256 of the symbols in the order of their ids; their counts do not matter.
-
-    Args:
-        dictionary: as a ``dict.txt`` has it, without the symbols that a task adds.
-    """
+    """SHA-256 of the symbols of a ``dict.txt``, without those that a task adds; their counts do not matter."""
     return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()

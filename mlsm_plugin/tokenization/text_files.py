@@ -37,9 +37,6 @@ LINES_BETWEEN_REPORTS = 1000
 def check_text_files(paths: Sequence[PathLike]) -> int:
     """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
 
-    Args:
-        paths: the text files, at least one.
-
     Returns:
         The total size of the files in bytes, as they are compressed.
 
@@ -67,11 +64,8 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     """Yield the lines of a text file without surrounding whitespace; a blank line is ``""``.
 
     Only the newline ends a line (not U+0085 or U+2028, which count as whitespace). A byte-order mark at the start is
-    skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called.
-
-    Args:
-        path: the file.
-        report: called with the number of bytes of the file read since the last call.
+    skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called. ``report`` is called
+    with the number of bytes of the file read since the last call.
 
     Raises:
         ValueError: bytes are not UTF-8 or a line is too long (both with file and line number), compressed data are
@@ -109,17 +103,14 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
 
 
 def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> Iterator[str]:
-    """Yield the lines of several files, with a blank line (a document boundary) between two files.
-
-    Arguments and errors are those of ``read_lines``.
-    """
+    """Yield the lines of several files as :func:`read_lines`, with a blank line (a document boundary) between two."""
     for index, path in enumerate(paths):
         if index:
             yield ""
         yield from read_lines(path, report)
 
 
-def progress_bar(name: str, total_bytes: int, show: bool) -> Progress:
+def progress_bar(name: str, total_bytes: int, show: bool = True) -> Progress:
     """Progress in bytes of text files; pass its ``update`` to the readers as ``report``."""
     return Progress(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=not show)
 
@@ -153,11 +144,7 @@ def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
 
 
 def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], str, tuple[type[Exception], ...]]:
-    """The content of a file, how it is compressed, and the errors that mean that it is damaged.
-
-    Raises:
-        ValueError: it is compressed in a way that is not read.
-    """
+    """The content of a file, how it is compressed, and the errors that mean that it is damaged."""
     first = file.peek(FIRST_BYTES)
     kind = next((kind for kind, magic in COMPRESSED.items() if re.match(magic, first)), "")
     if not kind:

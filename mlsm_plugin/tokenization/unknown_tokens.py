@@ -35,19 +35,24 @@ class KnownText:
 
 @dataclass
 class UnknownTokens:
-    """How many tokens of a text are unknown, and how often each character is part of one."""
+    """How many tokens of a text there are, without those that begin, separate and end it; how many of them are unknown;
+    and how often each character is part of an unknown one.
+    """
 
     tokens: int = 0
-    """Number of tokens, without those that begin, separate and end a text."""
     unknown: int = 0
-    """Number of unknown ones."""
     characters: Counter[str] = field(default_factory=Counter)
-    """Number of times that each character was part of an unknown token."""
 
     @property
     def rate(self) -> float:
         """Share of the tokens that is unknown."""
         return self.unknown / self.tokens if self.tokens else 0.0
+
+    def __iadd__(self, other: UnknownTokens) -> UnknownTokens:
+        self.tokens += other.tokens
+        self.unknown += other.unknown
+        self.characters += other.characters
+        return self
 
     def add(self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], unknown_id: int) -> None:
         """Count the tokens of a text; ``offsets`` are the places of their characters."""
@@ -74,12 +79,9 @@ class UnknownTokens:
 
 
 def unknown_tokens_of(texts: Iterable[str], bpe: Any, dictionary: Any) -> UnknownTokens:
-    """The unknown tokens of texts; masks and sentinels in them do not count.
+    """The unknown tokens of texts: pieces of ``bpe.encode(text)``, separated by spaces, that ``dictionary`` lacks.
 
-    Args:
-        texts: any texts.
-        bpe: the tokenizer, in fairseq's form: ``encode(text)`` gives pieces separated by spaces.
-        dictionary: of the pieces; unknown are those that it lacks.
+    Masks and sentinels do not count.
     """
     found, unknown = UnknownTokens(), dictionary.unk()
 
@@ -104,16 +106,10 @@ def check_known(
     texts: Iterable[str], bpe: Any, dictionary: Any, max_unk_rate: float, *,
     where: str = "the text", remedy: str = "use a model that knows such text, or set its max_unk_rate",
 ) -> None:  # fmt: skip
-    """Warn of unknown tokens in texts that a model is to read.
-
-    Args:
-        texts, bpe, dictionary: as of :func:`unknown_tokens_of`.
-        max_unk_rate: largest share of unknown tokens.
-        where: what the texts are.
-        remedy: what to do about more.
+    """Warn of unknown tokens, as of :func:`unknown_tokens_of`, in texts that a model is to read.
 
     Raises:
-        ValueError: there are more.
+        ValueError: the share ``max_unk_rate`` is exceeded; says ``where``, and the ``remedy``.
     """
     found = unknown_tokens_of(texts, bpe, dictionary)
     found.check(where, max_unk_rate, remedy=remedy)

@@ -29,10 +29,9 @@ class PieceClasses:
 
     Attributes:
         special: the token is never masked (BOS, EOS, padding, unknown words, masks).
-        begins_word: the token begins a word, whatever comes before it.
-        ends_word: the token ends a word, whatever follows it.
+        begins_word, ends_word: the token begins or ends a word, whatever its neighbours are.
         punctuation: the token has only punctuation characters.
-        sentence_punctuation: the token has only punctuation characters, and one is a full stop, comma or the like.
+        sentence_punctuation: and one of them is a full stop, comma or the like.
     """
 
     special: np.ndarray
@@ -53,7 +52,7 @@ class PieceClasses:
         is_special[list(special)] = True
         begins_word, ends_word = _marked_words(pieces, is_special)
         bare = [without_marks(piece) for piece in pieces]
-        punctuation = np.array([bool(text) and all(_is_punctuation(char) for char in text) for text in bare], bool)
+        punctuation = np.array([bool(text) and all(map(_is_punctuation, text)) for text in bare], bool)
         sentence = np.array([not SENTENCE_PUNCTUATION.isdisjoint(text) for text in bare], bool)
         return cls(is_special, begins_word, ends_word, punctuation, punctuation & sentence)
 
@@ -97,8 +96,7 @@ def word_boundaries(
     """Which tokens begin a word and which end a word, as bool arrays ``(N,)``; special tokens do neither.
 
     Args:
-        tokens: the ids of all sequences, concatenated, ``(N,)``.
-        sequence: the number of the sequence of each token, ``(N,)``.
+        tokens, sequence: the ids of all sequences, concatenated, and the number of the sequence of each, ``(N,)``.
         pieces: the classes of all ids. If they mark the ends of words, every sequence begins with a new word.
         longest: the tokens of a word of more than so many tokens are words of their own.
     """
@@ -122,9 +120,7 @@ def word_boundaries(
 def in_long_words(begins: np.ndarray, longest: int = LONGEST_WORD) -> np.ndarray:
     """Which tokens are in words of more than ``longest`` tokens, bool ``(N,)``; the first time, a warning is logged.
 
-    Args:
-        begins: which tokens begin a word, bool ``(N,)``; the first always does.
-        longest: tokens of the longest word.
+    ``begins`` says which tokens begin a word, bool ``(N,)``; the first always does.
     """
     word = np.maximum(np.cumsum(begins) - 1, 0)
     found: np.ndarray = np.bincount(word)[word] > longest
@@ -145,9 +141,7 @@ def _say_once(longest: int) -> None:
 def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str]:
     """The pieces of a text that stands right after another symbol: SentencePiece marks its beginning as that of a word.
 
-    Args:
-        pieces: one or more, as the tokenizer gives them.
-        vocabulary: all pieces that there are; the first piece keeps its mark if it has no form without one.
+    The first piece keeps its mark if the vocabulary has no form without one.
     """
     bare = pieces[0].removeprefix(SENTENCEPIECE_BEGIN)
     if not bare:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mlsm_plugin.auxiliary.coder_fit import (
-    check_coder_fits,
-    check_encoder_fits,
     check_positions,
+    check_width,
     fitting_encoder,
     fitting_fingerprint,
 )
@@ -23,37 +22,35 @@ from mlsm_plugin.sparse_coding.lasso import LassoCoder
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.tiny_models import POSITIONS, TinyData
 
-ONE, OTHER = "1" * 64, "2" * 64
+ONE = "1" * 64
 
 
-def test_coder_of_the_model_and_layer_fits_and_one_that_says_nothing() -> None:
-    check_coder_fits(ToyCoder(), auxiliary_fingerprint=ONE, layer=7)
-    check_coder_fits(ToyCoder(auxiliary_fingerprint=ONE, layer=2), auxiliary_fingerprint=ONE, layer=2)
-    check_coder_fits(ToyCoder(layer=0), auxiliary_fingerprint=ONE, layer=0)
+def test_coder_of_the_model_and_layer_fits_and_one_that_says_nothing(tiny: TinyData) -> None:
+    own = FairseqEncoder.fingerprint_of(tiny.model)
+    for coder, layer in ((ToyCoder(), 7), (ToyCoder(auxiliary_fingerprint=own, layer=2), 2), (ToyCoder(layer=0), 0)):
+        assert fitting_fingerprint(tiny.model, coder, layer) == own
 
 
-def test_coder_of_another_model_or_layer_is_refused() -> None:
-    coder = ToyCoder(auxiliary_fingerprint=ONE, layer=2)
+def test_coder_of_another_model_or_layer_is_refused(tiny: TinyData) -> None:
+    own = FairseqEncoder.fingerprint_of(tiny.model)
     message = "the dictionary was learned from another auxiliary checkpoint (SHA-256 111111111111) than the given one"
-    with pytest.raises(ValueError, match=re.escape(message + " (222222222222); pass that checkpoint, or learn")):
-        check_coder_fits(coder, auxiliary_fingerprint=OTHER, layer=2)
+    with pytest.raises(ValueError, match=re.escape(f"{message} ({own[:12]}); pass that checkpoint, or learn")):
+        fitting_fingerprint(tiny.model, ToyCoder(auxiliary_fingerprint=ONE, layer=2), 2)
     with pytest.raises(ValueError, match="the dictionary was learned from layer 2, not from --layer 1"):
-        check_coder_fits(coder, auxiliary_fingerprint=ONE, layer=1)
+        fitting_fingerprint(tiny.model, ToyCoder(auxiliary_fingerprint=own, layer=2), 1)
     with pytest.raises(ValueError, match="learned from layer 0, not from --layer 1"):
-        check_coder_fits(ToyCoder(layer=0), auxiliary_fingerprint=ONE, layer=1)
+        fitting_fingerprint(tiny.model, ToyCoder(layer=0), 1)
 
 
 def test_width_and_positions_of_the_model_are_compared(tiny: TinyData) -> None:
     encoder = FairseqEncoder(tiny.model, tiny.data_bin, layer=1, device="cpu")
-    check_encoder_fits(encoder, ToyCoder(32), POSITIONS)
+    check_width(encoder, ToyCoder(32))
     check_positions(encoder, POSITIONS)
     with pytest.raises(ValueError, match="dictionary is 16 wide, the hidden states of the auxiliary model are 32 wide"):
-        check_encoder_fits(encoder, ToyCoder(16), POSITIONS)
+        check_width(encoder, ToyCoder(16))
     too_long = f"--tokens-per-sample {POSITIONS + 1} is more than the {POSITIONS} positions of the model"
-    for refused in (lambda: check_encoder_fits(encoder, ToyCoder(32), POSITIONS + 1),
-                    lambda: check_positions(encoder, POSITIONS + 1)):  # fmt: skip
-        with pytest.raises(ValueError, match=too_long):
-            refused()
+    with pytest.raises(ValueError, match=too_long):
+        check_positions(encoder, POSITIONS + 1)
 
 
 def test_fingerprint_is_given_only_where_all_fits(tiny: TinyData, tmp_path: Path) -> None:

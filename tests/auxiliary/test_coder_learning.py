@@ -81,7 +81,8 @@ def test_a_stopped_training_of_an_autoencoder_is_not_lost_to_a_dictionary(tmp_pa
 
     (tmp_path / CHECKPOINT_FILE).touch()
     settings, reader = LearningSettings(layer=1), cast(TokenBlocks, None)
+    origin = {"auxiliary": "a", "split": "b", "blocks": None}
     with pytest.raises(ValueError, match=r"training\.pt belongs to a stopped training of a sparse autoenc"):
-        learn_into(tmp_path, settings, {}, reader, opened)
+        learn_into(tmp_path, settings, reader, opened, **origin)  # type: ignore[arg-type]
     with pytest.raises(OpenedError):
-        learn_into(tmp_path, settings, {}, reader, opened, overwrite=True)
+        learn_into(tmp_path, settings, reader, opened, **origin, overwrite=True)  # type: ignore[arg-type]

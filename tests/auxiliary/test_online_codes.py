@@ -110,7 +110,7 @@ def test_half_precision_is_close(pipeline: Pipeline) -> None:
 def test_settings_default_to_those_of_the_dictionary(pipeline: Pipeline, tmp_path: Path) -> None:
     meta = json.loads((pipeline.dictionary / "meta.json").read_text())
     online = online_codes(pipeline)
-    assert (online.layer, online.coder.settings()["lambda"]) == (meta["layer"], meta["lambda"])
+    assert (online.settings.layer, online.coder.settings()["lambda"]) == (meta["layer"], meta["lambda"])
     tokens, target = torch.tensor([[0, 5, 6, 2]]), torch.tensor([[1, 5, 1, 1]])
     nonzeros = [
         int(online_codes(pipeline, lambda_=value).codes_of_masked(tokens, target)["weights"].gt(0).sum())

@@ -147,7 +147,6 @@ def test_from_the_sae_to_latent_properties(coder: str, tiny: TinyData, tmp_path:
     data, dictionary = tiny.copy(tmp_path / "data-bin"), tmp_path / "made"
     mlsm(*words(tiny, dictionary, "--coder", coder, *FEW, data=data))
     model = ("--auxiliary", tiny.model, "--device", "cpu")
-    mlsm("encode", data, *model, "--dictionary", dictionary, "--estimate")
     mlsm("encode", data, *model, "--dictionary", dictionary)
     store = CodeStore(str(data / "train.codes"))
     assert (store.meta["coder"], store.num_atoms) == ("sae", 24)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import shutil
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -91,8 +93,6 @@ def test_codes_go_to_a_folder_of_their_own(
     assert f"--latent-codes {codes}" in capsys.readouterr().out
     assert contents(codes / "valid.codes") == contents(pipeline.data_bin / "valid.codes")
     assert not (data_bin / "valid.codes").exists()
-    mlsm(*encode_words(pipeline, data_bin, "--output", tmp_path / "later", "--estimate"))
-    assert f"free disk of {tmp_path}:" in capsys.readouterr().out
 
 
 def test_layer_and_penalty_come_from_the_dictionary(pipeline: Pipeline) -> None:
@@ -315,3 +315,14 @@ def test_number_that_makes_no_sense_is_refused_by_name(
     assert option in line
     assert str(value) in line
     assert not (data_bin / "valid.codes").exists()
+
+
+def test_run_warns_early_of_a_disk_that_will_be_full(
+    pipeline: Pipeline, data_bin: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 1000, 1000))
+    mlsm(*encode_words(pipeline, data_bin, *SHARDS, "--coverage", 0.3))
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert "are free" in warned[0].getMessage()

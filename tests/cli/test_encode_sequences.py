@@ -1,4 +1,4 @@
-"""``mlsm encode``: from text to a store, resumed, shared, estimated; and what it refuses."""
+"""``mlsm encode``: from text to a store, resumed and shared; and what it refuses."""
 
 from __future__ import annotations
 
@@ -61,14 +61,6 @@ def test_shares_of_the_work_and_options(made: CodedModel, tmp_path: Path, capsys
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     meta = CodeStore(tmp_path / "one").meta
     assert (meta["coverage"], meta["coverage_seed"], meta["latent_top"]) == (0.4, 3, 3)
-
-
-def test_estimate_writes_nothing(made: CodedModel, tmp_path: Path, capsys: Capture) -> None:
-    mlsm(*made.words(tmp_path / "below" / "store", "--estimate"))
-    printed = capsys.readouterr().out
-    assert "tokens a second" in printed
-    assert f"free disk of {tmp_path}" in printed
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

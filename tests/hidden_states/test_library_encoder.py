@@ -40,7 +40,7 @@ def test_hidden_states_of_ids_are_the_librarys(model_type: str, text: Path, tmp_
         assert (encoder.pad, encoder.dim, encoder.num_layers) == (pad, 32, 3)
         kept = ids.ne(pad)
         torch.testing.assert_close(found[kept], wanted[layer][kept], rtol=0, atol=1e-5)
-        torch.testing.assert_close(encoder.hidden_states(ids, kept), found, rtol=0, atol=0)
+        torch.testing.assert_close(encoder._hidden_states(ids, kept), found, rtol=0, atol=0)
     assert encoder.max_tokens == positions_of(supported_config(folder))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from mlsm_plugin.data.token_blocks import load_dictionary
 from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED
 from mlsm_plugin.hidden_states.masked_lms import NoMaskedLmError, open_masked_lm
 from mlsm_plugin.hidden_states.sources import open_encoder
@@ -54,7 +55,7 @@ def batch(
 
 
 def random_batch(name: Any, data_bin: Path) -> Batch:
-    dictionary = open_encoder(name, data_bin, layer=0, device="cpu").dictionary
+    dictionary = load_dictionary(data_bin)
     torch.manual_seed(3)
     tokens = torch.randint(4, len(dictionary) - 1, (len(LENGTHS), max(LENGTHS)))
     place = torch.arange(max(LENGTHS))

@@ -13,7 +13,7 @@ from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.work_share import WorkShare
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.huggingface.coding import encode_sequences, estimate_sequences
+from mlsm_plugin.huggingface.coding import encode_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
@@ -149,16 +149,6 @@ def test_coverage_and_strongest_atoms(made: CodedModel, tmp_path: Path) -> None:
     filled = np.diff(all_codes.indptr) > 0
     np.testing.assert_array_equal(np.diff(codes.indptr), np.minimum(np.diff(all_codes.indptr), 2) * covered)
     assert (covered & filled).sum() > 500
-
-
-def test_estimate_writes_nothing(made: CodedModel, tmp_path: Path) -> None:
-    found = estimate_sequences(made.tokens, made.model, coder=made.coder, settings=settings())
-    figures = encode_sequences(
-        made.tokens, made.model, coder=made.coder, settings=settings(), output=tmp_path / "store"
-    )
-    assert figures.meta is not None
-    assert found.tokens_to_code == pytest.approx(figures.meta["coded_tokens"], rel=0.05)
-    assert found.num_shards == figures.num_shards
 
 
 def test_what_does_not_belong_together_is_refused_before_anything_is_written(made: CodedModel, tmp_path: Path) -> None:

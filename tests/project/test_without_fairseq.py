@@ -177,7 +177,9 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
         assert re.match("mlsm: error: fairseq is missing; fix: pip install", fails(command))
     (tmp_path / "model.pt").touch()
     other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
-    assert "would be a fairseq checkpoint, but fairseq" in fails(*other, "--auxiliary", tmp_path / "model.pt")
+    assert "fairseq is missing; fix: pip install" in fails(*other, "--auxiliary", tmp_path / "model.pt")
+    code = f"from mlsm_plugin.hidden_states.sources import source_of\nsource_of({str(tmp_path / 'model.pt')!r})"
+    assert "would be a fairseq checkpoint, but fairseq does not work" in run(code, python=python, check=False).stderr
     assert "this needs spams" in fails(*coding, "--output", tmp_path / "fourth", "--solver", "spams")
 
 

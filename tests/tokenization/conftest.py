@@ -11,8 +11,8 @@ import sentencepiece as spm
 from fairseq.data import Dictionary
 
 from mlsm_plugin.files.hf_files import import_transformers
-from mlsm_plugin.tokenization.line_encoder import SentencePieceLineEncoder
 from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 import_transformers()  # as the package does, before the tests import it
 
@@ -47,7 +47,7 @@ def corpus(documents, tmp_path_factory) -> SimpleNamespace:
 def tokenizer(corpus, tmp_path_factory) -> Path:
     """Folder of a unigram tokenizer of that text."""
     folder = tmp_path_factory.mktemp("tokenizer") / "unigram"
-    train_tokenizer(corpus.train, folder, TokenizerSettings(VOCAB_SIZE), progress=False)
+    train_tokenizer(corpus.train, folder, TokenizerSettings(VOCAB_SIZE))
     return folder
 
 
@@ -59,7 +59,7 @@ def loaded(tokenizer) -> SimpleNamespace:
     return SimpleNamespace(
         processor=processor,
         dictionary=dictionary,
-        encoder=SentencePieceLineEncoder(processor, dictionary),
+        encoder=SentencePieceTokenizer(tokenizer),
         folder=tokenizer,
     )
 

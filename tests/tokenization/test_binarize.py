@@ -28,7 +28,7 @@ ALL_FILES = sorted(["binarize.json", "dict.txt", "sentencepiece.bpe.model", *DAT
 def data_bin(corpus, tokenizer, tmp_path_factory):
     """The corpus binarized by one worker."""
     output = tmp_path_factory.mktemp("binarized") / "data-bin"
-    figures = binarize(tokenizer=tokenizer, train=corpus.train, valid=corpus.valid, output=output, progress=False)
+    figures = binarize(tokenizer=tokenizer, train=corpus.train, valid=corpus.valid, output=output)
     return output, figures
 
 
@@ -84,7 +84,7 @@ def test_summary_is_figures_and_the_fingerprint_of_the_tokenizer(data_bin, token
 
 
 def test_three_workers_and_gzip_give_the_same_bytes(data_bin, corpus, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.BATCH_CHARACTERS", 3000)
+    monkeypatch.setattr("mlsm_plugin.tokenization.binarize.BATCH_CHARACTERS", 3000)
     packed = tmp_path / "a.gz"
     packed.write_bytes(gzip.compress(corpus.train[0].read_bytes()))
     binarize(
@@ -93,18 +93,17 @@ def test_three_workers_and_gzip_give_the_same_bytes(data_bin, corpus, tokenizer,
         valid=corpus.valid,
         output=tmp_path / "out",
         workers=3,
-        progress=False,
     )
     assert contents(tmp_path / "out") == contents(data_bin[0])
 
 
 @pytest.mark.parametrize("batch_characters", [1, 12, 1 << 18])
 def test_document_boundaries_whatever_the_batches(tokenizer, tmp_path, monkeypatch, batch_characters):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.BATCH_CHARACTERS", batch_characters)
+    monkeypatch.setattr("mlsm_plugin.tokenization.binarize.BATCH_CHARACTERS", batch_characters)
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("\n \nthe class\nthe object\n\n\t\n\u200b\n\nthe method\n" + blank_lines(3), encoding="utf-8")
     two.write_text("\u200b\n\nthe value\r\n\r\nthe name", encoding="utf-8")
-    figures = binarize(tokenizer=tokenizer, train=[one, two], valid=[two], output=tmp_path / "out", progress=False)
+    figures = binarize(tokenizer=tokenizer, train=[one, two], valid=[two], output=tmp_path / "out")
     train = figures.splits["train"]
     assert (train.sentences, train.documents, train.dropped) == (5, 4, 2)
     dataset = data_utils.load_indexed_dataset(str(tmp_path / "out" / "train"), None)  # unmaps `sizes` when collected
@@ -114,7 +113,7 @@ def test_document_boundaries_whatever_the_batches(tokenizer, tmp_path, monkeypat
 def test_special_words_in_the_text_train_without_a_mask_token(tokenizer, tmp_path):
     path = tmp_path / "text"
     path.write_text("a <mask> and\n<mask>\n<pad> <s> </s> <unk>\n<s>\n", encoding="utf-8")
-    binarize(tokenizer=tokenizer, train=[path], valid=[path], output=tmp_path / "out", progress=False)
+    binarize(tokenizer=tokenizer, train=[path], valid=[path], output=tmp_path / "out")
     dictionary = Dictionary.load(str(tmp_path / "out" / "dict.txt"))
     special = {dictionary.add_symbol("<mask>"), dictionary.bos(), dictionary.pad(), dictionary.unk()}
     dataset = data_utils.load_indexed_dataset(str(tmp_path / "out" / "train"), dictionary)
@@ -214,7 +213,7 @@ def test_a_failed_rerun_leaves_the_earlier_data_and_a_good_one_replaces_all_of_i
     corpus, tokenizer, tmp_path, capsys, bad
 ):
     output = tmp_path / "out"
-    options = {"tokenizer": tokenizer, "train": corpus.train[:1], "output": output, "progress": False}
+    options = {"tokenizer": tokenizer, "train": corpus.train[:1], "output": output}
     binarize(valid=corpus.valid, test=corpus.valid, **options)
     before = contents(output)
     assert sorted(before) == sorted([*ALL_FILES, "test.bin", "test.idx"])
@@ -229,7 +228,7 @@ def test_a_failed_rerun_leaves_the_earlier_data_and_a_good_one_replaces_all_of_i
 
 def test_a_crash_while_files_are_moved_leaves_no_index_of_another_run(corpus, tokenizer, tmp_path, monkeypatch):
     output = tmp_path / "out"
-    options = {"tokenizer": tokenizer, "valid": corpus.valid, "output": output, "progress": False}
+    options = {"tokenizer": tokenizer, "valid": corpus.valid, "output": output}
     binarize(train=corpus.train, **options)
     replace = os.replace
 
@@ -281,9 +280,7 @@ def test_a_killed_run_leaves_nothing_whole_and_the_next_one_cleans_up(corpus, to
     assert (leftover / "train.idx").exists()
     assert not (leftover / "valid.idx").exists()
     wait_until(lambda: not group_is_alive(process.pid))  # workers do not outlive a killed parent
-    binarize(
-        tokenizer=tokenizer, train=corpus.train, valid=corpus.valid, output=tmp_path / "out", workers=2, progress=False
-    )
+    binarize(tokenizer=tokenizer, train=corpus.train, valid=corpus.valid, output=tmp_path / "out", workers=2)
     assert contents(tmp_path / "out") == contents(data_bin[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long", "marker", "out"]
 
@@ -309,14 +306,14 @@ def group_is_alive(group: int) -> bool:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tokenizer, documents, tmp_path, monkeypatch):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.BATCH_CHARACTERS", 1 << 14)
+    monkeypatch.setattr("mlsm_plugin.tokenization.binarize.BATCH_CHARACTERS", 1 << 14)
     text = "\n".join(line for document in documents for line in document)[:200_000] + "\n"
     peaks = []
     for repeats in (1, 8):
         path = tmp_path / f"text{repeats}"
         path.write_text(text * repeats, encoding="utf-8")
         tracemalloc.start()
-        binarize(tokenizer=tokenizer, train=[path], valid=[path], output=tmp_path / "out", progress=False)
+        binarize(tokenizer=tokenizer, train=[path], valid=[path], output=tmp_path / "out")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 100_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
-from mlsm_plugin.tokenization.sentencepiece_training import dictionary_pieces, dictionary_text, load_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import dictionary_pieces, dictionary_text
 from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 MODEL, DICTIONARY = "sentencepiece.bpe.model", "dict.txt"
@@ -53,35 +53,35 @@ def test_every_piece_has_a_line_and_a_count_of_at_least_one() -> None:
 
 
 def test_a_folder_that_is_whole_loads(folder: Path) -> None:
-    processor = load_tokenizer(folder)
+    processor = SentencePieceTokenizer(folder).processor
     assert processor.decode(processor.encode("the value")) == "the value"
     # counts are not the tokenizer's business
     lines = (folder / DICTIONARY).read_text(encoding="utf-8").splitlines()
     (folder / DICTIONARY).write_text("".join(f"{line.split(' ')[0]} 5\n" for line in lines), encoding="utf-8")
-    assert len(load_tokenizer(str(folder))) == len(processor)
+    assert len(SentencePieceTokenizer(str(folder)).processor) == len(processor)
 
 
 @pytest.mark.parametrize("name", [MODEL, DICTIONARY])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ValueError, match=rf"tok/{name} does not exist; `mlsm tokenizer --output \S+tok` makes it"):
-        load_tokenizer(folder)
+        SentencePieceTokenizer(folder)
 
 
 def test_damaged_files_are_named(folder: Path, tokenizer: Path) -> None:
     (folder / MODEL).write_bytes(b"no model at all")
     with pytest.raises(ValueError, match=rf"{MODEL} is .* SentencePiece model; `mlsm tokenizer"):
-        load_tokenizer(folder)
+        SentencePieceTokenizer(folder)
     shutil.copyfile(tokenizer / MODEL, folder / MODEL)
     (folder / DICTIONARY).write_bytes(b"caf\xe9 1\n")
     with pytest.raises(ValueError, match=rf"{DICTIONARY} is not a dictionary of fairseq \(.*utf-8"):
-        load_tokenizer(folder)
+        SentencePieceTokenizer(folder)
 
 
 def test_a_dictionary_with_a_byte_order_mark_is_the_same(folder: Path) -> None:
     content = (folder / DICTIONARY).read_bytes()
     (folder / DICTIONARY).write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
-    load_tokenizer(folder)
+    SentencePieceTokenizer(folder)
     (folder / "copy").mkdir()
     SentencePieceTokenizer(folder).write_to(folder / "copy")
     assert (folder / "copy" / DICTIONARY).read_bytes() == content  # fairseq itself reads this file, too
@@ -93,4 +93,4 @@ def test_a_dictionary_of_another_tokenizer_is_refused(folder: Path, change: str)
     changed = {"reversed": lines[::-1], "shorter": lines[:-1], "longer": [*lines, "more 1\n"]}[change]
     (folder / DICTIONARY).write_text("".join(changed), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"{DICTIONARY} was not made from {MODEL}"):
-        load_tokenizer(folder)
+        SentencePieceTokenizer(folder)

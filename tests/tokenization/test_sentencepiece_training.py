@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.tokenization import sentencepiece_training
-from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, load_tokenizer, train_tokenizer
+from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
+from mlsm_plugin.tokenization.text_tokenizer import SentencePieceTokenizer
 
 ODD_CHARACTERS = "\u00a0\u2028\u2029\x85\t\x0b\x0c\x1c\x1d\x1e\x1f\x00\x07\x7f\x9f\u3000\u200b\u202f\u2581\u2585\ufeff"
 SPECIAL_WORDS = ["<mask>", "<pad>", "<s>", "</s>", "<unk>", "＜mask＞", "﹤mask﹥", "<sentinel_0>", "<MASK>"]
@@ -60,7 +61,6 @@ def test_odd_whitespace_and_special_words(tmp_path, model_type, lowercase):
         TokenizerSettings(
             50 if model_type == "unigram" else 90, model_type=model_type, lowercase=lowercase, character_coverage=1.0
         ),
-        progress=False,
     )
     processor, dictionary = load(tmp_path / "tok")
     assert_every_piece_survives(processor, dictionary)
@@ -79,7 +79,7 @@ def test_an_unknown_stretch_is_never_a_special_symbol(tmp_path):
     """With no Latin letter in the vocabulary SentencePiece would return ``<mask>`` as one unknown piece."""
     path = tmp_path / "chinese.txt"
     path.write_text("他是人口的天\n的天他是\n" * 50, encoding="utf-8")
-    train_tokenizer([path], tmp_path / "tok", TokenizerSettings(14), progress=False)
+    train_tokenizer([path], tmp_path / "tok", TokenizerSettings(14))
     processor, _ = load(tmp_path / "tok")
     for word in ("<mask>", "</s>", "<pad>", "<s>"):
         assert word not in processor.encode(f"人{word}他 {word}", out_type=str)
@@ -100,7 +100,7 @@ def test_same_input_gives_the_same_files_also_from_gzip_and_sampled(corpus, tmp_
     packed.write_bytes(gzip.compress(corpus.train[0].read_bytes()))
     for name, source in (("one", corpus.train[0]), ("two", packed)):
         figures = train_tokenizer(
-            [source], tmp_path / name, TokenizerSettings(400, model_type=model_type, max_sentences=2000), progress=False
+            [source], tmp_path / name, TokenizerSettings(400, model_type=model_type, max_sentences=2000)
         )
         assert figures.sampled_sentences == 2000 < figures.sentences
     for name in ("sentencepiece.bpe.model", "dict.txt"):
@@ -132,7 +132,7 @@ def test_user_symbols_are_pieces_that_fairseq_reads_back(with_symbols):
 @given(parts=st.lists(st.sampled_from([*SYMBOLS, *"abiglnrsu<=@,[]> ", "ing", "the ", "url", "user"]), max_size=12))
 def test_a_user_symbol_is_never_cut(with_symbols, parts):
     text = "".join(parts)
-    found = load_tokenizer(with_symbols).encode(text, out_type=str)
+    found = SentencePieceTokenizer(with_symbols).processor.encode(text, out_type=str)
     whole = re.findall("|".join(map(re.escape, sorted(SYMBOLS, key=len, reverse=True))), text)
     assert [piece for piece in found if piece in SYMBOLS] == whole
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_a_user_symbol_is_named(corpus, tmp_path, capsys, symbols
 
 
 def test_lowercase(corpus, tmp_path):
-    train_tokenizer(corpus.valid, tmp_path / "tok", TokenizerSettings(200, lowercase=True), progress=False)
+    train_tokenizer(corpus.valid, tmp_path / "tok", TokenizerSettings(200, lowercase=True))
     processor, _ = load(tmp_path / "tok")
     assert processor.encode("The CLASS", out_type=str) == processor.encode("the class", out_type=str)
     assert processor.decode(processor.encode("The CLASS")) == "the class"
@@ -172,7 +172,7 @@ def test_long_lines_are_learned_from(tmp_path):
     """SentencePiece by itself skips every sentence above 4,192 bytes."""
     path = tmp_path / "long.txt"
     path.write_text("short words here\n" + "extraordinary circumlocution " * 1000)
-    train_tokenizer([path], tmp_path / "tok", TokenizerSettings(22), progress=False)
+    train_tokenizer([path], tmp_path / "tok", TokenizerSettings(22))
     assert 0 not in load(tmp_path / "tok")[0].encode("extraordinary circumlocution")
 
 
@@ -230,7 +230,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capfd, content, opti
 
 
 def test_a_failed_run_leaves_an_earlier_tokenizer_alone(corpus, tmp_path, capsys):
-    train_tokenizer(corpus.valid, tmp_path / "tok", TokenizerSettings(200), progress=False)
+    train_tokenizer(corpus.valid, tmp_path / "tok", TokenizerSettings(200))
     before = (tmp_path / "tok" / "dict.txt").read_bytes()
     arguments = ["--input", str(corpus.valid[0]), "--vocab-size", "900000", "--output", str(tmp_path / "tok")]
     assert main(["tokenizer", *arguments]) == 1

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from mlsm_plugin.tokenization.symbol_files import listed_symbols, read_symbols, symbols_of_dataset
+from mlsm_plugin.files.model_files import symbols_in
+from mlsm_plugin.tokenization.symbol_files import read_symbols, symbols_of_dataset
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_symbols_and_counts(tmp_path, encoding):
     (tmp_path / "dict.txt").write_text("\u2581the 5\nmy\u00e9 2\n", encoding=encoding)
-    assert listed_symbols(tmp_path / "dict.txt") == ["\u2581the", "my\u00e9"]
+    assert symbols_in(tmp_path / "dict.txt") == ("\u2581the".encode(), "my\u00e9".encode())
     for dictionary in (read_symbols(tmp_path / "dict.txt"), symbols_of_dataset(tmp_path)):
         assert dictionary.symbols[dictionary.nspecial :] == ["\u2581the", "my\u00e9"]
         assert dictionary.count[dictionary.nspecial :] == [5, 2]

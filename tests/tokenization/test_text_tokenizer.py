@@ -16,7 +16,6 @@ from mlsm_plugin.tokenization.text_tokenizer import (
     HuggingFaceTextTokenizer,
     SentencePieceTokenizer,
     TextTokenizer,
-    check_dictionary,
     open_tokenizer,
 )
 
@@ -48,7 +47,6 @@ def test_ids_are_those_of_the_symbols_in_the_dictionary(kind: str, name_of: Call
         assert ids.dtype == np.int64
         assert ids.tolist() == [*map(opened.dictionary.index, symbols_of(opened, text)), eos]
     assert opened.ids_of("").tolist() == opened.ids_of("\u200b" if kind == "sentencepiece" else "").tolist() == [eos]
-    assert opened.line_encoder is opened.line_encoder
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +74,7 @@ def test_fingerprints_tell_tokenizers_apart(name_of: Callable[[str], str], token
 
 def test_a_dictionary_of_another_tokenizer_is_refused(hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
     HuggingFaceTextTokenizer(hf_tokenizers["word_piece"]).write_to(tmp_path)
-    check_dictionary(HuggingFaceTokenizer(hf_tokenizers["word_piece"]), tmp_path)
+    HuggingFaceTokenizer(hf_tokenizers["word_piece"]).check_dictionary(tmp_path)
     shutil.rmtree(tmp_path / "hf_tokenizer")
     shutil.copytree(hf_tokenizers["unigram"], tmp_path / "hf_tokenizer")
     message = rf"dict\.txt was not made from the tokenizer of {tmp_path}/hf_tokenizer; binarize the text with --tok"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.tokenization.line_encoder import encode_in_order, make_batches
+from mlsm_plugin.tokenization.binarize import encode_in_order, make_batches
+from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
 
 # Any text, with the characters that break tokenizers and the words that mean something to fairseq more often.
 ODD = st.sampled_from(["\x85", "\x00", "\u2028", "\u00a0", "\u200b", "\u2581", "\u2585", "☃", "<mask>", "<s>", "</s>"])
@@ -39,7 +41,7 @@ def test_ids_equal_those_of_fairseq(loaded, line):
     else:
         assert batch.ids.tolist() == expected
         assert batch.lengths.tolist() == [len(expected)]
-        assert batch.unknown == expected.count(loaded.dictionary.unk())
+        assert batch.unknown.unknown == expected.count(loaded.dictionary.unk())
         assert not {loaded.dictionary.bos(), loaded.dictionary.pad()} & set(expected)
         assert expected.index(loaded.dictionary.eos()) == len(expected) - 1
 
@@ -67,8 +69,7 @@ def test_the_whole_corpus_line_by_line(loaded, documents):
 def test_whitespace_in_an_unknown_stretch_is_split_as_in_fairseq(loaded):
     batch = loaded.encoder.encode_batch(["a\u2603\x85\u2603b"])
     assert batch.ids.tolist() == fairseq_ids(loaded, "a\u2603\x85\u2603b")
-    assert batch.unknown == 2
-    assert batch.unknown_characters == {"\u2603": 2}
+    assert batch.unknown == UnknownTokens(tokens=len(batch.ids) - 1, unknown=2, characters=Counter({"\u2603": 2}))
 
 
 def test_blank_lines_collapse_and_lines_without_tokens_are_dropped(loaded):
@@ -87,7 +88,7 @@ def test_a_batch_of_blank_lines(loaded):
 
 
 def test_text_is_read_only_as_fast_as_it_is_encoded(loaded, monkeypatch):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.BATCH_CHARACTERS", 100)
+    monkeypatch.setattr("mlsm_plugin.tokenization.binarize.BATCH_CHARACTERS", 100)
     read = 0
 
     def lines():
@@ -104,6 +105,6 @@ def test_text_is_read_only_as_fast_as_it_is_encoded(loaded, monkeypatch):
 
 
 def test_a_dead_worker_is_an_error_not_a_hang(loaded, monkeypatch):
-    monkeypatch.setattr("mlsm_plugin.tokenization.line_encoder.LineEncoder.encode_batch", lambda *_: os._exit(9))
+    monkeypatch.setattr("mlsm_plugin.tokenization.text_tokenizer.TextTokenizer.encode_batch", lambda *_: os._exit(9))
     with pytest.raises(OSError, match="a worker process was killed"):
         list(encode_in_order(loaded.encoder, ["word"] * 10, workers=2))
