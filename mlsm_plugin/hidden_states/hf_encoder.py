@@ -178,16 +178,16 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
     return model
 
 
-__all__ = [
-    "FEWEST_LAYERS",
-    "LARGEST_PADDING",
-    "POSITIONS_AFTER_PADDING",
-    "SUPPORTED",
-    "HuggingFaceEncoder",
-    "check_vocabulary",
-    "load_model",
-    "supported_config",
-]
+def load_masked_lm(name: str | os.PathLike[str]) -> Any:
+    """The masked LM in a folder or of a hub name, with its head, in float32 whatever the file has.
+
+    Raises:
+        ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
+    """
+    folder = hf_folder(name, weights=True)
+    model = load_model(folder, kind="AutoModelForMaskedLM").float()
+    check_read(model.config, folder)
+    return model
 
 
 class HuggingFaceEncoder(HiddenStateEncoder):

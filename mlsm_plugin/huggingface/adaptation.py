@@ -21,7 +21,7 @@ from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, check_vocabulary, supported_config
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, check_vocabulary, load_masked_lm, supported_config
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
     LatentSemanticCollator,
@@ -32,7 +32,7 @@ from mlsm_plugin.huggingface.collators import (
 )
 from mlsm_plugin.huggingface.contrastive_models import SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, stock_masked_lm
+from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, head_of
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -161,7 +161,7 @@ def _check(settings: Adaptation) -> tuple[Any, int]:
     limit = min(map(HuggingFaceEncoder.usual_tokens_of, {settings.model, settings.coded_model}))
     if length > limit:
         raise ValueError(f"--max-length {length} is more than the {limit} positions of the model")
-    stock_masked_lm(source)  # last, as it takes longest; the training opens it again
+    head_of(load_masked_lm(source))  # last, as it takes longest; the training opens it again
     return tokenizer, length
 
 
@@ -300,7 +300,7 @@ def _losses(figures: dict[str, float]) -> dict[str, float]:
 
 def _parts_of(settings: Adaptation, texts: Texts, tokenizer: Any) -> tuple[Any, tuple[Any, Any], Any]:
     """The model, what it is trained and evaluated on, and what makes its batches."""
-    stock = stock_masked_lm(settings.model)
+    stock = load_masked_lm(settings.model)
     if settings.objective == "npm":
         rules = SpanRules(mask_prob=settings.masking.mask_prob)
         collator = SpanGroupsCollator(

@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, sums_of_rows
-from mlsm_plugin.losses.span_contrastive import (
-    NO_KEY,
-    check_similarity,
-    span_batch_terms,
-    span_ngrams,
-    stacked,
-)
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
+from mlsm_plugin.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
@@ -33,13 +26,7 @@ class TokenContrastiveModel(PretrainingModel):
         temperature: divisor of the cosines, positive.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("mlm", "masked", "contrastive", "correct", "anchors", "content")
-    means: ClassVar[dict[str, tuple[str, str]]] = {
-        "mlm_loss": ("mlm", "masked"),
-        "contrastive_loss": ("contrastive", "anchors"),
-        "contrastive_accuracy": ("correct", "anchors"),
-        "masked_share": ("masked", "content"),
-    }
+    figures: ClassVar[tuple[str, ...]] = ("mlm_loss", "contrastive_loss", "contrastive_accuracy", "masked_share")
 
     def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
@@ -56,19 +43,18 @@ class TokenContrastiveModel(PretrainingModel):
     ) -> tuple[Tensor, Any, list[Tensor]]:
         if pairs is None:
             raise ValueError("the batch has no pairs; make it with TokenContrastiveCollator")
-        head, masked = head_of(self), labels != IGNORED
         encoded = self._encoded(input_ids, attention_mask, output_hidden_states=True, **options)
-        logits = head.project(head.transform(encoded[0][masked]))
-        losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
+        loss, (sums, masked) = self._masked_lm(encoded[0], labels)
         semantics = encoded[0] - encoded.hidden_states[0]
         terms = contrastive_terms(
             semantics if self.contrastive_weight > 0 else semantics.detach(), **pairs, temperature=self.temperature
         )
-        loss, num_masked, anchors = losses.sum(), masked.sum(), usable_anchors(**pairs)
+        number, usable = masked.sum(), usable_anchors(**pairs)
         if self.contrastive_weight > 0:
-            loss = loss + self.contrastive_weight * num_masked.clamp(min=1) / anchors.sum().clamp(min=1) * terms.loss
-        contrast = [sums_of_rows(terms.losses, anchors), sums_of_rows(terms.correct, anchors), anchors.sum(dim=1)]
-        return loss, num_masked, [sums_of_rows(losses, masked), masked.sum(dim=1), *contrast]
+            loss = loss + self.contrastive_weight * number.clamp(min=1) / usable.sum().clamp(min=1) * terms.loss
+        anchors = usable.sum(dim=1)
+        contrast = [sums_of_rows(terms.losses, usable), anchors, sums_of_rows(terms.correct, usable), anchors]
+        return loss, number, [sums, masked, *contrast, masked]
 
 
 class SpanContrastiveModel(PretrainingModel):
@@ -79,16 +65,7 @@ class SpanContrastiveModel(PretrainingModel):
         temperature: divisor of the scores, positive; None: the square root of the width.
     """
 
-    parts: ClassVar[tuple[str, ...]] = (
-        *("start", "end", "starts_found", "ends_found", "found"),
-        *("spans", "masked", "content"),
-    )
-    means: ClassVar[dict[str, tuple[str, str]]] = {
-        "start_loss": ("start", "spans"),
-        "end_loss": ("end", "spans"),
-        "accuracy": ("found", "spans"),
-        "masked_share": ("masked", "content"),
-    }
+    figures: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss", "accuracy", "masked_share")
 
     def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
@@ -122,7 +99,6 @@ class SpanContrastiveModel(PretrainingModel):
         named = self.named_parameters()  # type: ignore[attr-defined]
         idle = [parameter for name, parameter in named if not name.startswith(prefix)]
         loss = start.loss + end.loss + zero_with_gradient(idle).to(features.device)
-        of_spans = start.losses, end.losses, start.found, end.found, start.found & end.found, start.counted
-        of_group = labels != IGNORED
-        parts = [sums_of_rows(values, of_group) for values in (*of_spans, spans["length"])]
-        return loss, start.counted.sum(), parts
+        counted, of_group = start.counted, labels != IGNORED
+        of_spans = (start.losses, counted, end.losses, counted, start.found & end.found, counted, spans["length"])
+        return loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
+from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, stock_masked_lm, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
@@ -27,12 +28,7 @@ class LatentSemanticModel(PretrainingModel):
         latent_target: ``distribution``: KL divergence from the code; ``argmax``: cross entropy with its strongest atom.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("kl", "coded", "mlm", "predicted", "masked", "content")
-    means: ClassVar[dict[str, tuple[str, str]]] = {
-        "kl": ("kl", "coded"),
-        "mlm_loss": ("mlm", "predicted"),
-        "masked_share": ("masked", "content"),
-    }
+    figures: ClassVar[tuple[str, ...]] = ("kl", "mlm_loss", "masked_share")
     latent_head: nn.Linear
 
     @classmethod
@@ -55,7 +51,7 @@ class LatentSemanticModel(PretrainingModel):
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
             num_atoms = len(saved["bias"])
-        model: LatentSemanticModel = cls.of(stock_masked_lm(path), num_atoms=num_atoms, **options)
+        model: LatentSemanticModel = cls.of(load_masked_lm(path), num_atoms=num_atoms, **options)
         if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
             model.latent_head.load_state_dict(saved)
         return model
@@ -106,16 +102,15 @@ class LatentSemanticModel(PretrainingModel):
             latent_target=self.latent_target,
             zero=zero_with_gradient(idle).to(labels.device),
         )
-        num_masked = masked.sum()
-        nothing = labels.new_zeros(len(labels))
-        kl, mlm = [nothing, nothing], [nothing, nothing]
+        masked_of_rows = masked.sum(dim=1)
+        kl = mlm = [labels.new_zeros(len(labels))] * 2
         if terms.latent is not None and terms.nonzeros is not None:
             kl = [sums_of_rows(terms.latent, masked), sums_of_rows(terms.nonzeros > 0, masked)]
         if terms.mlm is not None:
-            mlm = [sums_of_rows(terms.mlm, masked), masked.sum(dim=1)]
+            mlm = [sums_of_rows(terms.mlm, masked), masked_of_rows]
         # the Trainer counts masked tokens, and the sample size those of them that have a code
-        loss = terms.loss * (num_masked / terms.sample_size.clamp(min=1))
-        return loss, num_masked, [*kl, *mlm, masked.sum(dim=1)]
+        number = masked_of_rows.sum()
+        return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
 
     def save_pretrained(
         self,
