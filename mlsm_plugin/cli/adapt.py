@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=output_folder, required=True, metavar="DIR", help="folder for everything that is made"
     )
     add_settings(parser, Adaptation, only=("objective", "valid_texts", "max_length", "max_unk_rate"))
-    add_settings(parser, Masking)
+    add_settings(parser, Masking, without=("seed",))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
     of_learning = [name for name in OF_LEARNING if name != "seed"]
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         output=args.output,
         learning=learning,
         auxiliary=args.auxiliary if learning else None,
-        masking=settings_of(Masking, args, seed=args.seed),
+        masking=settings_of(Masking, args),
         training=training,
         epochs=EPOCHS if args.epochs is None and args.updates is None else args.epochs,
     )

@@ -16,23 +16,29 @@ from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions, recorded_coverage
 
 
-@dataclass(frozen=True)
-class SequenceCodes:
-    """The codes of a corpus, and which of its positions have one.
+class SequenceCodes(CodeStore):
+    """The codes of exactly these sequences, which know the positions that have one.
 
     Attributes:
-        store: the codes.
         coverage: share of the positions that are coded.
-        seed: seed of that share.
+
+    Raises:
+        ValueError: the codes belong to other sequences or another order, or are unfinished or damaged.
     """
 
-    store: CodeStore
-    coverage: float
-    seed: int
+    def __init__(self, directory: str | os.PathLike[str], sequences: TokenSequences) -> None:
+        super().__init__(directory)
+        recorded = self.meta.get("fingerprints", {}).get("split")
+        if recorded != sequences.fingerprint or len(self) != sequences.num_tokens:
+            raise ValueError(
+                f"the codes in {directory} were made from another text, or from these sequences in another order; "
+                "code these sequences, or pass those that were coded"
+            )
+        self.coverage, self._seed = recorded_coverage(self.meta, directory)
 
     def covered(self, positions: np.ndarray) -> np.ndarray:
         """Which positions ``(T,)`` are coded, bool."""
-        return covered_positions(positions, coverage=self.coverage, seed=self.seed)
+        return covered_positions(positions, coverage=self.coverage, seed=self._seed)
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,33 @@ class PretrainingSequence:
     codes: SequenceCodes | None
 
 
-class _WithEpoch(Dataset):
-    """A dataset whose samples hold the epoch, which all worker processes see."""
+@dataclass(frozen=True)
+class SpanGroup:
+    """Sequences that follow each other, ``(T_i,)`` each; the epoch and the index decide their spans."""
 
-    def __init__(self) -> None:
+    sequences: list[np.ndarray]
+    index: int
+    epoch: int
+
+
+class _Samples(Dataset):
+    """Samples of a corpus, which hold the epoch; all worker processes see it."""
+
+    def __init__(self, input_ids: Any) -> None:
+        self.sequences = TokenSequences.of(input_ids)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """What decides masks and spans."""
+        return int(self._epoch[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides masks and spans."""
         self._epoch[0] = epoch
 
 
-class PretrainingSequences(_WithEpoch):
+class PretrainingSequences(_Samples):
     """Sequences of ids for the collators of this package.
 
     In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch; all worker
@@ -76,13 +97,12 @@ class PretrainingSequences(_WithEpoch):
         codes: folder of the codes of exactly these sequences, which :func:`encode_sequences` wrote; for MLSM.
 
     Raises:
-        ValueError: the codes belong to other sequences or another order, or are unfinished or damaged.
+        ValueError: as of :class:`SequenceCodes`.
     """
 
     def __init__(self, input_ids: Any, codes: str | os.PathLike[str] | None = None) -> None:
-        self.sequences = TokenSequences.of(input_ids)
-        self.codes = None if codes is None else _open_codes(codes, self.sequences)
-        super().__init__()
+        super().__init__(input_ids)
+        self.codes = None if codes is None else SequenceCodes(codes, self.sequences)
 
     @property
     def num_atoms(self) -> int:
@@ -93,42 +113,17 @@ class PretrainingSequences(_WithEpoch):
         """
         if self.codes is None:
             raise ValueError("these sequences have no codes; pass the folder of their codes")
-        return self.codes.store.num_atoms
+        return self.codes.num_atoms
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def __getitem__(self, index: int) -> PretrainingSequence:
-        return PretrainingSequence(
-            input_ids=self.sequences[index],
-            index=int(index),
-            epoch=int(self._epoch[0]),
-            first=int(self.sequences.starts[index]),
-            codes=self.codes,
-        )
+        first = int(self.sequences.starts[index])
+        return PretrainingSequence(self.sequences[index], int(index), self.epoch, first, self.codes)
 
 
-def _open_codes(directory: str | os.PathLike[str], sequences: TokenSequences) -> SequenceCodes:
-    store = CodeStore(directory)
-    recorded = store.meta.get("fingerprints", {}).get("split")
-    if recorded != sequences.fingerprint or len(store) != sequences.num_tokens:
-        raise ValueError(
-            f"the codes in {directory} were made from another text, or from these sequences in another order; "
-            "code these sequences, or pass those that were coded"
-        )
-    return SequenceCodes(store, *recorded_coverage(store.meta, directory))
-
-
-@dataclass(frozen=True)
-class SpanGroup:
-    """Sequences that follow each other, ``(T_i,)`` each; the epoch and the index decide their spans."""
-
-    sequences: list[np.ndarray]
-    index: int
-    epoch: int
-
-
-class SpanGroups(_WithEpoch):
+class SpanGroups(_Samples):
     """Groups of sequences that follow each other in the corpus; the Trainer's batch size counts groups.
 
     Args:
@@ -140,16 +135,15 @@ class SpanGroups(_WithEpoch):
     """
 
     def __init__(self, input_ids: Any, group_size: int = 16) -> None:
-        self.sequences = TokenSequences.of(input_ids)
+        super().__init__(input_ids)
         if group_size < 2:
             raise ValueError(f"group_size must be at least 2, got {group_size}: spans are found in other sequences")
         if len(self.sequences) < 2:
             raise ValueError("the text is only one sequence; spans are found in other sequences of a group")
         self.groups = consecutive_groups(len(self.sequences), group_size)
-        super().__init__()
 
     def __len__(self) -> int:
         return len(self.groups)
 
     def __getitem__(self, index: int) -> SpanGroup:
-        return SpanGroup([self.sequences[int(one)] for one in self.groups[index]], int(index), int(self._epoch[0]))
+        return SpanGroup([self.sequences[int(one)] for one in self.groups[index]], int(index), self.epoch)

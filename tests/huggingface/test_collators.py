@@ -282,12 +282,12 @@ def test_pairs_are_drawn_from_the_content(tokenizer: Any, anchors: str) -> None:
     [
         (lambda: Masking(mask_prob=0), "mask_prob must be above 0 and at most 1"),
         (lambda: Masking(leave_unmasked_prob=0.6, random_token_prob=0.6), "together above 1"),
-        (lambda: Masking(seed=-1), "seed must not be negative"),
+        (lambda: Masking(seed=-1), "seed must be at least 0 and below 2\\^63"),
         (lambda: Contrast(positive_window=1), "positive_window must be at least 2"),
         (lambda: Contrast(negatives=0), "negatives must be at least 1"),
         (lambda: Contrast(anchors="some"), "anchors must be all, masked or unmasked"),
         (lambda: MaskedLmCollator(make_tokenizer(mask_token=None)), "the tokenizer has no mask token"),
-        (lambda: LatentSemanticCollator(make_tokenizer(), latent_top=0), "latent_top must be at least 1"),
+        (lambda: LatentSemanticCollator(make_tokenizer(), latent_top=0), "--latent-top must be at least 1"),
         (
             lambda: MaskedLmCollator(make_tokenizer())(items(PretrainingSequences([[2, 900, 3]]), 0)),
             "sequence 0 has the id 900, and the tokenizer has only ids below 65",
