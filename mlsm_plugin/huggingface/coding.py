@@ -18,8 +18,13 @@ from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks
-from mlsm_plugin.hidden_states.hf_encoder import LibraryEncoder, check_vocabulary, positions_of, supported_config
-from mlsm_plugin.hidden_states.sources import source_of
+from mlsm_plugin.hidden_states.hf_encoder import (
+    HuggingFaceEncoder,
+    LibraryEncoder,
+    check_vocabulary,
+    positions_of,
+    supported_config,
+)
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.coder import SparseCoder, load_coder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
@@ -50,8 +55,8 @@ def encode_sequences(
     finds no shard missing after its own work seals the store.
 
     Args:
-        input_ids: sequences of ids, special tokens included, of any kind that :class:`TokenSequences` takes. The id of
-            padding is not attended to, and all token types are 0.
+        input_ids: as of :class:`TokenSequences`, or one of these. The id of padding is not attended to, and all token
+            types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
         coder: what codes the hidden states, see :func:`~mlsm_plugin.sparse_coding.coder.load_coder`.
         output: folder of the store.
@@ -66,17 +71,11 @@ def encode_sequences(
     """
     fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
-    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
-
-    def open_model() -> LibraryEncoder:
-        encoder = open_encoder()
-        check_width(encoder, coder)
-        return encoder
-
+    blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings, coder)
     return encode_blocks(
         *("sequences", blocks, Path(output)),
         meta=store_meta(coder, settings, split=sequences.fingerprint, auxiliary=fingerprint, blocks=None),
-        open_model=open_model,
+        open_model=open_encoder,
         coder=coder,
         settings=settings,
         share=share,
@@ -94,22 +93,8 @@ def estimate_sequences(
 ) -> CodingEstimate:
     """What :func:`encode_sequences` would cost, from a small sample; arguments and errors are those of it."""
     fitting_fingerprint(_source_name(model), coder, settings.layer)
-    blocks, open_encoder = _blocks_and_encoder(TokenSequences.of(input_ids), model, tokenizer, settings)
-    encoder = open_encoder()
-    check_width(encoder, coder)
-    return estimate_blocks("sequences", blocks, encoder, coder, settings, share=share)
-
-
-def _blocks_and_encoder(
-    sequences: TokenSequences,
-    model: PathLike,
-    tokenizer: PathLike | None,
-    settings: CodingSettings | LearningSettings,
-) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
-    blocks, found = blocks_for_model(sequences, model, tokenizer)
-    return blocks, lambda: LibraryEncoder(
-        model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
-    )
+    blocks, open_encoder = _blocks_and_encoder(TokenSequences.of(input_ids), model, tokenizer, settings, coder)
+    return estimate_blocks("sequences", blocks, open_encoder(), coder, settings, share=share)
 
 
 def learn_from_sequences(
@@ -123,16 +108,12 @@ def learn_from_sequences(
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
 
-    Its ``meta.json`` says the layer, the fingerprints of the model and of the sequences, and how it was learned. If
-    this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
+    If this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
 
     Args:
-        input_ids: sequences of ids, special tokens included, of any kind that
-            :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences` takes.
-        model: folder or hub name of the auxiliary model, with or without ``hf:``.
+        input_ids, model, tokenizer: as of :func:`encode_sequences`.
         output: folder of the coder.
         settings: what is learned.
-        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
         overwrite: replace another coder that is already there.
 
     Returns:
@@ -142,23 +123,38 @@ def learn_from_sequences(
         ValueError: model, tokenizer and sequences do not belong together, or as of
             :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`.
     """
-    name, folder, sequences = _source_name(model), Path(output), TokenSequences.of(input_ids)
+    sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
     plan = learning_plan(
-        settings,
-        auxiliary=source_of(name).fingerprint_of(name),
-        split=sequences.fingerprint,
-        blocks=None,
+        settings, auxiliary=HuggingFaceEncoder.fingerprint_of(model), split=sequences.fingerprint, blocks=None
     )
-    learn_into(folder, settings, plan, blocks, open_encoder, overwrite=overwrite)
-    return load_coder(folder)
+    learn_into(Path(output), settings, plan, blocks, open_encoder, overwrite=overwrite)
+    return load_coder(output)
+
+
+def _blocks_and_encoder(
+    sequences: TokenSequences,
+    model: PathLike,
+    tokenizer: PathLike | None,
+    settings: CodingSettings | LearningSettings,
+    coder: SparseCoder | None = None,
+) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
+    """The text, and what opens the model; a coder must fit it."""
+    blocks, found = blocks_for_model(sequences, model, tokenizer)
+
+    def open_encoder() -> LibraryEncoder:
+        encoder = LibraryEncoder(
+            model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
+        )
+        if coder is not None:
+            check_width(encoder, coder)
+        return encoder
+
+    return blocks, open_encoder
 
 
 class SequenceBlocks(TokenBlocks):
-    """Sequences of ids, special tokens included, each of them one block; empty ones are left out.
-
-    All tokens have positions, those of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`. The special
-    ones are not coded.
+    """Sequences of ids, each of them one block; empty ones are left out. Special tokens have positions, but no codes.
 
     Args:
         sequences: the text.
@@ -182,7 +178,11 @@ class SequenceBlocks(TokenBlocks):
                 f"sequences, for example with `mlsm binarize --format sequences --max-length {max_tokens}`"
             )
         if sequences.largest_id >= num_symbols:
-            raise ValueError(_without_embedding(sequences, num_symbols))
+            number = next(index for index, ids in enumerate(sequences) if ids.max(initial=0) >= num_symbols)
+            raise ValueError(
+                f"sequence {number} has the id {int(sequences[number].max())}, but the model has the ids 0 to "
+                f"{num_symbols - 1} only; use sequences of its own tokenizer"
+            )
         self.sequences = sequences
         self.pad, self.num_symbols = pad, num_symbols
         self._numbers = np.flatnonzero(lengths)
@@ -233,20 +233,5 @@ def blocks_for_model(
             "to code such text all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
         )
         sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
-    blocks = SequenceBlocks(
-        sequences,
-        pad=found.pad_id,
-        special_ids=found.special_ids,
-        num_symbols=int(config.vocab_size),
-        max_tokens=positions_of(config),
-    )
-    return blocks, found
-
-
-def _without_embedding(sequences: TokenSequences, num_symbols: int) -> str:
-    number = next(index for index in range(len(sequences)) if sequences[index].max(initial=0) >= num_symbols)
-    largest = int(sequences[number].max())
-    return (
-        f"sequence {number} has the id {largest}, but the model has the ids 0 to {num_symbols - 1} only; use sequences "
-        "of its own tokenizer"
-    )
+    limits = {"num_symbols": int(config.vocab_size), "max_tokens": positions_of(config)}
+    return SequenceBlocks(sequences, pad=found.pad_id, special_ids=found.special_ids, **limits), found

@@ -21,7 +21,6 @@ from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups,
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
 from mlsm_plugin.losses.token_contrastive import Contrast, generator_of, sample_pairs
-from mlsm_plugin.sparse_coding.stored_codes import check_top, strongest_of_padded
 from mlsm_plugin.tokenization.hf_tokenizer import (
     check_masked_lm_tokenizer,
     number_of_ids,
@@ -33,6 +32,7 @@ from mlsm_plugin.tokenization.hf_tokenizer import (
 from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS, word_boundaries
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
+Rng = np.random.Generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +55,13 @@ class Masking(MaskFates):
 
 
 class _TextCollator:
-    """What the collators that mask text have in common.
+    """What the collators that mask a share of the text have in common."""
 
-    Attributes:
-        mask_prob: the share of the tokens to mask.
-        few_masks: what to do if hardly anything is masked.
-        vocabulary: fingerprint of the vocabulary.
-        special: ``(V,)`` bool, which ids are no text.
-    """
-
-    few_masks: ClassVar[str]
+    few_masks: ClassVar[str]  # what to do if hardly anything is masked
 
     def __init__(self, tokenizer: Any, mask_prob: float) -> None:
         check_masked_lm_tokenizer(tokenizer)
-        self.mask_prob = mask_prob
-        self.vocabulary = vocabulary_fingerprint(tokenizer)
+        self.mask_prob, self.vocabulary = mask_prob, vocabulary_fingerprint(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         self.special = np.zeros(number_of_ids(tokenizer), bool)
         self.special[sorted(special_ids(tokenizer))] = True
@@ -125,13 +117,13 @@ class MaskedLmCollator(_TextCollator):
         """How many tokens of a batch are masked, and how many there are but special ones."""
         return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
 
-    def _begun(self, sequences: Sequence[PretrainingSequence]) -> tuple[Tensor, list[np.random.Generator]]:
+    def _begun(self, sequences: Sequence[PretrainingSequence]) -> tuple[Tensor, list[Rng]]:
         """How many tokens of each sequence are text, and what decides its masks."""
         check_samples(sequences, PretrainingSequence)
         content = torch.tensor([self._content(f"sequence {one.index}", one.input_ids) for one in sequences])
         return content, [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
 
-    def _drawn(self, sequence: PretrainingSequence, rng: np.random.Generator, share: float = 1.0) -> np.ndarray:
+    def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
         """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
         ids = sequence.input_ids
         drawn: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
@@ -141,10 +133,7 @@ class MaskedLmCollator(_TextCollator):
         return drawn & ~self.unmasked[ids]
 
     def _written(
-        self,
-        sequences: Sequence[PretrainingSequence],
-        masked: Sequence[np.ndarray],
-        generators: Sequence[np.random.Generator],
+        self, sequences: Sequence[PretrainingSequence], masked: Sequence[np.ndarray], generators: Sequence[Rng]
     ) -> dict[str, Any]:
         """The batch in which the tokens ``masked`` are masked."""
         originals = [one.input_ids for one in sequences]
@@ -155,11 +144,7 @@ class MaskedLmCollator(_TextCollator):
         attention = padded([ids != self.pad for ids in originals], 0)
         attention[:, 0] = 1  # attention to nothing may not be finite
         labels = [np.where(places, ids, IGNORED) for ids, places in zip(originals, masked, strict=True)]
-        return {
-            "input_ids": padded(inputs, self.pad),
-            "attention_mask": attention,
-            "labels": padded(labels, IGNORED),
-        }
+        return {"input_ids": padded(inputs, self.pad), "attention_mask": attention, "labels": padded(labels, IGNORED)}
 
 
 class LatentSemanticCollator(MaskedLmCollator):
@@ -167,23 +152,10 @@ class LatentSemanticCollator(MaskedLmCollator):
 
     Only tokens that have a code are masked, so that both losses of MLSM + MLM count the same tokens, and the Trainer's
     means over an update are exact. If the codes cover a share of the positions, the masks are drawn among those, so
-    that the share of all tokens that is masked stays.
-
-    Args:
-        tokenizer: as of :class:`MaskedLmCollator`.
-        masking: how much is masked, and how.
-        latent_top: how many atoms of a code are kept, those with the largest weights; None: all.
-
-    Raises:
-        ValueError: as of :class:`MaskedLmCollator`; ``latent_top`` is below 1.
+    that the share of all tokens that is masked stays. Arguments and errors are those of :class:`MaskedLmCollator`.
     """
 
     few_masks = "too many tokens have no code, or are unknown to the tokenizer"
-
-    def __init__(self, tokenizer: Any, masking: Masking | None = None, *, latent_top: int | None = None) -> None:
-        super().__init__(tokenizer, masking)
-        check_top(latent_top)
-        self.latent_top = latent_top
 
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
         """A batch of B sequences of one dataset, padded to the longest.
@@ -206,12 +178,9 @@ class LatentSemanticCollator(MaskedLmCollator):
         chosen = np.concatenate(drawn)
         atoms, weights = codes.lookup(np.concatenate(positions)[chosen])
         coded = weights.any(axis=1)
-        atoms, weights = atoms[coded], weights[coded]
-        if self.latent_top is not None:
-            atoms, weights = strongest_of_padded(atoms, weights, self.latent_top)
         chosen[chosen] = coded
         masked = np.split(chosen, np.cumsum([len(where) for where in positions])[:-1])
-        found = {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights)}
+        found = {"atoms": torch.from_numpy(atoms[coded]), "weights": torch.from_numpy(weights[coded])}
         return {**self._written(sequences, masked, generators), "content": content, "codes": found}
 
     def _codes(self, sequences: Sequence[PretrainingSequence]) -> SequenceCodes:
@@ -234,12 +203,7 @@ class LatentSemanticCollator(MaskedLmCollator):
 
 
 class TokenContrastiveCollator(MaskedLmCollator):
-    """Masks sequences, and draws a positive and negatives for each anchor of the batch.
-
-    Args:
-        tokenizer, masking: as of :class:`MaskedLmCollator`.
-        contrast: what the tokens are compared with.
-    """
+    """Masks sequences, and draws what each anchor of the batch is compared with, as ``contrast`` says."""
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None, contrast: Contrast | None = None) -> None:
         super().__init__(tokenizer, masking)
@@ -268,19 +232,14 @@ class TokenContrastiveCollator(MaskedLmCollator):
 
 
 class SpanDenoisingCollator(SpanCorruptionCollator):
-    """Turns texts into batches of a stock encoder-decoder that makes its decoder's input from labels, such as T5.
-
-    Arguments, and what the spans depend on: as of :class:`~mlsm_plugin.data.span_corruption.SpanCorruptionCollator`.
+    """A :class:`~mlsm_plugin.data.span_corruption.SpanCorruptionCollator` for stock encoder-decoders that make their
+    decoder's input from labels, such as T5.
     """
 
     def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
-        """Make a batch of B ``texts``, each ids ``(n_i,)`` without EOS.
+        """``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; all int64.
 
-        Returns:
-            ``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; int64.
-
-        Raises:
-            ValueError: a text has less than two ids, or contains a sentinel.
+        Texts and errors are those of :meth:`pairs`.
         """
         sources, targets = zip(*self.pairs(texts), strict=True)
         return {
@@ -339,8 +298,7 @@ class SpanGroupsCollator(_TextCollator):
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
             of :func:`~mlsm_plugin.data.span_groups.collate_groups`, ``special``: ids that cannot be retrieved, padding
             first, ``content`` (number of groups,): the number of tokens of each but special ones, and ``labels``
-            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts them, then
-            :data:`~mlsm_plugin.huggingface.collators.IGNORED`.
+            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
 
         Raises:
             ValueError: an id is not in the vocabulary, or the groups are not those of :class:`SpanGroups`.

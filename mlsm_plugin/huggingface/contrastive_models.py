@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, sums_of_rows
 from mlsm_plugin.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
@@ -33,17 +33,10 @@ class TokenContrastiveModel(PretrainingModel):
         check_contrast_weight(contrastive_weight, temperature)
         self.contrastive_weight, self.temperature = contrastive_weight, temperature
 
-    def _objective(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        labels: Tensor,
-        pairs: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any, list[Tensor]]:
+    def _objective(self, labels: Tensor, *, pairs: dict[str, Tensor] | None = None, **inputs: Any) -> Objective:
         if pairs is None:
             raise ValueError("the batch has no pairs; make it with TokenContrastiveCollator")
-        encoded = self._encoded(input_ids, attention_mask, output_hidden_states=True, **options)
+        encoded = self._encoded(output_hidden_states=True, **inputs)
         loss, (sums, masked) = self._masked_lm(encoded[0], labels)
         semantics = encoded[0] - encoded.hidden_states[0]
         terms = contrastive_terms(
@@ -74,19 +67,19 @@ class SpanContrastiveModel(PretrainingModel):
 
     def _objective(
         self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
         labels: Tensor,
+        *,
         context_ids: Tensor | None = None,
         spans: dict[str, Tensor] | None = None,
         special: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any, list[Tensor]]:
+        **inputs: Any,
+    ) -> Objective:
         if context_ids is None or spans is None or special is None:
             raise ValueError("the batch has no spans; make it with SpanGroupsCollator")
         pad = int(special[0])
-        both = stacked(input_ids, context_ids, pad)
-        features, key_features = self._encoded(both, (both != pad).long(), **options)[0].chunk(2)
+        both = stacked(inputs["input_ids"], context_ids, pad)
+        inputs |= {"input_ids": both, "attention_mask": (both != pad).long()}
+        features, key_features = self._encoded(**inputs)[0].chunk(2)
         is_key = ~torch.isin(context_ids, special)
         terms = span_batch_terms(
             *(features, key_features[:, : context_ids.size(1)][is_key], context_ids.masked_fill(~is_key, NO_KEY)),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
@@ -35,12 +35,7 @@ class LatentSemanticModel(PretrainingModel):
     def from_pretrained(
         cls, path: str | os.PathLike[str], *, num_atoms: int | None = None, **options: Any
     ) -> LatentSemanticModel:
-        """Open a folder or hub name, with the latent head beside it if there is one.
-
-        Args:
-            path: a stock model folder that this class, ``mlsm convert`` or anybody else wrote.
-            num_atoms: as of the class. A latent head of another size is replaced by a new one.
-            options: the other options of the class.
+        """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
         Raises:
             ValueError: the model does not exist, has no trained masked-LM head, or has no latent head and ``num_atoms``
@@ -78,18 +73,11 @@ class LatentSemanticModel(PretrainingModel):
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
         nn.init.zeros_(self.latent_head.bias)
 
-    def _objective(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        labels: Tensor,
-        codes: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any, list[Tensor]]:
+    def _objective(self, labels: Tensor, *, codes: dict[str, Tensor] | None = None, **inputs: Any) -> Objective:
         if self.latent_weight > 0 and codes is None:
             raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
         head, masked = head_of(self), labels != IGNORED
-        transformed = head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked])
+        transformed = head.transform(self._encoded(**inputs)[0][masked])
         idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
         idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
         terms = latent_semantic_terms(
@@ -119,14 +107,9 @@ class LatentSemanticModel(PretrainingModel):
         state_dict: dict[str, Tensor] | None = None,
         **options: Any,
     ) -> None:
-        """Write a stock model folder, and the latent head beside the model.
+        """Write a stock model folder, with arguments of the stock class, and the latent head beside the model.
 
-        A Trainer's checkpoint, ``checkpoint-N``, also holds the latent head in the file of the model, as the Trainer
-        restores only that one.
-
-        Args:
-            save_directory: the folder.
-            args, state_dict, options: of the stock class.
+        A Trainer's ``checkpoint-N`` also has the latent head in the file of the model: the Trainer restores only that.
         """
         from safetensors.torch import save_file
 

@@ -20,14 +20,16 @@ from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.huggingface.collators import IGNORED
 
 Step = Callable[[Tensor], Tensor]
+# the loss, summed over the labels, their number, and the sum and the count of each figure, (B,) each, but the last
+# count: the number of tokens that are not special
+Objective = tuple[Tensor, Any, list[Tensor]]
 
 
 class PretrainingModel:
     """What the objectives have in common. The Trainer calls the forward pass with the batches of a collator.
 
-    In training, sums over tokens are collected between two calls of :meth:`taken_parts`. In evaluation, the output
-    holds them for each sequence or group, as ``parts`` (B, 2 x number of figures): the Trainer drops the rows of
-    sequences that it repeats so that all ranks have as many.
+    In training, sums over tokens are collected until :meth:`taken_parts`. In evaluation, the output holds them for each
+    sequence or group, as ``parts`` (B, 2 x number of figures): the Trainer drops the rows that it repeats for a rank.
 
     Attributes:
         figures: names of what is logged. Each is a sum divided by a count; the last one is ``masked_share``.
@@ -40,18 +42,12 @@ class PretrainingModel:
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
     set_objective: Callable[..., None]
-    # from the tensors of a batch to the loss, summed over the labels, their number, and the sum and the count of each
-    # figure, (B,) each, but the last count: the number of tokens that are not special
-    _objective: Callable[..., tuple[Tensor, Any, list[Tensor]]]
+    _objective: Callable[..., Objective]  # of the labels, and the rest of the batch by name
     _collected: Tensor | None = None
 
     @classmethod
     def of(cls, model: Any, **options: Any) -> Any:
-        """Turn a stock masked LM into a model with this objective, in place.
-
-        Args:
-            model: an ``AutoModelForMaskedLM``.
-            options: as of the class.
+        """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
 
         Raises:
             ValueError: the head of the model has an unknown form, or an option is out of range.
@@ -92,11 +88,10 @@ class PretrainingModel:
         Raises:
             ValueError: the batch is that of another collator.
         """
+        batch |= {"input_ids": input_ids, "attention_mask": attention_mask}
         if labels is None or input_ids is None:
-            return super().forward(  # type: ignore[misc]
-                input_ids=input_ids, attention_mask=attention_mask, **batch
-            )
-        loss, number, parts = self._objective(input_ids, attention_mask, labels, **batch)
+            return super().forward(**batch)  # type: ignore[misc]
+        loss, number, parts = self._objective(labels, **batch)
         number = number if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(number, device=loss.device).clamp(min=1)
         parts = [*parts, labels.new_zeros(len(labels)) if content is None else content]
@@ -123,10 +118,8 @@ class PretrainingModel:
         named = zip(cls.figures, values[::2], values[1::2], strict=True)
         return {name: total / count for name, total, count in named if count}
 
-    def _encoded(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
-        return self.base_model(  # type: ignore[attr-defined]
-            input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options
-        )
+    def _encoded(self, **inputs: Any) -> Any:
+        return self.base_model(return_dict=True, **inputs)  # type: ignore[attr-defined]
 
     def _masked_lm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The cross entropy of the masked tokens, summed; and for each row its sum and the number of these tokens."""
@@ -144,10 +137,8 @@ class MaskedLmModel(PretrainingModel):
     def set_objective(self) -> None:
         """There are no options."""
 
-    def _objective(
-        self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor, **options: Any
-    ) -> tuple[Tensor, Any, list[Tensor]]:
-        loss, (sums, masked) = self._masked_lm(self._encoded(input_ids, attention_mask, **options)[0], labels)
+    def _objective(self, labels: Tensor, **inputs: Any) -> Objective:
+        loss, (sums, masked) = self._masked_lm(self._encoded(**inputs)[0], labels)
         return loss, masked.sum(), [sums, masked, masked]
 
 
@@ -158,12 +149,7 @@ def _with_objective(objective: type, stock: type) -> type:
 
 
 def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
-    """The sum of what belongs to each row of a batch, ``(B,)`` float64, without gradient.
-
-    Args:
-        values: ``(n,)`` one for each chosen place, in their order.
-        chosen: ``(B, T)`` bool, n of them.
-    """
+    """The sums of ``values`` (n,) in each row of the n places ``chosen`` (B, T): ``(B,)`` float64, without gradient."""
     sums = torch.zeros(len(chosen), dtype=torch.float64, device=values.device)
     return sums.index_add_(0, chosen.nonzero()[:, 0], values.detach().double())
 
