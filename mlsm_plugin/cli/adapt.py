@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from typing import Any
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
@@ -65,23 +66,15 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     if args.epochs is not None and args.updates is not None:
         raise ValueError("pass --epochs or --updates, not both")
-    training = settings_of(TrainingSettings, args, **({} if args.updates is not None else {"updates": 1}))
-    learning = None
+    if args.updates is None:
+        args.updates, args.epochs = 1, EPOCHS if args.epochs is None else args.epochs
+    training = settings_of(TrainingSettings, args)
+    parts: dict[str, Any] = {"training": training, "masking": settings_of(Masking, args), "auxiliary": None}
     if args.objective in WITH_CODES:
         layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
-        learning = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16)
-    settings = settings_of(
-        Adaptation,
-        args,
-        model=args.model,
-        texts=args.text,
-        output=args.output,
-        learning=learning,
-        auxiliary=args.auxiliary if learning else None,
-        masking=settings_of(Masking, args),
-        training=training,
-        epochs=EPOCHS if args.epochs is None and args.updates is None else args.epochs,
-    )
+        parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16)
+        parts["auxiliary"] = args.auxiliary
+    settings = settings_of(Adaptation, args, model=args.model, texts=args.text, output=args.output, **parts)
     with torch_threads(args.threads):
         figures = adapt(settings)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -19,7 +19,7 @@ from mlsm_plugin.files.atomic_files import atomic_directory, read_json, sha256_o
 from mlsm_plugin.files.hf_files import hf_folder, save_pretrained
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
-from mlsm_plugin.files.settings import check, option
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.hf_encoder import (
     HuggingFaceEncoder,
@@ -37,9 +37,13 @@ from mlsm_plugin.huggingface.collators import (
     SpanGroupsCollator,
     TokenContrastiveCollator,
 )
-from mlsm_plugin.huggingface.contrastive_models import SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
-from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel, head_of
+from mlsm_plugin.huggingface.pretraining_model import (
+    MaskedLmModel,
+    SpanContrastiveModel,
+    TokenContrastiveModel,
+    head_of,
+)
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -48,17 +52,17 @@ from mlsm_plugin.sparse_coding.coder import load_coder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer, open_tokenizer
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
-OBJECTIVES = ("mlm", "mlsm", "mlsm+mlm", "taco", "npm")
+OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
+    "mlm": (MaskedLmModel, MaskedLmCollator),
+    "mlsm": (LatentSemanticModel, LatentSemanticCollator),
+    "mlsm+mlm": (LatentSemanticModel, LatentSemanticCollator),
+    "taco": (TokenContrastiveModel, TokenContrastiveCollator),
+    "npm": (SpanContrastiveModel, SpanGroupsCollator),
+}
 WITH_CODES = ("mlsm", "mlsm+mlm")
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 PARTS = ("train", "valid")  # of the text
-COLLATORS = {
-    "mlm": MaskedLmCollator,
-    "mlsm": LatentSemanticCollator,
-    "mlsm+mlm": LatentSemanticCollator,
-    "taco": TokenContrastiveCollator,
-}
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 
 
@@ -82,7 +86,7 @@ class Adaptation(KnownText):
     model: str
     texts: Sequence[str]
     output: str
-    objective: str = option("mlsm+mlm", choices=OBJECTIVES, help="what the model is trained for")
+    objective: str = option("mlsm+mlm", choices=tuple(OBJECTIVES), help="what the model is trained for")
     valid_texts: list[str] = option(
         [], flag="--valid", metavar="FILE",
         help="text to evaluate on (default: the last 2 %% of the sequences are held out, at most 2,000)",
@@ -99,9 +103,6 @@ class Adaptation(KnownText):
     training: TrainingSettings = field(default_factory=TrainingSettings)
     epochs: float | None = option(None, above=0, help="passes over the text (default: 3)")
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def coded_model(self) -> str:
         """The model whose hidden states are coded."""
@@ -111,8 +112,7 @@ class Adaptation(KnownText):
 def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
     """Tokenize, learn and code where the objective needs it, train, and write ``model`` in the output folder.
 
-    Every part resumes where it was stopped, and is skipped where it is complete. Under torchrun all ranks code and
-    train.
+    Every part resumes where it was stopped, or is skipped if it is complete. Under torchrun all ranks code and train.
 
     Returns:
         the figures on the held-out text ``before`` and ``after``, in nats.
@@ -147,11 +147,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
 
 
 class _Run:
-    """The parts of an adaptation, and what they share; raises ValueError for what would fail hours later.
-
-    Attributes:
-        learning: how the dictionary is learned; None if the objective needs none.
-    """
+    """The parts of an adaptation, and what they share; raises ValueError for what would fail hours later."""
 
     def __init__(self, settings: Adaptation, share: WorkShare) -> None:
         self.settings, self.share, self.output = settings, share, Path(settings.output)
@@ -161,13 +157,12 @@ class _Run:
         own = HuggingFaceTokenizer(source)
         check_vocabulary(own, int(config.vocab_size), source)
         self.tokenizer = open_tokenizer(source)
+        self.kind, collator = OBJECTIVES[settings.objective]
+        options: dict[str, Any] = {"masking": settings.masking}
         if settings.objective == "npm":
-            rules, seed = SpanRules(mask_prob=settings.masking.mask_prob), settings.masking.seed
-            self.collator: Any = SpanGroupsCollator(
-                self.tokenizer, max_length=positions_of(config), rules=rules, seed=seed
-            )
-        else:
-            self.collator = COLLATORS[settings.objective](self.tokenizer, settings.masking)
+            rules = SpanRules(mask_prob=settings.masking.mask_prob)
+            options = {"max_length": positions_of(config), "rules": rules, "seed": settings.masking.seed}
+        self.collator = collator(self.tokenizer, **options)
         if settings.auxiliary is not None:
             other = HuggingFaceTokenizer(hf_folder(settings.auxiliary))
             if other.vocabulary_fingerprint != own.vocabulary_fingerprint:
@@ -175,7 +170,7 @@ class _Run:
                     f"the auxiliary model {settings.auxiliary} has another vocabulary than {settings.model}; their "
                     "tokens must be the same"
                 )
-        self.learning: LearningSettings | None = None
+        self.learning: LearningSettings | None = None  # without codes
         if settings.objective in WITH_CODES:
             last = HuggingFaceEncoder.layers_of(settings.coded_model)
             learning = settings.learning or LearningSettings(layer=last, coder="topk")
@@ -238,17 +233,15 @@ class _Run:
                     "pass more text, or text to evaluate on with --valid"
                 )
             train, valid = text.part(0, len(text) - held_out), text.part(len(text) - held_out, len(text))
-        for named, part in (("--text", train), ("--valid", valid)):
-            if len(part) < fewest:
-                raise ValueError(
-                    f"the text of {named} is only {len(part)} sequence, and npm finds spans in other sequences; pass "
-                    "more text, or a smaller --max-length"
-                )
-        if self.learning is not None:
-            folder = self.output / "dictionary"
-            learn_from_sequences(
-                train, self.settings.coded_model, output=folder, settings=self.learning, overwrite=overwrite
+        short = [flag for flag, part in (("--text", train), ("--valid", valid)) if len(part) < fewest]
+        if short:
+            raise ValueError(
+                f"the text of {short[0]} is only 1 sequence, and npm finds spans in other sequences; pass more text, "
+                "or a smaller --max-length"
             )
+        if self.learning is not None:
+            options: dict[str, Any] = {"output": self.output / "dictionary", "overwrite": overwrite}
+            learn_from_sequences(train, self.settings.coded_model, settings=self.learning, **options)
         return train, valid
 
     def code(self, texts: Texts, learning: LearningSettings) -> None:
@@ -257,8 +250,8 @@ class _Run:
         coding = CodingSettings(layer=learning.layer, latent_top=self.settings.latent_top, **run)
         coder = load_coder(self.output / "dictionary")
         for name, sequences in zip(PARTS, texts, strict=True):
-            options: dict[str, Any] = {"coder": coder, "settings": coding, "share": self.share}
-            options["output"] = self.output / f"{name}.codes"
+            options: dict[str, Any] = {"output": self.output / f"{name}.codes", "share": self.share}
+            options |= {"coder": coder, "settings": coding}
             encode_sequences(sequences, self.settings.coded_model, **options)
             if self.share.count > 1:
                 torch.distributed.barrier()
@@ -272,19 +265,13 @@ class _Run:
         from mlsm_plugin.huggingface.trainer_callback import prepare
 
         model, datasets = self._model_and_datasets(texts)
-        training = self.settings.training
-        if self.settings.epochs is not None:
-            updates = training.updates_of_epochs(self.settings.epochs, len(datasets[0]), self.share.count)
+        training, epochs = self.settings.training, self.settings.epochs
+        if epochs is not None:
+            updates = training.updates_of_epochs(epochs, len(datasets[0]), self.share.count)
             training = replace(training, updates=updates)
-        trainer = prepare(
-            Trainer(
-                model,
-                training.arguments(self.output / "checkpoints"),
-                train_dataset=datasets[0],
-                eval_dataset=datasets[1],
-                data_collator=self.collator,
-            )
-        )
+        both = {"train_dataset": datasets[0], "eval_dataset": datasets[1]}
+        arguments = training.arguments(self.output / "checkpoints")
+        trainer = prepare(Trainer(model, arguments, data_collator=self.collator, **both))
         before = self.output / "before.json"
         if not before.exists():
             figures = trainer.evaluate()
@@ -299,17 +286,15 @@ class _Run:
     def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:
         """The model, and what it is trained and evaluated on."""
         stock, objective = load_masked_lm(self.settings.model), self.settings.objective
-        if objective == "npm":
-            return SpanContrastiveModel.of(stock), [SpanGroups(text) for text in texts]
         if self.learning is None:
-            kind = TokenContrastiveModel if objective == "taco" else MaskedLmModel
-            return kind.of(stock), [PretrainingSequences(text) for text in texts]
+            dataset: Any = SpanGroups if objective == "npm" else PretrainingSequences
+            return self.kind.of(stock), [dataset(text) for text in texts]
         stores = [self.output / f"{name}.codes" for name in PARTS]
         datasets = [PretrainingSequences(*pair) for pair in zip(texts, stores, strict=True)]
-        mlm_weight = float(objective == "mlsm+mlm")
+        options = {"num_atoms": datasets[0].num_atoms, "mlm_weight": float(objective == "mlsm+mlm")}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.training.seed)
-            return LatentSemanticModel.of(stock, num_atoms=datasets[0].num_atoms, mlm_weight=mlm_weight), datasets
+            return self.kind.of(stock, **options), datasets
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:

@@ -158,10 +158,8 @@ class SequenceBlocks(TokenBlocks):
 
     Args:
         sequences: the text.
-        pad: the id of padding.
-        special_ids: ids of the tokens that are no text, ``pad`` among them.
-        num_symbols: number of ids of the model.
-        max_tokens: longest sequence that the model takes.
+        pad, special_ids: the id of padding, and those of all tokens that are no text.
+        num_symbols, max_tokens: number of ids, and longest sequence of the model.
 
     Raises:
         ValueError: a sequence is too long, or holds an id that the model does not have.
@@ -206,12 +204,7 @@ class SequenceBlocks(TokenBlocks):
 def blocks_for_model(
     sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None = None
 ) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
-    """The sequences as blocks for a model, and the tokenizer that says which tokens are special.
-
-    Args:
-        sequences: the text.
-        model: folder or hub name, with or without ``hf:``; its weights are not read.
-        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
+    """The sequences as blocks for a model, and the tokenizer that says which tokens are special; reads no weights.
 
     Raises:
         ValueError: the model or the tokenizer does not exist or is not supported, they do not fit each other, or the
@@ -229,9 +222,7 @@ def blocks_for_model(
         )
     # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
-        remedy = (
-            "to code such text all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
-        )
+        remedy = "to code it all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
         sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
     limits = {"num_symbols": int(config.vocab_size), "max_tokens": positions_of(config)}
     return SequenceBlocks(sequences, pad=found.pad_id, special_ids=found.special_ids, **limits), found

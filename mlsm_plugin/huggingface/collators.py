@@ -109,19 +109,28 @@ class MaskedLmCollator(_TextCollator):
         Raises:
             ValueError: an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
         """
-        content, generators = self._begun(sequences)
-        masked = [self._drawn(*one) for one in zip(sequences, generators, strict=True)]
-        return {**self._written(sequences, masked, generators), "content": content}
+        check_samples(sequences, PretrainingSequence)
+        content = [self._content(f"sequence {one.index}", one.input_ids) for one in sequences]
+        rngs = [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
+        masked, more = self._masked(sequences, rngs)
+        inputs, attended, labels = [], [], []
+        for one, places, rng in zip(sequences, masked, rngs, strict=True):
+            ids = one.input_ids
+            inputs.append(self.masking.written(ids, places, rng, mask=self.mask, cumulative=self._cumulative))
+            attended.append(ids != self.pad)
+            labels.append(np.where(places, ids, IGNORED))
+        attention = padded(attended, 0)
+        attention[:, 0] = 1  # attention to nothing may not be finite
+        batch = {"input_ids": padded(inputs, self.pad), "attention_mask": attention, "labels": padded(labels, IGNORED)}
+        return {**batch, "content": torch.tensor(content), **more}
 
     def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
         """How many tokens of a batch are masked, and how many there are but special ones."""
         return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
 
-    def _begun(self, sequences: Sequence[PretrainingSequence]) -> tuple[Tensor, list[Rng]]:
-        """How many tokens of each sequence are text, and what decides its masks."""
-        check_samples(sequences, PretrainingSequence)
-        content = torch.tensor([self._content(f"sequence {one.index}", one.input_ids) for one in sequences])
-        return content, [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
+    def _masked(self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]) -> tuple[Any, dict[str, Any]]:
+        """Which tokens of each sequence are masked, ``(T,)`` bool, and what else a batch holds."""
+        return [self._drawn(*one) for one in zip(sequences, rngs, strict=True)], {}
 
     def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
         """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
@@ -132,56 +141,34 @@ class MaskedLmCollator(_TextCollator):
             drawn = drawn[np.maximum(np.cumsum(begins) - 1, 0)]  # that of a word's number decides for all its pieces
         return drawn & ~self.unmasked[ids]
 
-    def _written(
-        self, sequences: Sequence[PretrainingSequence], masked: Sequence[np.ndarray], generators: Sequence[Rng]
-    ) -> dict[str, Any]:
-        """The batch in which the tokens ``masked`` are masked."""
-        originals = [one.input_ids for one in sequences]
-        inputs = [
-            self.masking.written(ids, places, rng, mask=self.mask, cumulative=self._cumulative)
-            for ids, places, rng in zip(originals, masked, generators, strict=True)
-        ]
-        attention = padded([ids != self.pad for ids in originals], 0)
-        attention[:, 0] = 1  # attention to nothing may not be finite
-        labels = [np.where(places, ids, IGNORED) for ids, places in zip(originals, masked, strict=True)]
-        return {"input_ids": padded(inputs, self.pad), "attention_mask": attention, "labels": padded(labels, IGNORED)}
-
 
 class LatentSemanticCollator(MaskedLmCollator):
-    """Masks sequences and looks up the codes of the masked tokens.
+    """Masks sequences of one dataset, and looks up the codes of the masked tokens.
 
     Only tokens that have a code are masked, so that both losses of MLSM + MLM count the same tokens, and the Trainer's
     means over an update are exact. If the codes cover a share of the positions, the masks are drawn among those, so
-    that the share of all tokens that is masked stays. Arguments and errors are those of :class:`MaskedLmCollator`.
+    that the share of all tokens that is masked stays.
+
+    A batch also has ``codes``: ``atoms`` (n, m) int32, padded with -1, and ``weights`` (n, m) float16, padded with 0,
+    of the n masked tokens in the order in which ``labels != -100`` selects them. The dataset must have codes, and their
+    coverage must reach ``mask_prob``, and go with ``whole_words``; otherwise as :class:`MaskedLmCollator`.
     """
 
     few_masks = "too many tokens have no code, or are unknown to the tokenizer"
 
-    def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
-        """A batch of B sequences of one dataset, padded to the longest.
-
-        Returns:
-            what :class:`MaskedLmCollator` gives, and ``codes``: ``atoms`` (n, m) int32, padded with -1, and ``weights``
-            (n, m) float16, padded with 0, of the n masked tokens in the order in which ``labels != -100`` selects them.
-
-        Raises:
-            ValueError: an id is not in the vocabulary, the dataset has no codes, the sequences are of several datasets,
-                or the coverage of the codes is below ``mask_prob`` or does not go with ``whole_words``.
-        """
-        content, generators = self._begun(sequences)
+    def _masked(self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]) -> tuple[Any, dict[str, Any]]:
         codes = self._codes(sequences)
         positions = [one.first + np.arange(len(one.input_ids)) for one in sequences]
         drawn = [
             self._drawn(one, rng, codes.coverage) & codes.covered(where)
-            for one, rng, where in zip(sequences, generators, positions, strict=True)
+            for one, rng, where in zip(sequences, rngs, positions, strict=True)
         ]
         chosen = np.concatenate(drawn)
         atoms, weights = codes.lookup(np.concatenate(positions)[chosen])
         coded = weights.any(axis=1)
         chosen[chosen] = coded
         masked = np.split(chosen, np.cumsum([len(where) for where in positions])[:-1])
-        found = {"atoms": torch.from_numpy(atoms[coded]), "weights": torch.from_numpy(weights[coded])}
-        return {**self._written(sequences, masked, generators), "content": content, "codes": found}
+        return masked, {"codes": {"atoms": torch.from_numpy(atoms[coded]), "weights": torch.from_numpy(weights[coded])}}
 
     def _codes(self, sequences: Sequence[PretrainingSequence]) -> SequenceCodes:
         codes = sequences[0].codes
@@ -203,19 +190,18 @@ class LatentSemanticCollator(MaskedLmCollator):
 
 
 class TokenContrastiveCollator(MaskedLmCollator):
-    """Masks sequences, and draws what each anchor of the batch is compared with, as ``contrast`` says."""
+    """Masks sequences, and draws what each anchor of the batch is compared with, as ``contrast`` says.
+
+    A batch also has ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and ``negative`` (B, T, K) int64, as
+    :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
+    """
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None, contrast: Contrast | None = None) -> None:
         super().__init__(tokenizer, masking)
         self.contrast = contrast or Contrast()
 
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
-        """A batch of B sequences, padded to the longest.
-
-        Returns:
-            what :class:`MaskedLmCollator` gives, and ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and
-            ``negative`` (B, T, K) int64, as :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
-        """
+        """See the class."""
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
         original = torch.where(masked, batch["labels"], batch["input_ids"])

@@ -15,6 +15,7 @@ from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
+from mlsm_plugin.sparse_coding.formats.tensor_file import read_safetensors
 
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
@@ -125,16 +126,10 @@ class LatentSemanticModel(PretrainingModel):
 
 
 def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if not path.is_file():
         return None
-    try:
-        found: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); write it again, or delete it for a new head") from None
-    fits = set(found) == {"weight", "bias"} and found["weight"].ndim == 2
-    if not fits or found["bias"].shape != found["weight"].shape[:1]:
+    file = read_safetensors(path)
+    found = {"weight": file.take("weight", 2), "bias": file.take("bias")}
+    if found["bias"].shape != found["weight"].shape[:1]:
         raise ValueError(f"{path} does not hold a latent head (weight and bias); delete it for a new one")
     return found

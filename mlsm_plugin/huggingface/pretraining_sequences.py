@@ -89,8 +89,8 @@ class _Samples(Dataset):
 class PretrainingSequences(_Samples):
     """Sequences of ids for the collators of this package.
 
-    In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch; all worker
-    processes see it. Where nothing sets it, as in evaluation, the masks are always the same.
+    In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing
+    sets it, as in evaluation, the masks are always the same.
 
     Args:
         input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.
@@ -106,11 +106,7 @@ class PretrainingSequences(_Samples):
 
     @property
     def num_atoms(self) -> int:
-        """Atoms of the codes.
-
-        Raises:
-            ValueError: there are no codes.
-        """
+        """Atoms of the codes; raises ValueError if there are none."""
         if self.codes is None:
             raise ValueError("these sequences have no codes; pass the folder of their codes")
         return self.codes.num_atoms

@@ -21,7 +21,6 @@ from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownT
 logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 1000
-FEWEST = 3  # a token, and those that begin and end a sequence
 
 
 def ids_of_lines(
@@ -30,7 +29,7 @@ def ids_of_lines(
     """The library's ids of each line, without special tokens; None for a blank line, the end of a document.
 
     A line that follows another one is read with a space before it: byte-level pieces would else continue its last word.
-    The tokenizers of BERT and SentencePiece begin a word with each line, with or without the space. ``unknown`` counts.
+    Tokenizers of BERT and SentencePiece begin a word with each line in either case. ``unknown`` counts.
     """
     apart = (f" {line}" if line and before else line for before, line in pairwise(chain([""], lines)))
     while batch := list(islice(apart, LINES_AT_ONCE)):
@@ -58,9 +57,7 @@ def write_text_sequences(
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     overwrite: bool = False,
 ) -> tuple[TokenSequences, bool]:
-    """Tokenize text and write sequences of whole lines, see :func:`packed`.
-
-    The folder appears as a whole. Only a few lines are in memory at a time.
+    """Tokenize text and write sequences of whole lines, see :func:`packed`; the folder appears as a whole.
 
     Args:
         texts: files with a sentence a line and blank lines between documents, plain or compressed.
@@ -80,7 +77,6 @@ def write_text_sequences(
     """
     size = check_text_files(texts)
     length = default_max_length(tokenizer) if max_length is None else max_length
-    check_max_length(length)
     KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
     found = HuggingFaceTokenizer(tokenizer)
     plan = {
@@ -114,12 +110,6 @@ def write_text_sequences(
     return written, True
 
 
-def check_max_length(max_length: int) -> None:
-    """Raise ValueError if ``max_length`` leaves no room for a token between the two that surround a sequence."""
-    if max_length < FEWEST:
-        raise ValueError(f"--max-length must be at least {FEWEST}: two special tokens and one of the text")
-
-
 def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int, end: int) -> Iterator[list[int]]:
     """Sequences of whole lines, as many as fit, each between ``begin`` and ``end``.
 
@@ -130,12 +120,10 @@ def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int
         lines: the ids of each line; None between two documents, which share no sequence.
         max_length: longest sequence, ``begin`` and ``end`` included.
         begin, end: ids around each sequence.
-
-    Raises:
-        ValueError: ``max_length`` leaves no room for a token.
     """
-    check_max_length(max_length)
     room = max_length - 2
+    if room < 1:
+        raise ValueError("--max-length must be at least 3: two special tokens and one of the text")
     current: list[int] = []
     for line in lines:
         if current and (line is None or len(current) + len(line) > room):

@@ -35,8 +35,7 @@ KINDS = (
 class TokenSequences:
     """A corpus as sequences of ids, special tokens included, in a fixed order.
 
-    The position of a token is its number in all sequences, one after the other, from 0. It is the token's row in a code
-    store.
+    The position of a token, which is its row in a code store, is its number in all sequences, from 0.
 
     Args:
         input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
@@ -81,11 +80,7 @@ class TokenSequences:
         return _checked(self._ids[index], index)
 
     def part(self, first: int, last: int) -> TokenSequences:
-        """The sequences ``first`` to ``last``, which is excluded, as a corpus of their own.
-
-        Raises:
-            ValueError: they have no token.
-        """
+        """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
         found = TokenSequences(self._ids[first:last])
         found.about = self.about
         return found
@@ -133,8 +128,7 @@ class TokenSequences:
         Args:
             folder: the folder, with the files ``ids.npy`` (int32) and ``starts.npy`` (int64).
             sequences: the ids of each sequence.
-            about: where they come from, as values that JSON can hold, for ``meta.json``; ``tokenizer`` is the
-                ``vocabulary_fingerprint`` of their tokenizer, which coding compares with that of the model.
+            about: for ``meta.json``, such as ``tokenizer``, the ``vocabulary_fingerprint`` of their tokenizer.
 
         Raises:
             ValueError: as of the class.

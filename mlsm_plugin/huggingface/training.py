@@ -51,14 +51,15 @@ class TrainingSettings:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     @property
-    def device_type(self) -> str:
-        """``cuda`` or ``cpu``."""
-        return "cuda" if torch.cuda.is_available() and not self.cpu else "cpu"
+    def on_cpu(self) -> bool:
+        """Whether no GPU is used."""
+        return self.cpu or not torch.cuda.is_available()
 
     @property
     def in_bf16(self) -> bool:
         """Whether matrix products are in bfloat16."""
-        return has_fast_bf16(torch.device(self.device_type)) if self.bf16 == "auto" else self.bf16 == "on"
+        device = torch.device("cpu" if self.on_cpu else "cuda")
+        return has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on"
 
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
         """How many updates are ``epochs`` passes over ``number`` samples; the last batch and update may be smaller."""
@@ -84,7 +85,6 @@ class TrainingSettings:
             gradient_accumulation_steps=self.accumulate,
             learning_rate=self.learning_rate,
             warmup_steps=round(self.warmup * self.updates),
-            lr_scheduler_type="linear",
             weight_decay=self.weight_decay,
             adam_beta2=0.98,
             bf16=self.in_bf16,
@@ -95,9 +95,8 @@ class TrainingSettings:
             logging_steps=min(100, self.evaluate_every),
             seed=self.seed,
             dataloader_num_workers=self.workers,
-            use_cpu=self.device_type == "cpu",
+            use_cpu=self.on_cpu,
             report_to=[],
-            remove_unused_columns=False,
             ddp_timeout=SECONDS_TO_WAIT,
             average_tokens_across_devices=True,
         )
