@@ -170,12 +170,11 @@ class _Run:
                     f"the auxiliary model {settings.auxiliary} has another vocabulary than {settings.model}; their "
                     "tokens must be the same"
                 )
-        self.learning: LearningSettings | None = None  # without codes
+        self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
             last = HuggingFaceEncoder.layers_of(settings.coded_model)
-            learning = settings.learning or LearningSettings(layer=last, coder="topk")
             device = "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
-            self.learning = replace(learning, device=device)
+            self.learning = replace(settings.learning or LearningSettings(layer=last, coder="topk"), device=device)
         self.length = settings.max_length or default_max_length(source)
         limit = min(map(HuggingFaceEncoder.usual_tokens_of, {settings.model, settings.coded_model}))
         if self.length > limit:
@@ -216,8 +215,9 @@ class _Run:
         return plan
 
     def _sequences(self, texts: Sequence[str], name: str, overwrite: bool) -> TokenSequences:
-        options = {"max_length": self.length, "max_unk_rate": self.settings.max_unk_rate, "overwrite": overwrite}
-        return write_text_sequences(texts, self.settings.model, self.output / name, **options)[0]
+        options: dict[str, Any] = {"max_length": self.length, "max_unk_rate": self.settings.max_unk_rate}
+        output = self.output / name
+        return write_text_sequences(texts, self.settings.model, output, overwrite=overwrite, **options)[0]
 
     def prepare(self, *, overwrite: bool) -> Texts:
         """Make the sequences and the dictionary; ``overwrite`` what another plan has made."""

@@ -48,15 +48,13 @@ def encode_sequences(
     tokenizer: PathLike | None = None,
     share: WorkShare = ALL_OF_IT,
 ) -> CodingFigures:
-    """Write this process's shards of a code store; resumes a stopped run.
+    """Write this process's shards of a code store, a row for each token of the sequences; resumes a stopped run.
 
-    The store has a row for each token of the sequences, in their order. Rows of special tokens (those that begin,
-    separate, end, pad and mask) are empty, and at a coverage below 1 also those of the other positions. A process that
-    finds no shard missing after its own work seals the store.
+    Rows of special tokens (those that begin, separate, end, pad and mask) are empty, and at a coverage below 1 also
+    those of the other positions. A process that finds no shard missing after its own work seals the store.
 
     Args:
-        input_ids: as of :class:`TokenSequences`, or one of these. The id of padding is not attended to, and all token
-            types are 0.
+        input_ids: as of :class:`TokenSequences`, or one of these. Padding is not attended to; all token types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
         coder: what codes the hidden states, see :func:`~mlsm_plugin.sparse_coding.coder.load_coder`.
         output: folder of the store.
@@ -65,9 +63,8 @@ def encode_sequences(
         share: the part of the shards that this process codes.
 
     Raises:
-        ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with other
-            settings or sequences, all codes of a shard are empty, or codes cannot be written (see
-            :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`).
+        ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with others, or
+            as of :func:`~mlsm_plugin.auxiliary.block_coding.encode_blocks`.
     """
     fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
@@ -116,9 +113,6 @@ def learn_from_sequences(
         settings: what is learned.
         overwrite: replace another coder that is already there.
 
-    Returns:
-        the coder, loaded from its folder.
-
     Raises:
         ValueError: model, tokenizer and sequences do not belong together, or as of
             :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`.
@@ -143,9 +137,8 @@ def _blocks_and_encoder(
     blocks, found = blocks_for_model(sequences, model, tokenizer)
 
     def open_encoder() -> LibraryEncoder:
-        encoder = LibraryEncoder(
-            model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
-        )
+        options: dict[str, Any] = {"layer": settings.layer, "device": settings.device, "fp16": settings.fp16}
+        encoder = LibraryEncoder(model, tokenizer=found, **options)
         if coder is not None:
             check_width(encoder, coder)
         return encoder
@@ -176,7 +169,7 @@ class SequenceBlocks(TokenBlocks):
                 f"sequences, for example with `mlsm binarize --format sequences --max-length {max_tokens}`"
             )
         if sequences.largest_id >= num_symbols:
-            number = next(index for index, ids in enumerate(sequences) if ids.max(initial=0) >= num_symbols)
+            number = next(index for index in range(len(sequences)) if sequences[index].max(initial=0) >= num_symbols)
             raise ValueError(
                 f"sequence {number} has the id {int(sequences[number].max())}, but the model has the ids 0 to "
                 f"{num_symbols - 1} only; use sequences of its own tokenizer"

@@ -37,11 +37,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, kw_only=True)
 class Masking(MaskFates):
-    """BERT's masking; ``leave_unmasked_prob`` and ``random_token_prob`` are shares of the masked tokens.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """BERT's masking; ``leave_unmasked_prob`` and ``random_token_prob`` are shares of the masked tokens."""
 
     mask_prob: float = option(0.15, above=0, most=1, help="share of the tokens (of whole words: of the words) to mask")
     whole_words: bool = option(
@@ -258,8 +254,7 @@ class SpanGroupsCollator(_TextCollator):
     def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
         rules = rules or SpanRules()
         super().__init__(tokenizer, rules.mask_prob)
-        vocabulary = tokenizer.get_vocab()
-        start, end = (vocabulary.get(symbol, self.mask) for symbol in SPAN_MASKS)
+        start, end = (tokenizer.get_vocab().get(symbol, self.mask) for symbol in SPAN_MASKS)
         self.masking = SpanMasking(
             pieces=piece_classes(tokenizer, (start, end)),
             rules=rules,

@@ -39,8 +39,8 @@ class LatentSemanticModel(PretrainingModel):
         """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
         Raises:
-            ValueError: the model does not exist, has no trained masked-LM head, or has no latent head and ``num_atoms``
-                is not given; the latent head is damaged.
+            ValueError: the model or its trained masked-LM head does not exist, the latent head is damaged, or it does
+                not exist and ``num_atoms`` is not given.
         """
         saved = _read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:
@@ -101,13 +101,7 @@ class LatentSemanticModel(PretrainingModel):
         number = masked_of_rows.sum()
         return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
 
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        *args: Any,
-        state_dict: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
         """Write a stock model folder, with arguments of the stock class, and the latent head beside the model.
 
         A Trainer's ``checkpoint-N`` also has the latent head in the file of the model: the Trainer restores only that.

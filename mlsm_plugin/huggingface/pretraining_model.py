@@ -57,7 +57,7 @@ class PretrainingModel:
         """
         head_of(model)
         stock = next(one for one in type(model).__mro__ if not issubclass(one, PretrainingModel))
-        model.__class__ = _with_objective(cls, stock)
+        model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
         model.set_objective(**options)
         return model
 
@@ -83,8 +83,7 @@ class PretrainingModel:
 
         Args:
             input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
-            content: ``(B,)`` number of tokens of each sequence or group but special ones, for ``masked_share``; or
-                None.
+            content: ``(B,)`` tokens of each sequence or group but special ones, for ``masked_share``; or None.
             num_items_in_batch: number of labels of the update; None: those of the batch.
             batch: the rest of the batch, and options of the stock class.
 
@@ -149,8 +148,7 @@ class TokenContrastiveModel(PretrainingModel):
     """A masked LM whose nearby tokens get similar global semantics: TACO (Fu et al., ACL 2022), with MLM.
 
     The global semantics of a token is the difference of its last hidden state and its embedding. The contrastive loss
-    of a batch is a mean over its anchors. Over several batches of an update, these means are weighted by the masked
-    tokens of the batches.
+    is a mean over the anchors of a batch, weighted by the masked tokens where an update has several batches.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
         contrastive_weight: weight of the contrastive loss, not negative.
@@ -242,19 +240,12 @@ def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Head:
-    """The two halves of a masked-LM head.
+    """The two halves of a masked-LM head."""
 
-    Attributes:
-        transform: hidden states ``(n, d)`` to what the projection to the vocabulary reads, ``(n, width)``.
-        project: what ``transform`` gives to vocabulary logits ``(n, V)``.
-        width: width of what ``transform`` gives.
-        bias: the parameter that only ``project`` reads: its weight may be that of the embeddings. None: there is none.
-    """
-
-    transform: Step
-    project: Step
+    transform: Step  # hidden states (n, d) to what the projection to the vocabulary reads, (n, width)
+    project: Step  # from there to vocabulary logits (n, V)
     width: int
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # which only ``project`` reads: its weight may be that of the embeddings
 
 
 def head_of(model: Any) -> Head:

@@ -17,10 +17,7 @@ from mlsm_plugin.sparse_coding.stored_codes import covered_positions, recorded_c
 
 
 class SequenceCodes(CodeStore):
-    """The codes of exactly these sequences, which know the positions that have one.
-
-    Attributes:
-        coverage: share of the positions that are coded.
+    """The codes of exactly these sequences, which know the positions that have one: a share ``coverage`` of them.
 
     Raises:
         ValueError: the codes belong to other sequences or another order, or are unfinished or damaged.
@@ -43,21 +40,13 @@ class SequenceCodes(CodeStore):
 
 @dataclass(frozen=True)
 class PretrainingSequence:
-    """A sequence before it is masked. It is not a dict, so that the Trainer removes nothing from it.
+    """A sequence before it is masked. It is not a dict, so that the Trainer removes nothing from it."""
 
-    Attributes:
-        input_ids: ``(T,)`` int64, special tokens included.
-        index: number of the sequence.
-        epoch: decides the masks, together with the index.
-        first: position of the first token in the corpus.
-        codes: the codes of the corpus; None without MLSM.
-    """
-
-    input_ids: np.ndarray
-    index: int
+    input_ids: np.ndarray  # (T,) int64, special tokens included
+    index: int  # of the sequence; it decides the masks, together with the epoch
     epoch: int
-    first: int
-    codes: SequenceCodes | None
+    first: int  # position of the first token in the corpus
+    codes: SequenceCodes | None  # of the corpus
 
 
 @dataclass(frozen=True)
@@ -75,11 +64,6 @@ class _Samples(Dataset):
     def __init__(self, input_ids: Any) -> None:
         self.sequences = TokenSequences.of(input_ids)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        """What decides masks and spans."""
-        return int(self._epoch[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides masks and spans."""
@@ -116,7 +100,7 @@ class PretrainingSequences(_Samples):
 
     def __getitem__(self, index: int) -> PretrainingSequence:
         first = int(self.sequences.starts[index])
-        return PretrainingSequence(self.sequences[index], int(index), self.epoch, first, self.codes)
+        return PretrainingSequence(self.sequences[index], int(index), int(self._epoch[0]), first, self.codes)
 
 
 class SpanGroups(_Samples):
@@ -142,4 +126,4 @@ class SpanGroups(_Samples):
         return len(self.groups)
 
     def __getitem__(self, index: int) -> SpanGroup:
-        return SpanGroup([self.sequences[int(one)] for one in self.groups[index]], int(index), self.epoch)
+        return SpanGroup([self.sequences[int(one)] for one in self.groups[index]], int(index), int(self._epoch[0]))

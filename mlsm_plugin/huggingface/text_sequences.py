@@ -68,7 +68,7 @@ def write_text_sequences(
         overwrite: replace other sequences that are already there.
 
     Returns:
-        the sequences, and whether they were written now; False: they were already there.
+        the sequences, and whether they were written now, or were already there.
 
     Raises:
         ValueError: a text is empty or not UTF-8, there is no usable tokenizer, too many tokens are unknown,

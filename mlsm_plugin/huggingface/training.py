@@ -24,11 +24,7 @@ NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to r
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained; the optimizer is AdamW with betas 0.9 and 0.98. The rate falls linearly to 0.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """How a model is trained, with AdamW (betas 0.9, 0.98) and a rate that falls linearly to 0; checks its values."""
 
     updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
     batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) of a batch on each device")
@@ -105,10 +101,7 @@ class TrainingSettings:
 
 
 def train(trainer: Any) -> dict[str, float]:
-    """Train, or resume from the last whole checkpoint.
-
-    Returns:
-        the figures of an evaluation at the end, in nats.
+    """Train, or resume from the last whole checkpoint; then evaluate, in nats.
 
     Raises:
         ValueError: the loss is not finite at the end.
