@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(codes, LearningSettings, only=("layer", *of_learning), defaults=defaults)
     training = parser.add_argument_group("training")
     add_settings(training, Adaptation, only=("epochs",))
-    add_settings(training, TrainingSettings, defaults={"updates": None})
+    add_settings(training, TrainingSettings, without=("weight_decay",), defaults={"updates": None})
     add_settings(training, ModelRun, only=("threads",))
 
 

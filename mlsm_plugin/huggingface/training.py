@@ -31,7 +31,7 @@ class TrainingSettings:
     accumulate: int = option(1, least=1, help="batches of an update")
     learning_rate: float = option(2e-4, above=0, help="largest learning rate")
     warmup: float = option(0.06, least=0, most=1, help="share of the updates with rising rate")
-    weight_decay: float = 0.01
+    weight_decay: float = option(0.01, least=0, help="of AdamW")
     bf16: str = option(
         "auto", choices=("auto", "on", "off"),
         help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
@@ -43,8 +43,6 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     @property
     def on_cpu(self) -> bool:
