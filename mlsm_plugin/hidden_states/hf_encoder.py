@@ -64,13 +64,10 @@ class LibraryEncoder:
         device: str | torch.device | None = None,
         fp16: bool = False,
     ) -> None:
-        folder = hf_folder(name, weights=True)
-        config = supported_config(folder)
+        folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
         self.layer, self.num_layers = layer, int(config.num_hidden_layers)
         check_layer(layer, self.num_layers, folder)
-        self.tokenizer = tokenizer or HuggingFaceTokenizer(folder)
         self.pad = self.tokenizer.pad_id
-        check_vocabulary(self.tokenizer, int(config.vocab_size), folder)
         self.max_tokens = positions_of(config)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
@@ -137,6 +134,24 @@ def positions_of(config: Any) -> int:
     # mpnet uses 1, whatever the configuration says
     padding = 1 if config.model_type == "mpnet" else int(config.pad_token_id)
     return positions - padding - 1
+
+
+def model_and_tokenizer(
+    name: str | os.PathLike[str],
+    tokenizer: HuggingFaceTokenizer | str | os.PathLike[str] | None = None,
+    *,
+    weights: bool = False,
+) -> tuple[Path, Any, HuggingFaceTokenizer]:
+    """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
+
+    Raises:
+        ValueError: the model or the tokenizer does not exist or is not supported, or they do not fit.
+    """
+    folder = hf_folder(name, weights=weights)
+    config = supported_config(folder)
+    found = tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer or folder)
+    check_vocabulary(found, int(config.vocab_size), folder)
+    return folder, config, found
 
 
 def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:

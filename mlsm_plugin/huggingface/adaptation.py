@@ -16,18 +16,12 @@ from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.data.span_groups import SpanRules
 from mlsm_plugin.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
-from mlsm_plugin.files.hf_files import hf_folder, save_pretrained
+from mlsm_plugin.files.hf_files import save_pretrained
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
 from mlsm_plugin.files.settings import option
 from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.hf_encoder import (
-    HuggingFaceEncoder,
-    check_vocabulary,
-    load_masked_lm,
-    positions_of,
-    supported_config,
-)
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, model_and_tokenizer, positions_of
 from mlsm_plugin.hidden_states.settings import ModelRun
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
@@ -152,10 +146,7 @@ class _Run:
     def __init__(self, settings: Adaptation, share: WorkShare) -> None:
         self.settings, self.share, self.output = settings, share, Path(settings.output)
         self.processes = self._processes()
-        source = hf_folder(settings.model, weights=True)
-        config = supported_config(source)
-        own = HuggingFaceTokenizer(source)
-        check_vocabulary(own, int(config.vocab_size), source)
+        source, config, own = model_and_tokenizer(settings.model, weights=True)
         self.tokenizer = open_tokenizer(source)
         self.kind, collator = OBJECTIVES[settings.objective]
         options: dict[str, Any] = {"masking": settings.masking}
@@ -164,7 +155,7 @@ class _Run:
             options = {"max_length": positions_of(config), "rules": rules, "seed": settings.masking.seed}
         self.collator = collator(self.tokenizer, **options)
         if settings.auxiliary is not None:
-            other = HuggingFaceTokenizer(hf_folder(settings.auxiliary))
+            other = HuggingFaceTokenizer(settings.auxiliary)
             if other.vocabulary_fingerprint != own.vocabulary_fingerprint:
                 raise ValueError(
                     f"the auxiliary model {settings.auxiliary} has another vocabulary than {settings.model}; their "

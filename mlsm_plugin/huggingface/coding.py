@@ -15,16 +15,10 @@ from mlsm_plugin.auxiliary.block_coding import CodingEstimate, CodingFigures, en
 from mlsm_plugin.auxiliary.coder_fit import check_width, fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into, learning_plan
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
+from mlsm_plugin.files.hf_files import HF_PREFIX
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks
-from mlsm_plugin.hidden_states.hf_encoder import (
-    HuggingFaceEncoder,
-    LibraryEncoder,
-    check_vocabulary,
-    positions_of,
-    supported_config,
-)
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, model_and_tokenizer, positions_of
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.coder import SparseCoder, load_coder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
@@ -200,13 +194,10 @@ def blocks_for_model(
     """The sequences as blocks for a model, and the tokenizer that says which tokens are special; reads no weights.
 
     Raises:
-        ValueError: the model or the tokenizer does not exist or is not supported, they do not fit each other, or the
-            sequences do not fit them, or have too many unknown tokens.
+        ValueError: as of :func:`~mlsm_plugin.hidden_states.hf_encoder.model_and_tokenizer`; the sequences do not fit
+            them, or have too many unknown tokens.
     """
-    folder = hf_folder(model)
-    config = supported_config(folder)
-    found = HuggingFaceTokenizer(folder if tokenizer is None else tokenizer)
-    check_vocabulary(found, int(config.vocab_size), folder)
+    _, config, found = model_and_tokenizer(model, tokenizer)
     made_with = sequences.about.get("tokenizer")
     if made_with not in (None, found.vocabulary_fingerprint):
         raise ValueError(
