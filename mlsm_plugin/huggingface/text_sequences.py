@@ -77,6 +77,7 @@ def write_text_sequences(
     """
     size = check_text_files(texts)
     length = default_max_length(tokenizer) if max_length is None else max_length
+    check_max_length(length)
     KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
     found = HuggingFaceTokenizer(tokenizer)
     plan = {
@@ -110,6 +111,12 @@ def write_text_sequences(
     return written, True
 
 
+def check_max_length(max_length: int) -> None:
+    """Raise ValueError if ``max_length`` leaves no room for a token between the two that surround a sequence."""
+    if max_length < 3:
+        raise ValueError("--max-length must be at least 3: two special tokens and one of the text")
+
+
 def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int, end: int) -> Iterator[list[int]]:
     """Sequences of whole lines, as many as fit, each between ``begin`` and ``end``.
 
@@ -121,9 +128,8 @@ def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int
         max_length: longest sequence, ``begin`` and ``end`` included.
         begin, end: ids around each sequence.
     """
+    check_max_length(max_length)
     room = max_length - 2
-    if room < 1:
-        raise ValueError("--max-length must be at least 3: two special tokens and one of the text")
     current: list[int] = []
     for line in lines:
         if current and (line is None or len(current) + len(line) > room):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsm_plugin.huggingface.text_sequences import packed
+from mlsm_plugin.huggingface.text_sequences import check_max_length, packed
 
 BEGIN, END = -1, -2
 Lines = list[list[int] | None]
@@ -64,6 +64,8 @@ def test_lines_that_fit_are_whole_and_sequences_are_as_full_as_can_be(lines: lis
 
 @pytest.mark.parametrize("length", [-1, 0, 2])
 def test_a_length_without_room_is_refused(length: int) -> None:
+    with pytest.raises(ValueError, match="--max-length must be at least 3"):
+        check_max_length(length)
     with pytest.raises(ValueError, match="--max-length must be at least 3"):
         list(packed([], max_length=length, begin=BEGIN, end=END))
 
