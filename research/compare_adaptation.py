@@ -152,12 +152,11 @@ class Comparison:
     def mlm_bits(self, model: Path) -> float:
         """Mean loss of the masked tokens of the held-out text, in bits."""
         tokenizer = AutoTokenizer.from_pretrained(model)
-        sequences, _ = write_text_sequences(
-            [self.args.valid], model, self.output / "held-out", max_length=self.args.max_length, show_progress=False
-        )
+        held_out = self.output / "held-out"
+        sequences, _ = write_text_sequences([self.args.valid], model, held_out, max_length=self.args.max_length)
         data, collator = PretrainingSequences(sequences), MaskedLmCollator(tokenizer)
         network = MaskedLmModel.from_pretrained(model).to(self.device).eval()
-        sums = np.zeros(len(network.parts))
+        sums = np.zeros(2 * len(network.figures))
         for first in range(0, len(data), BATCH):
             batch = collator([data[index] for index in range(first, min(first + BATCH, len(data)))])
             output = network(**{name: values.to(self.device) for name, values in batch.items()})

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from typing import Any
 
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=output_folder, required=True, metavar="DIR", help="folder for everything that is made"
     )
     add_settings(parser, Adaptation, only=("objective", "valid_texts", "max_length", "max_unk_rate"))
-    add_settings(parser, Masking)
+    add_settings(parser, Masking, without=("seed",))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
     of_learning = [name for name in OF_LEARNING if name != "seed"]
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(codes, LearningSettings, only=("layer", *of_learning), defaults=defaults)
     training = parser.add_argument_group("training")
     add_settings(training, Adaptation, only=("epochs",))
-    add_settings(training, TrainingSettings, defaults={"updates": None})
+    add_settings(training, TrainingSettings, without=("weight_decay",), defaults={"updates": None})
     add_settings(training, ModelRun, only=("threads",))
 
 
@@ -65,23 +66,15 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     if args.epochs is not None and args.updates is not None:
         raise ValueError("pass --epochs or --updates, not both")
-    training = settings_of(TrainingSettings, args, **({} if args.updates is not None else {"updates": 1}))
-    learning = None
+    if args.updates is None:
+        args.updates, args.epochs = 1, EPOCHS if args.epochs is None else args.epochs
+    training = settings_of(TrainingSettings, args)
+    parts: dict[str, Any] = {"training": training, "masking": settings_of(Masking, args), "auxiliary": None}
     if args.objective in WITH_CODES:
         layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
-        learning = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16)
-    settings = settings_of(
-        Adaptation,
-        args,
-        model=args.model,
-        texts=args.text,
-        output=args.output,
-        learning=learning,
-        auxiliary=args.auxiliary if learning else None,
-        masking=settings_of(Masking, args, seed=args.seed),
-        training=training,
-        epochs=EPOCHS if args.epochs is None and args.updates is None else args.epochs,
-    )
+        parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16)
+        parts["auxiliary"] = args.auxiliary
+    settings = settings_of(Adaptation, args, model=args.model, texts=args.text, output=args.output, **parts)
     with torch_threads(args.threads):
         figures = adapt(settings)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

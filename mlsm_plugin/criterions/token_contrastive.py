@@ -5,7 +5,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq import utils
@@ -26,6 +25,7 @@ from mlsm_plugin.losses.token_contrastive import (
     ContrastiveTerms,
     check_contrast_weight,
     contrastive_terms,
+    generator_of,
     sample_pairs,
     sample_pairs_in_pool,
     unit_rows,
@@ -172,9 +172,8 @@ class TokenContrastiveCriterion(FairseqCriterion):
     def _generator(self, sample: dict[str, Any], device: torch.device) -> torch.Generator:
         """A generator that depends only on the seed, the update (in validation: not on the update) and the batch."""
         first_id = int(sample["id"].flatten()[0]) if len(sample["id"]) else 0
-        words = [self.cfg.seed, self._update_num if self.training else 0, int(self.training), first_id]
-        (state,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
-        return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
+        update_num = self._update_num if self.training else 0
+        return generator_of(self.cfg.seed, update_num, int(self.training), first_id, device=device)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

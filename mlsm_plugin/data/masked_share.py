@@ -16,7 +16,7 @@ MOST_SAMPLES = 1000
 FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too little
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MaskFates:
     """BERT's: a masked token stays as it is, becomes a random one, or else ``<mask>``.
 

@@ -290,10 +290,10 @@ def collate_groups(samples: list[dict[str, Any]], masking: SpanMasking) -> dict[
         "num_groups": len(samples),
         "num_groups_without_spans": sum(not sample["spans"] for sample in samples),
         "net_input": {
-            "src_tokens": _padded(masked, masking.pad),
+            "src_tokens": padded(masked, masking.pad),
             "src_lengths": torch.tensor([len(tokens) for tokens in masked]),
         },
-        "context": {"src_tokens": _padded(context, masking.pad)},
+        "context": {"src_tokens": padded(context, masking.pad)},
         "spans": dict(zip(("sequence", "query_start", "query_end", "start", "length"), columns, strict=True)),
         "mask_context": samples[0]["mask_context"],
     }
@@ -315,11 +315,12 @@ def _write_masks(
     return np.concatenate([*parts, tokens[done:]]).astype(np.int64), places
 
 
-def _padded(sequences: list[np.ndarray], pad: int) -> Tensor:
-    padded = torch.full((len(sequences), max(map(len, sequences))), pad)
-    for row, tokens in zip(padded, sequences, strict=True):
-        row[: len(tokens)] = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
-    return padded
+def padded(rows: Sequence[Any], value: int) -> Tensor:
+    """Rows of whole numbers as an int64 matrix, padded at their ends with ``value``; it has one column or more."""
+    found = torch.full((len(rows), max(1, *map(len, rows))), value)
+    for row, numbers in zip(found, rows, strict=True):
+        row[: len(numbers)] = torch.from_numpy(np.asarray(numbers, dtype=np.int64))
+    return found
 
 
 def _fitting(

@@ -133,7 +133,7 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         freq_weighted_replacement: bool = False,
     ) -> None:
         super().__init__(tokens)
-        self.fates = MaskFates(leave_unmasked_prob, random_token_prob)
+        self.fates = MaskFates(leave_unmasked_prob=leave_unmasked_prob, random_token_prob=random_token_prob)
         self.probabilities = probabilities
         self.vocab = vocab
         self.return_masked_tokens = return_masked_tokens

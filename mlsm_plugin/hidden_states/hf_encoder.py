@@ -62,13 +62,10 @@ class LibraryEncoder:
         device: str | torch.device | None = None,
         fp16: bool = False,
     ) -> None:
-        folder = hf_folder(name, weights=True)
-        config = supported_config(folder)
+        folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
         self.layer, self.num_layers = layer, int(config.num_hidden_layers)
         check_layer(layer, self.num_layers, folder)
-        self.tokenizer = tokenizer or HuggingFaceTokenizer(folder)
         self.pad = self.tokenizer.pad_id
-        check_vocabulary(self.tokenizer, int(config.vocab_size), folder)
         self.max_tokens = positions_of(config)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
@@ -131,6 +128,24 @@ def positions_of(config: Any) -> int:
     return positions - padding - 1
 
 
+def model_and_tokenizer(
+    name: str | os.PathLike[str],
+    tokenizer: HuggingFaceTokenizer | str | os.PathLike[str] | None = None,
+    *,
+    weights: bool = False,
+) -> tuple[Path, Any, HuggingFaceTokenizer]:
+    """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
+
+    Raises:
+        ValueError: the model or the tokenizer does not exist or is not supported, or they do not fit.
+    """
+    folder = hf_folder(name, weights=weights)
+    config = supported_config(folder)
+    found = tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer or folder)
+    check_vocabulary(found, int(config.vocab_size), folder)
+    return folder, config, found
+
+
 def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
     """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer."""
     needed = tokenizer.largest_id + 1
@@ -164,6 +179,18 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
     if missing:
         why = "" if kind == "AutoModel" else "; it was saved without a masked-LM head"
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    return model
+
+
+def load_masked_lm(name: str | os.PathLike[str]) -> Any:
+    """The masked LM in a folder or of a hub name, with its head, in float32 whatever the file has.
+
+    Raises:
+        ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
+    """
+    folder = hf_folder(name, weights=True)
+    model = load_model(folder, kind="AutoModelForMaskedLM").float()
+    check_read(model.config, folder)
     return model
 
 

@@ -18,7 +18,7 @@ from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.hidden_states.devices import default_device, half_products, placed
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder, load_roberta
-from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_model, supported_config
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, supported_config
 from mlsm_plugin.hidden_states.sources import source_of
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 
@@ -110,9 +110,9 @@ class HuggingFaceMaskedLm(MaskedLm):
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
         folder = hf_folder(name, weights=True)
-        config = supported_config(folder)
+        supported_config(folder)
         try:
-            self._model = load_model(folder, config, "AutoModelForMaskedLM").eval()
+            self._model = load_masked_lm(folder).eval()
         except ValueError as error:
             raise NoMaskedLmError(str(error)) from None
         self._half = fp16

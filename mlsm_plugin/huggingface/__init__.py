@@ -13,9 +13,8 @@ _NAMES_IN = {
     "huggingface.coding": "encode_sequences learn_from_sequences",
     "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "
     "TokenContrastiveCollator",
-    "huggingface.contrastive_models": "SpanContrastiveModel TokenContrastiveModel",
     "huggingface.latent_semantic_model": "LatentSemanticModel",
-    "huggingface.pretraining_model": "MaskedLmModel",
+    "huggingface.pretraining_model": "MaskedLmModel SpanContrastiveModel TokenContrastiveModel",
     "huggingface.pretraining_sequences": "PretrainingSequences SpanGroups",
     "huggingface.text_sequences": "write_text_sequences",
     "huggingface.token_sequences": "TokenSequences",

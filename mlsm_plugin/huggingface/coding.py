@@ -15,11 +15,10 @@ from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
 from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
+from mlsm_plugin.files.hf_files import HF_PREFIX
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks
-from mlsm_plugin.hidden_states.hf_encoder import LibraryEncoder, check_vocabulary, positions_of, supported_config
-from mlsm_plugin.hidden_states.sources import source_of
+from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, model_and_tokenizer, positions_of
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.sparse_coding.coder import SparseCoder, load_coder
 from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
@@ -43,15 +42,13 @@ def encode_sequences(
     tokenizer: PathLike | None = None,
     share: WorkShare = ALL_OF_IT,
 ) -> CodingFigures:
-    """Write this process's shards of a code store; resumes a stopped run.
+    """Write this process's shards of a code store, a row for each token of the sequences; resumes a stopped run.
 
-    The store has a row for each token of the sequences, in their order. Rows of special tokens (those that begin,
-    separate, end, pad and mask) are empty, and at a coverage below 1 also those of the other positions. A process that
-    finds no shard missing after its own work seals the store.
+    Rows of special tokens (those that begin, separate, end, pad and mask) are empty, and at a coverage below 1 also
+    those of the other positions. A process that finds no shard missing after its own work seals the store.
 
     Args:
-        input_ids: sequences of ids, special tokens included, of any kind that :class:`TokenSequences` takes. The id of
-            padding is not attended to, and all token types are 0.
+        input_ids: as of :class:`TokenSequences`, or one of these. Padding is not attended to; all token types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
         coder: what codes the hidden states, see :func:`~mlsm_plugin.sparse_coding.coder.load_coder`.
         output: folder of the store.
@@ -60,9 +57,8 @@ def encode_sequences(
         share: the part of the shards that this process codes.
 
     Raises:
-        ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with other
-            settings or sequences, all codes of a shard are empty, or codes cannot be written (see
-            :meth:`~mlsm_plugin.auxiliary.split_coder.SplitCoder.coded_chunks`).
+        ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with others, or
+            as of :func:`~mlsm_plugin.auxiliary.block_coding.encode_blocks`.
     """
     fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
@@ -85,6 +81,7 @@ def _blocks_and_encoder(
     tokenizer: PathLike | None,
     settings: CodingSettings | LearningSettings,
 ) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
+    """The text, and what opens the model."""
     blocks, found = blocks_for_model(sequences, model, tokenizer)
     return blocks, lambda: LibraryEncoder(
         model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
@@ -102,49 +99,37 @@ def learn_from_sequences(
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
 
-    Its ``meta.json`` says the layer, the fingerprints of the model and of the sequences, and how it was learned. If
-    this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
+    If this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
 
     Args:
-        input_ids: sequences of ids, special tokens included, of any kind that
-            :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences` takes.
-        model: folder or hub name of the auxiliary model, with or without ``hf:``.
+        input_ids, model, tokenizer: as of :func:`encode_sequences`.
         output: folder of the coder.
         settings: what is learned.
-        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
         overwrite: replace another coder that is already there.
-
-    Returns:
-        the coder, loaded from its folder.
 
     Raises:
         ValueError: model, tokenizer and sequences do not belong together, or as of
             :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`.
     """
-    name, folder, sequences = _source_name(model), Path(output), TokenSequences.of(input_ids)
+    sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
     learn_into(
-        *(folder, settings, blocks, open_encoder),
-        auxiliary=source_of(name).fingerprint_of(name),
+        *(Path(output), settings, blocks, open_encoder),
+        auxiliary=HuggingFaceEncoder.fingerprint_of(model),
         split=sequences.fingerprint,
         blocks=None,
         overwrite=overwrite,
     )
-    return load_coder(folder)
+    return load_coder(output)
 
 
 class SequenceBlocks(TokenBlocks):
-    """Sequences of ids, special tokens included, each of them one block; empty ones are left out.
-
-    All tokens have positions, those of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`. The special
-    ones are not coded.
+    """Sequences of ids, each of them one block; empty ones are left out. Special tokens have positions, but no codes.
 
     Args:
         sequences: the text.
-        pad: the id of padding.
-        special_ids: ids of the tokens that are no text, ``pad`` among them.
-        num_symbols: number of ids of the model.
-        max_tokens: longest sequence that the model takes.
+        pad, special_ids: the id of padding, and those of all tokens that are no text.
+        num_symbols, max_tokens: number of ids, and longest sequence of the model.
 
     Raises:
         ValueError: a sequence is too long, or holds an id that the model does not have.
@@ -161,7 +146,11 @@ class SequenceBlocks(TokenBlocks):
                 f"sequences, for example with `mlsm binarize --format sequences --max-length {max_tokens}`"
             )
         if sequences.largest_id >= num_symbols:
-            raise ValueError(_without_embedding(sequences, num_symbols))
+            number = next(index for index in range(len(sequences)) if sequences[index].max(initial=0) >= num_symbols)
+            raise ValueError(
+                f"sequence {number} has the id {int(sequences[number].max())}, but the model has the ids 0 to "
+                f"{num_symbols - 1} only; use sequences of its own tokenizer"
+            )
         self.sequences = sequences
         self.pad, self.num_symbols = pad, num_symbols
         self._numbers = np.flatnonzero(lengths)
@@ -185,21 +174,13 @@ class SequenceBlocks(TokenBlocks):
 def blocks_for_model(
     sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None = None
 ) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
-    """The sequences as blocks for a model, and the tokenizer that says which tokens are special.
-
-    Args:
-        sequences: the text.
-        model: folder or hub name, with or without ``hf:``; its weights are not read.
-        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
+    """The sequences as blocks for a model, and the tokenizer that says which tokens are special; reads no weights.
 
     Raises:
-        ValueError: the model or the tokenizer does not exist or is not supported, they do not fit each other, or the
-            sequences do not fit them, or have too many unknown tokens.
+        ValueError: as of :func:`~mlsm_plugin.hidden_states.hf_encoder.model_and_tokenizer`; the sequences do not fit
+            them, or have too many unknown tokens.
     """
-    folder = hf_folder(model)
-    config = supported_config(folder)
-    found = HuggingFaceTokenizer(folder if tokenizer is None else tokenizer)
-    check_vocabulary(found, int(config.vocab_size), folder)
+    _, config, found = model_and_tokenizer(model, tokenizer)
     made_with = sequences.about.get("tokenizer")
     if made_with not in (None, found.vocabulary_fingerprint):
         raise ValueError(
@@ -208,24 +189,7 @@ def blocks_for_model(
         )
     # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
-        remedy = (
-            "to code such text all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
-        )
+        remedy = "to code it all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
         sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
-    blocks = SequenceBlocks(
-        sequences,
-        pad=found.pad_id,
-        special_ids=found.special_ids,
-        num_symbols=int(config.vocab_size),
-        max_tokens=positions_of(config),
-    )
-    return blocks, found
-
-
-def _without_embedding(sequences: TokenSequences, num_symbols: int) -> str:
-    number = next(index for index in range(len(sequences)) if sequences[index].max(initial=0) >= num_symbols)
-    largest = int(sequences[number].max())
-    return (
-        f"sequence {number} has the id {largest}, but the model has the ids 0 to {num_symbols - 1} only; use sequences "
-        "of its own tokenizer"
-    )
+    limits = {"num_symbols": int(config.vocab_size), "max_tokens": positions_of(config)}
+    return SequenceBlocks(sequences, pad=found.pad_id, special_ids=found.special_ids, **limits), found

@@ -14,15 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from mlsm_plugin.data.masked_share import MaskFates
 from mlsm_plugin.data.span_corruption import SpanCorruptionCollator
-from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
-from mlsm_plugin.files.settings import check, option
+from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans, padded
+from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
-from mlsm_plugin.losses.token_contrastive import Contrast, sample_pairs
-from mlsm_plugin.sparse_coding.stored_codes import strongest_of_padded
+from mlsm_plugin.losses.token_contrastive import Contrast, generator_of, sample_pairs
 from mlsm_plugin.tokenization.hf_tokenizer import (
     check_masked_lm_tokenizer,
     number_of_ids,
@@ -34,36 +32,47 @@ from mlsm_plugin.tokenization.hf_tokenizer import (
 from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS, word_boundaries
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
+Rng = np.random.Generator
 
 
-@dataclass(frozen=True)
-class Masking:
-    """BERT's masking.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Masking(MaskFates):
+    """BERT's masking; ``leave_unmasked_prob`` and ``random_token_prob`` are shares of the masked tokens."""
 
     mask_prob: float = option(0.15, above=0, most=1, help="share of the tokens (of whole words: of the words) to mask")
-    leave_unmasked_prob: float = 0.1
-    """Share of the masked tokens that stay unchanged in the input."""
-    random_token_prob: float = 0.1
-    """Share of the masked tokens that become a random token."""
     whole_words: bool = option(
         False, help="mask all pieces of a word, or none; the pieces of a very long word are words of their own"
     )
-    seed: int = 1
+    seed: int = seed("of the masks")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
-        if self.mask_prob == 1:
-            raise ValueError("mask_prob must be below 1")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
-        MaskFates(self.leave_unmasked_prob, self.random_token_prob)  # checks them
 
 
-class MaskedLmCollator:
+class _TextCollator:
+    """What the collators that mask a share of the text have in common."""
+
+    few_masks: ClassVar[str]  # what to do if hardly anything is masked
+
+    def __init__(self, tokenizer: Any, mask_prob: float) -> None:
+        check_masked_lm_tokenizer(tokenizer)
+        self.mask_prob, self.vocabulary = mask_prob, vocabulary_fingerprint(tokenizer)
+        self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
+        self.special = np.zeros(number_of_ids(tokenizer), bool)
+        self.special[sorted(special_ids(tokenizer))] = True
+
+    def _content(self, name: str, ids: np.ndarray) -> int:
+        """How many ids of a sequence are text; raises ValueError for ids that the tokenizer does not have."""
+        if ids.max(initial=0) >= len(self.special):
+            raise ValueError(
+                f"{name} has the id {int(ids.max())}, and the tokenizer has only ids below {len(self.special)}; pass "
+                "the tokenizer that made the ids"
+            )
+        return int((~self.special[ids]).sum())
+
+
+class MaskedLmCollator(_TextCollator):
     """Masks sequences as BERT does, and pads them. Unknown tokens are never masked.
 
     Args:
@@ -75,17 +84,12 @@ class MaskedLmCollator:
             ``whole_words`` is asked for.
     """
 
-    few_masks: ClassVar[str] = "the text may have too many unknown tokens: use a model with a tokenizer for such text"
+    few_masks = "the text may have too many unknown tokens: use a model with a tokenizer for such text"
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
-        self.fates = MaskFates(self.masking.leave_unmasked_prob, self.masking.random_token_prob)
-        check_masked_lm_tokenizer(tokenizer)
-        self.vocabulary = vocabulary_fingerprint(tokenizer)
-        self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
-        self.size = number_of_ids(tokenizer)
-        self.special, self.unmasked = np.zeros((2, self.size), bool)
-        self.special[sorted(special_ids(tokenizer))] = True
+        super().__init__(tokenizer, self.masking.mask_prob)
+        self.unmasked = np.zeros_like(self.special)
         self.unmasked[unmasked_ids(tokenizer)] = True
         plain = np.bincount([*tokenizer.get_vocab().values()]).astype(bool) & ~self.unmasked
         self._cumulative = np.cumsum(plain) / plain.sum()
@@ -101,122 +105,66 @@ class MaskedLmCollator:
         Raises:
             ValueError: an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
         """
-        generators = self._generators(sequences)
-        return self._written(sequences, self._drawn(sequences, generators), generators)
-
-    def _generators(self, sequences: Sequence[PretrainingSequence]) -> list[np.random.Generator]:
-        """What decides the masks of each sequence."""
         check_samples(sequences, PretrainingSequence)
-        return [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
-
-    @property
-    def mask_prob(self) -> float:
-        """The share of the tokens to mask."""
-        return self.masking.mask_prob
+        content = [self._content(f"sequence {one.index}", one.input_ids) for one in sequences]
+        rngs = [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
+        masked, more = self._masked(sequences, rngs)
+        inputs, attended, labels = [], [], []
+        for one, places, rng in zip(sequences, masked, rngs, strict=True):
+            ids = one.input_ids
+            inputs.append(self.masking.written(ids, places, rng, mask=self.mask, cumulative=self._cumulative))
+            attended.append(ids != self.pad)
+            labels.append(np.where(places, ids, IGNORED))
+        attention = padded(attended, 0)
+        attention[:, 0] = 1  # attention to nothing may not be finite
+        batch = {"input_ids": padded(inputs, self.pad), "attention_mask": attention, "labels": padded(labels, IGNORED)}
+        return {**batch, "content": torch.tensor(content), **more}
 
     def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
         """How many tokens of a batch are masked, and how many there are but special ones."""
         return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
 
-    def _maskable(self, sequence: PretrainingSequence) -> np.ndarray:
-        """Which tokens may be masked, ``(T,)`` bool."""
+    def _masked(self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]) -> tuple[Any, dict[str, Any]]:
+        """Which tokens of each sequence are masked, ``(T,)`` bool, and what else a batch holds."""
+        return [self._drawn(*one) for one in zip(sequences, rngs, strict=True)], {}
+
+    def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
+        """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
         ids = sequence.input_ids
-        if len(ids) and int(ids.max()) >= self.size:
-            raise ValueError(
-                f"sequence {sequence.index} has the id {int(ids.max())}, and the tokenizer has only ids below "
-                f"{self.size}; pass the tokenizer that made the ids"
-            )
-        return ~self.unmasked[ids]
-
-    def _drawn(
-        self, sequences: Sequence[PretrainingSequence], generators: Sequence[np.random.Generator], share: float = 1.0
-    ) -> list[np.ndarray]:
-        """Which tokens of each sequence are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
-        return [
-            self._bernoulli(sequence.input_ids, self.masking.mask_prob / share, rng) & self._maskable(sequence)
-            for sequence, rng in zip(sequences, generators, strict=True)
-        ]
-
-    def _bernoulli(self, ids: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
-        drawn = rng.random(len(ids)) < probability
-        if self._pieces is None or len(ids) == 0:
-            return drawn
-        begins, _ = word_boundaries(ids, np.zeros(len(ids), np.int64), self._pieces)
-        word = np.maximum(np.cumsum(begins) - 1, 0)
-        return drawn[word]  # the draw of a word's number decides for all its pieces
-
-    def _written(
-        self,
-        sequences: Sequence[PretrainingSequence],
-        masked: Sequence[np.ndarray],
-        generators: Sequence[np.random.Generator],
-    ) -> dict[str, Any]:
-        """The batch in which the tokens ``masked`` are masked."""
-        shape = len(sequences), max(1, *(len(sequence.input_ids) for sequence in sequences))
-        ids, labels = torch.full(shape, self.pad), torch.full(shape, IGNORED)
-        attention = torch.zeros(shape, dtype=torch.int64)
-        for row, (sequence, places, rng) in enumerate(zip(sequences, masked, generators, strict=True)):
-            original = sequence.input_ids
-            length = len(original)
-            written = self.fates.written(original, places, rng, mask=self.mask, cumulative=self._cumulative)
-            ids[row, :length] = torch.from_numpy(written)
-            labels[row, :length] = torch.from_numpy(np.where(places, original, IGNORED))
-            attention[row, :length] = torch.from_numpy(original != self.pad)
-            attention[row, 0] = 1  # attention to nothing may not be finite
-        content = torch.tensor([int((~self.special[one.input_ids]).sum()) for one in sequences])
-        return {"input_ids": ids, "attention_mask": attention, "labels": labels, "content": content}
+        drawn: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
+        if self._pieces is not None and len(ids):
+            begins, _ = word_boundaries(ids, np.zeros_like(ids), self._pieces)
+            drawn = drawn[np.maximum(np.cumsum(begins) - 1, 0)]  # that of a word's number decides for all its pieces
+        return drawn & ~self.unmasked[ids]
 
 
 class LatentSemanticCollator(MaskedLmCollator):
-    """Masks sequences and looks up the codes of the masked tokens.
+    """Masks sequences of one dataset, and looks up the codes of the masked tokens.
 
     Only tokens that have a code are masked, so that both losses of MLSM + MLM count the same tokens, and the Trainer's
     means over an update are exact. If the codes cover a share of the positions, the masks are drawn among those, so
     that the share of all tokens that is masked stays.
 
-    Args:
-        tokenizer: as of :class:`MaskedLmCollator`.
-        masking: how much is masked, and how.
-        latent_top: how many atoms of a code are kept, those with the largest weights; None: all.
-
-    Raises:
-        ValueError: as of :class:`MaskedLmCollator`; ``latent_top`` is below 1.
+    A batch also has ``codes``: ``atoms`` (n, m) int32, padded with -1, and ``weights`` (n, m) float16, padded with 0,
+    of the n masked tokens in the order in which ``labels != -100`` selects them. The dataset must have codes, and their
+    coverage must reach ``mask_prob``, and go with ``whole_words``; otherwise as :class:`MaskedLmCollator`.
     """
 
-    few_masks: ClassVar[str] = "too many tokens have no code, or are unknown to the tokenizer"
+    few_masks = "too many tokens have no code, or are unknown to the tokenizer"
 
-    def __init__(self, tokenizer: Any, masking: Masking | None = None, *, latent_top: int | None = None) -> None:
-        super().__init__(tokenizer, masking)
-        if latent_top is not None and latent_top < 1:
-            raise ValueError(f"latent_top must be at least 1, got {latent_top}")
-        self.latent_top = latent_top
-
-    def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
-        """A batch of B sequences of one dataset, padded to the longest.
-
-        Returns:
-            what :class:`MaskedLmCollator` gives, and ``codes``: ``atoms`` (n, m) int32, padded with -1, and ``weights``
-            (n, m) float16, padded with 0, of the n masked tokens in the order in which ``labels != -100`` selects them.
-
-        Raises:
-            ValueError: an id is not in the vocabulary, the dataset has no codes, the sequences are of several datasets,
-                or the coverage of the codes is below ``mask_prob`` or does not go with ``whole_words``.
-        """
-        generators = self._generators(sequences)
+    def _masked(self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]) -> tuple[Any, dict[str, Any]]:
         codes = self._codes(sequences)
-        drawn = self._drawn(sequences, generators, codes.coverage)
         positions = [one.first + np.arange(len(one.input_ids)) for one in sequences]
-        drawn = [places & codes.covered(where) for places, where in zip(drawn, positions, strict=True)]
-        everywhere, chosen = np.concatenate(positions), np.concatenate(drawn)
-        atoms, weights = codes.store.lookup(everywhere[chosen])
+        drawn = [
+            self._drawn(one, rng, codes.coverage) & codes.covered(where)
+            for one, rng, where in zip(sequences, rngs, positions, strict=True)
+        ]
+        chosen = np.concatenate(drawn)
+        atoms, weights = codes.lookup(np.concatenate(positions)[chosen])
         coded = weights.any(axis=1)
-        atoms, weights = atoms[coded], weights[coded]
-        if self.latent_top is not None:
-            atoms, weights = strongest_of_padded(atoms, weights, self.latent_top)
         chosen[chosen] = coded
         masked = np.split(chosen, np.cumsum([len(where) for where in positions])[:-1])
-        found = {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights)}
-        return {**self._written(sequences, masked, generators), "codes": found}
+        return masked, {"codes": {"atoms": torch.from_numpy(atoms[coded]), "weights": torch.from_numpy(weights[coded])}}
 
     def _codes(self, sequences: Sequence[PretrainingSequence]) -> SequenceCodes:
         codes = sequences[0].codes
@@ -227,9 +175,9 @@ class LatentSemanticCollator(MaskedLmCollator):
                 "a batch mixes sequences of several datasets, each with codes of its own; put all sequences into one "
                 "dataset, and code that"
             )
-        if self.masking.mask_prob > codes.coverage:
+        if self.mask_prob > codes.coverage:
             raise ValueError(
-                f"mask_prob {self.masking.mask_prob} is more than the share {codes.coverage} of the positions that has "
+                f"mask_prob {self.mask_prob} is more than the share {codes.coverage} of the positions that has "
                 "codes; encode with a larger --coverage, or use a smaller mask_prob"
             )
         if self.masking.whole_words and codes.coverage < 1:
@@ -238,11 +186,10 @@ class LatentSemanticCollator(MaskedLmCollator):
 
 
 class TokenContrastiveCollator(MaskedLmCollator):
-    """Masks sequences, and draws a positive and negatives for each anchor of the batch.
+    """Masks sequences, and draws what each anchor of the batch is compared with, as ``contrast`` says.
 
-    Args:
-        tokenizer, masking: as of :class:`MaskedLmCollator`.
-        contrast: what the tokens are compared with.
+    A batch also has ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and ``negative`` (B, T, K) int64, as
+    :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
     """
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None, contrast: Contrast | None = None) -> None:
@@ -250,55 +197,41 @@ class TokenContrastiveCollator(MaskedLmCollator):
         self.contrast = contrast or Contrast()
 
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
-        """A batch of B sequences, padded to the longest.
-
-        Returns:
-            what :class:`MaskedLmCollator` gives, and ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and
-            ``negative`` (B, T, K) int64, as :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
-        """
+        """See the class."""
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
         original = torch.where(masked, batch["labels"], batch["input_ids"])
         content = ~torch.from_numpy(self.unmasked)[original]  # padding is among these, too
-        first = sequences[0]
-        (state,) = np.random.SeedSequence([self.masking.seed, first.epoch, first.index, 1]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
+        first, contrast = sequences[0], self.contrast
         positive, negative = sample_pairs(
             content,
-            window=self.contrast.positive_window,
-            num_negatives=self.contrast.negatives,
-            generator=generator,
+            window=contrast.positive_window,
+            num_negatives=contrast.negatives,
+            generator=generator_of(self.masking.seed, first.epoch, first.index, 1),
         )
-        anchors = self.contrast.anchors_in(content, masked)
+        anchors = contrast.anchors_in(content, masked)
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 
 
 class SpanDenoisingCollator(SpanCorruptionCollator):
-    """Turns texts into batches of a stock encoder-decoder that makes its decoder's input from labels, such as T5.
-
-    Arguments, and what the spans depend on: as of :class:`~mlsm_plugin.data.span_corruption.SpanCorruptionCollator`.
+    """A :class:`~mlsm_plugin.data.span_corruption.SpanCorruptionCollator` for stock encoder-decoders that make their
+    decoder's input from labels, such as T5.
     """
 
     def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
-        """Make a batch of B ``texts``, each ids ``(n_i,)`` without EOS.
+        """``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; all int64.
 
-        Returns:
-            ``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; int64.
-
-        Raises:
-            ValueError: a text has less than two ids, or contains a sentinel.
+        Texts and errors are those of :meth:`pairs`.
         """
-        pairs = self.pairs(texts)
-        sources, targets = ([torch.from_numpy(one) for one in side] for side in zip(*pairs, strict=True))
-        attended = [torch.ones_like(source) for source in sources]
+        sources, targets = zip(*self.pairs(texts), strict=True)
         return {
-            "input_ids": pad_sequence(sources, batch_first=True, padding_value=self.pad),
-            "attention_mask": pad_sequence(attended, batch_first=True),
-            "labels": pad_sequence(targets, batch_first=True, padding_value=IGNORED),
+            "input_ids": padded(sources, self.pad),
+            "attention_mask": padded([np.ones_like(source) for source in sources], 0),
+            "labels": padded(targets, IGNORED),
         }
 
 
-class SpanGroupsCollator:
+class SpanGroupsCollator(_TextCollator):
     """Draws the spans that several sequences of a group have in common, and masks them.
 
     A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens.
@@ -313,41 +246,31 @@ class SpanGroupsCollator:
         ValueError: the tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
     """
 
-    few_masks: ClassVar[str] = (
+    few_masks = (
         "spans must occur in two sequences of a group: use larger groups, or rules that allow more or longer spans, or "
         "ask for less (mask_prob)"
     )
 
     def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
-        check_masked_lm_tokenizer(tokenizer)
-        self.vocabulary = vocabulary_fingerprint(tokenizer)
-        vocabulary, mask = tokenizer.get_vocab(), int(tokenizer.mask_token_id)
-        start, end = (vocabulary.get(symbol, mask) for symbol in SPAN_MASKS)
-        self.pad = int(tokenizer.pad_token_id)
+        rules = rules or SpanRules()
+        super().__init__(tokenizer, rules.mask_prob)
+        start, end = (tokenizer.get_vocab().get(symbol, self.mask) for symbol in SPAN_MASKS)
         self.masking = SpanMasking(
             pieces=piece_classes(tokenizer, (start, end)),
-            rules=rules or SpanRules(),
+            rules=rules,
             start_mask=start,
             end_mask=end,
             pad=self.pad,
             seed=seed,
             max_length=max_length,
         )
-        rest = sorted({*special_ids(tokenizer), start, end} - {self.pad})
-        self._special = torch.tensor([self.pad, *rest])
-
-    @property
-    def mask_prob(self) -> float:
-        """The share of the tokens to mask."""
-        return self.masking.rules.mask_prob
+        self.special[[start, end]] = True
+        others = np.flatnonzero(self.special)
+        self._not_retrieved = torch.tensor([self.pad, *others[others != self.pad]])
 
     def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
         """How many tokens of a batch are masked, and how many there are but special ones."""
         return int(batch["spans"]["length"].sum()), int(batch["content"].sum())
-
-    def _num_content(self, sequences: Sequence[np.ndarray]) -> int:
-        special = self._special.numpy()
-        return sum(int((~np.isin(ids, special)).sum()) for ids in sequences)
 
     def __call__(self, groups: Sequence[SpanGroup]) -> dict[str, Any]:
         """A batch of groups with S sequences in all and n spans.
@@ -356,30 +279,25 @@ class SpanGroupsCollator:
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
             of :func:`~mlsm_plugin.data.span_groups.collate_groups`, ``special``: ids that cannot be retrieved, padding
             first, ``content`` (number of groups,): the number of tokens of each but special ones, and ``labels``
-            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts them, then
-            :data:`~mlsm_plugin.huggingface.collators.IGNORED`.
+            (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
 
         Raises:
-            ValueError: the groups are not those of :class:`SpanGroups`.
+            ValueError: an id is not in the vocabulary, or the groups are not those of :class:`SpanGroups`.
         """
         check_samples(groups, SpanGroup)
+        content = [sum(self._content(f"group {one.index}", ids) for ids in one.sequences) for one in groups]
         drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
         batch = collate_groups(drawn, self.masking)
-        masked, context = (
-            ids if ids.size(1) else ids.new_full((len(ids), 1), self.pad)  # all sequences are empty
-            for ids in (batch["net_input"]["src_tokens"], batch["context"]["src_tokens"])
-        )
-        counts = torch.tensor([len(one["spans"]) for one in drawn])
-        places = torch.arange(max(1, int(counts.max())))
+        masked = batch["net_input"]["src_tokens"]
         return {
             # the first entry: the Trainer takes its length as that of the batch, which it counts in groups
-            "labels": torch.where(places < counts[:, None], 1, IGNORED),
+            "labels": padded([np.ones(len(one["spans"])) for one in drawn], IGNORED),
             "input_ids": masked,
             "attention_mask": (masked != self.pad).long(),
-            "context_ids": context,
+            "context_ids": batch["context"]["src_tokens"],
             "spans": batch["spans"],
-            "special": self._special,
-            "content": torch.tensor([self._num_content(one.sequences) for one in groups]),
+            "special": self._not_retrieved,
+            "content": torch.tensor(content),
         }
 
 

@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
+from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.pretraining_model import PretrainingModel, head_of, stock_masked_lm, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
+from mlsm_plugin.sparse_coding.formats.tensor_file import read_safetensors
 
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
@@ -27,35 +29,25 @@ class LatentSemanticModel(PretrainingModel):
         latent_target: ``distribution``: KL divergence from the code; ``argmax``: cross entropy with its strongest atom.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("kl", "coded", "mlm", "predicted", "masked", "content")
-    means: ClassVar[dict[str, tuple[str, str]]] = {
-        "kl": ("kl", "coded"),
-        "mlm_loss": ("mlm", "predicted"),
-        "masked_share": ("masked", "content"),
-    }
+    figures: ClassVar[tuple[str, ...]] = ("kl", "mlm_loss", "masked_share")
     latent_head: nn.Linear
 
     @classmethod
     def from_pretrained(
         cls, path: str | os.PathLike[str], *, num_atoms: int | None = None, **options: Any
     ) -> LatentSemanticModel:
-        """Open a folder or hub name, with the latent head beside it if there is one.
-
-        Args:
-            path: a stock model folder that this class, ``mlsm convert`` or anybody else wrote.
-            num_atoms: as of the class. A latent head of another size is replaced by a new one.
-            options: the other options of the class.
+        """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
         Raises:
-            ValueError: the model does not exist, has no trained masked-LM head, or has no latent head and ``num_atoms``
-                is not given; the latent head is damaged.
+            ValueError: the model or its trained masked-LM head does not exist, the latent head is damaged, or it does
+                not exist and ``num_atoms`` is not given.
         """
         saved = _read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
             num_atoms = len(saved["bias"])
-        model: LatentSemanticModel = cls.of(stock_masked_lm(path), num_atoms=num_atoms, **options)
+        model: LatentSemanticModel = cls.of(load_masked_lm(path), num_atoms=num_atoms, **options)
         if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
             model.latent_head.load_state_dict(saved)
         return model
@@ -82,18 +74,11 @@ class LatentSemanticModel(PretrainingModel):
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
         nn.init.zeros_(self.latent_head.bias)
 
-    def _objective(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        labels: Tensor,
-        codes: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any, list[Tensor]]:
+    def _objective(self, labels: Tensor, *, codes: dict[str, Tensor] | None = None, **inputs: Any) -> Objective:
         if self.latent_weight > 0 and codes is None:
             raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
         head, masked = head_of(self), labels != IGNORED
-        transformed = head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked])
+        transformed = head.transform(self._encoded(**inputs)[0][masked])
         idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
         idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
         terms = latent_semantic_terms(
@@ -106,32 +91,20 @@ class LatentSemanticModel(PretrainingModel):
             latent_target=self.latent_target,
             zero=zero_with_gradient(idle).to(labels.device),
         )
-        num_masked = masked.sum()
-        nothing = labels.new_zeros(len(labels))
-        kl, mlm = [nothing, nothing], [nothing, nothing]
+        masked_of_rows = masked.sum(dim=1)
+        kl = mlm = [labels.new_zeros(len(labels))] * 2
         if terms.latent is not None and terms.nonzeros is not None:
             kl = [sums_of_rows(terms.latent, masked), sums_of_rows(terms.nonzeros > 0, masked)]
         if terms.mlm is not None:
-            mlm = [sums_of_rows(terms.mlm, masked), masked.sum(dim=1)]
+            mlm = [sums_of_rows(terms.mlm, masked), masked_of_rows]
         # the Trainer counts masked tokens, and the sample size those of them that have a code
-        loss = terms.loss * (num_masked / terms.sample_size.clamp(min=1))
-        return loss, num_masked, [*kl, *mlm, masked.sum(dim=1)]
+        number = masked_of_rows.sum()
+        return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
 
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        *args: Any,
-        state_dict: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> None:
-        """Write a stock model folder, and the latent head beside the model.
+    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
+        """Write a stock model folder, with arguments of the stock class, and the latent head beside the model.
 
-        A Trainer's checkpoint, ``checkpoint-N``, also holds the latent head in the file of the model, as the Trainer
-        restores only that one.
-
-        Args:
-            save_directory: the folder.
-            args, state_dict, options: of the stock class.
+        A Trainer's ``checkpoint-N`` also has the latent head in the file of the model: the Trainer restores only that.
         """
         from safetensors.torch import save_file
 
@@ -147,16 +120,10 @@ class LatentSemanticModel(PretrainingModel):
 
 
 def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if not path.is_file():
         return None
-    try:
-        found: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); write it again, or delete it for a new head") from None
-    fits = set(found) == {"weight", "bias"} and found["weight"].ndim == 2
-    if not fits or found["bias"].shape != found["weight"].shape[:1]:
+    file = read_safetensors(path)
+    found = {"weight": file.take("weight", 2), "bias": file.take("bias")}
+    if found["bias"].shape != found["weight"].shape[:1]:
         raise ValueError(f"{path} does not hold a latent head (weight and bias); delete it for a new one")
     return found

@@ -9,57 +9,55 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlsm_plugin.files.hf_files import hf_folder
-from mlsm_plugin.hidden_states.hf_encoder import load_model
+from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
+from mlsm_plugin.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
+from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 Step = Callable[[Tensor], Tensor]
+# the loss, summed over the labels, their number, and the sum and the count of each figure, (B,) each, but the last
+# count: the number of tokens that are not special
+Objective = tuple[Tensor, Any, list[Tensor]]
 
 
 class PretrainingModel:
     """What the objectives have in common. The Trainer calls the forward pass with the batches of a collator.
 
-    In training, sums over tokens are collected between two calls of :meth:`taken_parts`. In evaluation, the output
-    holds them for each sequence or group, as ``parts`` (B, number of parts): the Trainer drops the rows of sequences
-    that it repeats so that all ranks have as many.
+    In training, sums over tokens are collected until :meth:`taken_parts`. In evaluation, the output holds them for each
+    sequence or group, as ``parts`` (B, 2 x number of figures): the Trainer drops the rows that it repeats for a rank.
 
     Attributes:
-        parts: names of the sums; each mean is a sum divided by a count, see :attr:`means`.
-        means: for each logged figure the names of a sum and a count.
+        figures: names of what is logged. Each is a sum divided by a count; the last one is ``masked_share``.
     """
 
     # the Trainer then gives the number of labels of all batches of an update
     accepts_loss_kwargs: ClassVar[bool] = True
-    parts: ClassVar[tuple[str, ...]] = ()
-    means: ClassVar[dict[str, tuple[str, str]]] = {}
+    figures: ClassVar[tuple[str, ...]]
     config: Any
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
     set_objective: Callable[..., None]
-    # from the tensors of a batch to the loss, summed over the labels, their number, and (B,) for each of the parts but
-    # the last, which is the number of tokens that are not special
-    _objective: Callable[..., tuple[Tensor, Any, list[Tensor]]]
+    _objective: Callable[..., Objective]  # of the labels, and the rest of the batch by name
     _collected: Tensor | None = None
 
     @classmethod
     def of(cls, model: Any, **options: Any) -> Any:
-        """Turn a stock masked LM into a model with this objective, in place.
-
-        Args:
-            model: an ``AutoModelForMaskedLM``.
-            options: as of the class.
+        """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
 
         Raises:
             ValueError: the head of the model has an unknown form, or an option is out of range.
         """
         head_of(model)
-        model.__class__ = _subclass(cls, type(model))
+        stock = next(one for one in type(model).__mro__ if not issubclass(one, PretrainingModel))
+        model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
         model.set_objective(**options)
         return model
 
@@ -70,7 +68,7 @@ class PretrainingModel:
         Raises:
             ValueError: as of :meth:`of`; the model does not exist, or has no trained masked-LM head.
         """
-        return cls.of(stock_masked_lm(path), **options)
+        return cls.of(load_masked_lm(path), **options)
 
     def forward(
         self,
@@ -85,19 +83,17 @@ class PretrainingModel:
 
         Args:
             input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
-            content: ``(B,)`` number of tokens of each sequence or group but special ones, for ``masked_share``; or
-                None.
+            content: ``(B,)`` tokens of each sequence or group but special ones, for ``masked_share``; or None.
             num_items_in_batch: number of labels of the update; None: those of the batch.
             batch: the rest of the batch, and options of the stock class.
 
         Raises:
             ValueError: the batch is that of another collator.
         """
+        batch |= {"input_ids": input_ids, "attention_mask": attention_mask}
         if labels is None or input_ids is None:
-            return super().forward(  # type: ignore[misc]
-                input_ids=input_ids, attention_mask=attention_mask, **batch
-            )
-        loss, number, parts = self._objective(input_ids, attention_mask, labels, **batch)
+            return super().forward(**batch)  # type: ignore[misc]
+        loss, number, parts = self._objective(labels, **batch)
         number = number if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(number, device=loss.device).clamp(min=1)
         parts = [*parts, labels.new_zeros(len(labels)) if content is None else content]
@@ -109,7 +105,7 @@ class PretrainingModel:
         return {"loss": loss}
 
     def taken_parts(self) -> dict[str, float]:
-        """The means over the tokens since the last call, over all ranks, which all have to call it; by name."""
+        """The figures of all tokens since the last call, over all ranks, which all have to call it; by name."""
         if self._collected is None:
             return {}
         sums, self._collected = self._collected, None
@@ -119,71 +115,137 @@ class PretrainingModel:
 
     @classmethod
     def means_of(cls, sums: Any) -> dict[str, float]:
-        """The logged figures from sums ``(number of parts,)``; those without anything counted are left out."""
-        by_name = dict(zip(cls.parts, map(float, sums), strict=True))
-        return {name: by_name[total] / by_name[count] for name, (total, count) in cls.means.items() if by_name[count]}
+        """The figures from their sums and counts, in turn; those without anything counted are left out."""
+        values = [float(value) for value in sums]
+        named = zip(cls.figures, values[::2], values[1::2], strict=True)
+        return {name: total / count for name, total, count in named if count}
 
-    def _encoded(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
-        return self.base_model(  # type: ignore[attr-defined]
-            input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options
-        )
+    def _encoded(self, **inputs: Any) -> Any:
+        return self.base_model(return_dict=True, **inputs)  # type: ignore[attr-defined]
+
+    def _masked_lm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The cross entropy of the masked tokens, summed; and for each row its sum and the number of these tokens."""
+        head, masked = head_of(self), labels != IGNORED
+        logits = head.project(head.transform(hidden[masked]))
+        losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
+        return losses.sum(), [sums_of_rows(losses, masked), masked.sum(dim=1)]
 
 
 class MaskedLmModel(PretrainingModel):
     """A masked LM that computes its loss as the stock class does, faster and with exact means over an update."""
 
-    parts: ClassVar[tuple[str, ...]] = ("mlm", "masked", "content")
-    means: ClassVar[dict[str, tuple[str, str]]] = {"mlm_loss": ("mlm", "masked"), "masked_share": ("masked", "content")}
+    figures: ClassVar[tuple[str, ...]] = ("mlm_loss", "masked_share")
 
     def set_objective(self) -> None:
         """There are no options."""
 
+    def _objective(self, labels: Tensor, **inputs: Any) -> Objective:
+        loss, (sums, masked) = self._masked_lm(self._encoded(**inputs)[0], labels)
+        return loss, masked.sum(), [sums, masked, masked]
+
+
+class TokenContrastiveModel(PretrainingModel):
+    """A masked LM whose nearby tokens get similar global semantics: TACO (Fu et al., ACL 2022), with MLM.
+
+    The global semantics of a token is the difference of its last hidden state and its embedding. The contrastive loss
+    is a mean over the anchors of a batch, weighted by the masked tokens where an update has several batches.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        contrastive_weight: weight of the contrastive loss, not negative.
+        temperature: divisor of the cosines, positive.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = ("mlm_loss", "contrastive_loss", "contrastive_accuracy", "masked_share")
+
+    def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
+        """Set the options of the class; raises ValueError if one is out of range."""
+        check_contrast_weight(contrastive_weight, temperature)
+        self.contrastive_weight, self.temperature = contrastive_weight, temperature
+
+    def _objective(self, labels: Tensor, *, pairs: dict[str, Tensor] | None = None, **inputs: Any) -> Objective:
+        if pairs is None:
+            raise ValueError("the batch has no pairs; make it with TokenContrastiveCollator")
+        encoded = self._encoded(output_hidden_states=True, **inputs)
+        loss, (sums, masked) = self._masked_lm(encoded[0], labels)
+        semantics = encoded[0] - encoded.hidden_states[0]
+        terms = contrastive_terms(
+            semantics if self.contrastive_weight > 0 else semantics.detach(), **pairs, temperature=self.temperature
+        )
+        number, usable = masked.sum(), usable_anchors(**pairs)
+        if self.contrastive_weight > 0:
+            loss = loss + self.contrastive_weight * number.clamp(min=1) / usable.sum().clamp(min=1) * terms.loss
+        anchors = usable.sum(dim=1)
+        contrast = [sums_of_rows(terms.losses, usable), anchors, sums_of_rows(terms.correct, usable), anchors]
+        return loss, number, [sums, masked, *contrast, masked]
+
+
+class SpanContrastiveModel(PretrainingModel):
+    """An encoder that retrieves the ends of masked spans: NPM (Min et al., 2022), without an output vocabulary.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        similarity: ``inner`` or ``l2``.
+        temperature: divisor of the scores, positive; None: the square root of the width.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss", "accuracy", "masked_share")
+
+    def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
+        """Set the options of the class; raises ValueError if one is out of range."""
+        check_similarity(similarity, temperature)
+        self.similarity, self.temperature = similarity, temperature
+
     def _objective(
-        self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor, **options: Any
-    ) -> tuple[Tensor, Any, list[Tensor]]:
-        head, masked = head_of(self), labels != IGNORED
-        logits = head.project(head.transform(self._encoded(input_ids, attention_mask, **options)[0][masked]))
-        losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
-        return losses.sum(), masked.sum(), [sums_of_rows(losses, masked), masked.sum(dim=1)]
+        self,
+        labels: Tensor,
+        *,
+        context_ids: Tensor | None = None,
+        spans: dict[str, Tensor] | None = None,
+        special: Tensor | None = None,
+        **inputs: Any,
+    ) -> Objective:
+        if context_ids is None or spans is None or special is None:
+            raise ValueError("the batch has no spans; make it with SpanGroupsCollator")
+        pad = int(special[0])
+        both = stacked(inputs["input_ids"], context_ids, pad)
+        inputs |= {"input_ids": both, "attention_mask": (both != pad).long()}
+        features, key_features = self._encoded(**inputs)[0].chunk(2)
+        is_key = ~torch.isin(context_ids, special)
+        terms = span_batch_terms(
+            *(features, key_features[:, : context_ids.size(1)][is_key], context_ids.masked_fill(~is_key, NO_KEY)),
+            *(spans, span_ngrams(context_ids, spans)),
+            similarity=self.similarity,
+            temperature=self.temperature,
+        )
+        start, end = terms["start"], terms["end"]
+        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
+        named = self.named_parameters()  # type: ignore[attr-defined]
+        idle = [parameter for name, parameter in named if not name.startswith(prefix)]
+        loss = start.loss + end.loss + zero_with_gradient(idle).to(features.device)
+        counted, of_group = start.counted, labels != IGNORED
+        of_spans = (start.losses, counted, end.losses, counted, start.found & end.found, counted, spans["length"])
+        return loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]
 
 
-def _subclass(objective: type, model_class: type) -> type:
+@cache
+def _with_objective(objective: type, stock: type) -> type:
     """The class with the name of a stock class that also has an objective."""
-    stock = next(one for one in model_class.__mro__ if not issubclass(one, PretrainingModel))
-    if (objective, stock) not in _subclasses:
-        _subclasses[objective, stock] = type(stock.__name__, (objective, stock), {"__module__": stock.__module__})
-    return _subclasses[objective, stock]
-
-
-_subclasses: dict[tuple[type, type], type] = {}
+    return type(stock.__name__, (objective, stock), {"__module__": stock.__module__})
 
 
 def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
-    """The sum of what belongs to each row of a batch, ``(B,)`` float64, without gradient.
-
-    Args:
-        values: ``(n,)`` one for each chosen place, in their order.
-        chosen: ``(B, T)`` bool, n of them.
-    """
+    """The sums of ``values`` (n,) in each row of the n places ``chosen`` (B, T): ``(B,)`` float64, without gradient."""
     sums = torch.zeros(len(chosen), dtype=torch.float64, device=values.device)
     return sums.index_add_(0, chosen.nonzero()[:, 0], values.detach().double())
 
 
 @dataclass(frozen=True)
 class Head:
-    """The two halves of a masked-LM head.
+    """The two halves of a masked-LM head."""
 
-    Attributes:
-        transform: hidden states ``(n, d)`` to what the projection to the vocabulary reads, ``(n, width)``.
-        project: what ``transform`` gives to vocabulary logits ``(n, V)``.
-        width: width of what ``transform`` gives.
-        bias: the parameter that only ``project`` reads: its weight may be that of the embeddings. None: there is none.
-    """
-
-    transform: Step
-    project: Step
+    transform: Step  # hidden states (n, d) to what the projection to the vocabulary reads, (n, width)
+    project: Step  # from there to vocabulary logits (n, V)
     width: int
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # which only ``project`` reads: its weight may be that of the embeddings
 
 
 def head_of(model: Any) -> Head:
@@ -192,10 +254,29 @@ def head_of(model: Any) -> Head:
     Raises:
         ValueError: the head has another form.
     """
-    for find in (_bert, _deberta, _roberta, _modernbert, _distilbert, _electra):
-        head = find(model)
-        if head is not None:
-            return head
+
+    def part(name: str, of: Any = model) -> Any:
+        return getattr(of, name, None)
+
+    if (head := part("predictions", part("cls"))) is not None:  # BERT
+        return _head(head.transform, head.decoder)
+    if (head := part("lm_head", part("lm_predictions"))) is not None:  # DeBERTa-v2
+        embeddings = model.get_input_embeddings()
+        return Head(
+            lambda hidden: head.LayerNorm(head.transform_act_fn(head.dense(hidden))),
+            lambda transformed: F.linear(transformed, embeddings.weight, head.bias),
+            head.dense.out_features,
+            head.bias,
+        )
+    head, decoder = part("lm_head"), part("decoder")
+    if all(hasattr(head, name) for name in ("dense", "layer_norm", "decoder")):  # RoBERTa, MPNet
+        return _head(lambda hidden: head.layer_norm(F.gelu(head.dense(hidden))), head.decoder)
+    if (dense := part("head")) is not None and decoder is not None:  # ModernBERT
+        return _head(dense, decoder)
+    if (projector := part("vocab_projector")) is not None:  # DistilBERT
+        return _head(lambda hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))), projector)
+    if (projector := part("generator_lm_head")) is not None:  # ELECTRA
+        return _head(model.generator_predictions, projector)
     raise ValueError(
         f"the masked-LM head of {type(model).__name__} has a form that is not known; use a model like BERT, RoBERTa, "
         "ModernBERT, DeBERTa-v2, DistilBERT or ELECTRA"
@@ -204,65 +285,3 @@ def head_of(model: Any) -> Head:
 
 def _head(transform: Step, projection: nn.Linear) -> Head:
     return Head(transform, projection, projection.in_features, projection.bias)
-
-
-def _part(model: Any, path: str) -> Any:
-    for name in path.split("."):
-        model = getattr(model, name, None)
-    return model
-
-
-def _bert(model: Any) -> Head | None:
-    head = _part(model, "cls.predictions")
-    return None if head is None else _head(head.transform, head.decoder)
-
-
-def _deberta(model: Any) -> Head | None:
-    head = _part(model, "lm_predictions.lm_head")
-    if head is None:
-        return None
-    embeddings = model.get_input_embeddings()
-    return Head(
-        lambda hidden: head.LayerNorm(head.transform_act_fn(head.dense(hidden))),
-        lambda transformed: F.linear(transformed, embeddings.weight, head.bias),
-        head.dense.out_features,
-        head.bias,
-    )
-
-
-def _roberta(model: Any) -> Head | None:
-    head = _part(model, "lm_head")
-    if not all(hasattr(head, name) for name in ("dense", "layer_norm", "decoder")):
-        return None
-    return _head(lambda hidden: head.layer_norm(F.gelu(head.dense(hidden))), head.decoder)
-
-
-def _modernbert(model: Any) -> Head | None:
-    head, decoder = _part(model, "head"), _part(model, "decoder")
-    return None if head is None or decoder is None else _head(head, decoder)
-
-
-def _distilbert(model: Any) -> Head | None:
-    project = _part(model, "vocab_projector")
-    if project is None:
-        return None
-    return _head(lambda hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))), project)
-
-
-def _electra(model: Any) -> Head | None:
-    project = _part(model, "generator_lm_head")
-    return None if project is None else _head(model.generator_predictions, project)
-
-
-def stock_masked_lm(path: str | os.PathLike[str]) -> Any:
-    """An ``AutoModelForMaskedLM`` in float32, in which it is trained.
-
-    Args:
-        path: a folder or hub name.
-
-    Raises:
-        ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
-    """
-    model = load_model(hf_folder(path, weights=True), kind="AutoModelForMaskedLM").float()
-    head_of(model)
-    return model

@@ -16,107 +16,37 @@ from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions, recorded_coverage
 
 
-@dataclass(frozen=True)
-class SequenceCodes:
-    """The codes of a corpus, and which of its positions have one.
-
-    Attributes:
-        store: the codes.
-        coverage: share of the positions that are coded.
-        seed: seed of that share.
-    """
-
-    store: CodeStore
-    coverage: float
-    seed: int
-
-    def covered(self, positions: np.ndarray) -> np.ndarray:
-        """Which positions ``(T,)`` are coded, bool."""
-        return covered_positions(positions, coverage=self.coverage, seed=self.seed)
-
-
-@dataclass(frozen=True)
-class PretrainingSequence:
-    """A sequence before it is masked. It is not a dict, so that the Trainer removes nothing from it.
-
-    Attributes:
-        input_ids: ``(T,)`` int64, special tokens included.
-        index: number of the sequence.
-        epoch: decides the masks, together with the index.
-        first: position of the first token in the corpus.
-        codes: the codes of the corpus; None without MLSM.
-    """
-
-    input_ids: np.ndarray
-    index: int
-    epoch: int
-    first: int
-    codes: SequenceCodes | None
-
-
-class _WithEpoch(Dataset):
-    """A dataset whose samples hold the epoch, which all worker processes see."""
-
-    def __init__(self) -> None:
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides masks and spans."""
-        self._epoch[0] = epoch
-
-
-class PretrainingSequences(_WithEpoch):
-    """Sequences of ids for the collators of this package.
-
-    In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch; all worker
-    processes see it. Where nothing sets it, as in evaluation, the masks are always the same.
-
-    Args:
-        input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.
-        codes: folder of the codes of exactly these sequences, which :func:`encode_sequences` wrote; for MLSM.
+class SequenceCodes(CodeStore):
+    """The codes of exactly these sequences, which know the positions that have one: a share ``coverage`` of them.
 
     Raises:
         ValueError: the codes belong to other sequences or another order, or are unfinished or damaged.
     """
 
-    def __init__(self, input_ids: Any, codes: str | os.PathLike[str] | None = None) -> None:
-        self.sequences = TokenSequences.of(input_ids)
-        self.codes = None if codes is None else _open_codes(codes, self.sequences)
-        super().__init__()
+    def __init__(self, directory: str | os.PathLike[str], sequences: TokenSequences) -> None:
+        super().__init__(directory)
+        recorded = self.meta.get("fingerprints", {}).get("split")
+        if recorded != sequences.fingerprint or len(self) != sequences.num_tokens:
+            raise ValueError(
+                f"the codes in {directory} were made from another text, or from these sequences in another order; "
+                "code these sequences, or pass those that were coded"
+            )
+        self.coverage, self._seed = recorded_coverage(self.meta, directory)
 
-    @property
-    def num_atoms(self) -> int:
-        """Atoms of the codes.
-
-        Raises:
-            ValueError: there are no codes.
-        """
-        if self.codes is None:
-            raise ValueError("these sequences have no codes; pass the folder of their codes")
-        return self.codes.store.num_atoms
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def __getitem__(self, index: int) -> PretrainingSequence:
-        return PretrainingSequence(
-            input_ids=self.sequences[index],
-            index=int(index),
-            epoch=int(self._epoch[0]),
-            first=int(self.sequences.starts[index]),
-            codes=self.codes,
-        )
+    def covered(self, positions: np.ndarray) -> np.ndarray:
+        """Which positions ``(T,)`` are coded, bool."""
+        return covered_positions(positions, coverage=self.coverage, seed=self._seed)
 
 
-def _open_codes(directory: str | os.PathLike[str], sequences: TokenSequences) -> SequenceCodes:
-    store = CodeStore(directory)
-    recorded = store.meta.get("fingerprints", {}).get("split")
-    if recorded != sequences.fingerprint or len(store) != sequences.num_tokens:
-        raise ValueError(
-            f"the codes in {directory} were made from another text, or from these sequences in another order; "
-            "code these sequences, or pass those that were coded"
-        )
-    return SequenceCodes(store, *recorded_coverage(store.meta, directory))
+@dataclass(frozen=True)
+class PretrainingSequence:
+    """A sequence before it is masked. It is not a dict, so that the Trainer removes nothing from it."""
+
+    input_ids: np.ndarray  # (T,) int64, special tokens included
+    index: int  # of the sequence; it decides the masks, together with the epoch
+    epoch: int
+    first: int  # position of the first token in the corpus
+    codes: SequenceCodes | None  # of the corpus
 
 
 @dataclass(frozen=True)
@@ -128,7 +58,52 @@ class SpanGroup:
     epoch: int
 
 
-class SpanGroups(_WithEpoch):
+class _Samples(Dataset):
+    """Samples of a corpus, which hold the epoch; all worker processes see it."""
+
+    def __init__(self, input_ids: Any) -> None:
+        self.sequences = TokenSequences.of(input_ids)
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides masks and spans."""
+        self._epoch[0] = epoch
+
+
+class PretrainingSequences(_Samples):
+    """Sequences of ids for the collators of this package.
+
+    In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing
+    sets it, as in evaluation, the masks are always the same.
+
+    Args:
+        input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.
+        codes: folder of the codes of exactly these sequences, which :func:`encode_sequences` wrote; for MLSM.
+
+    Raises:
+        ValueError: as of :class:`SequenceCodes`.
+    """
+
+    def __init__(self, input_ids: Any, codes: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(input_ids)
+        self.codes = None if codes is None else SequenceCodes(codes, self.sequences)
+
+    @property
+    def num_atoms(self) -> int:
+        """Atoms of the codes; raises ValueError if there are none."""
+        if self.codes is None:
+            raise ValueError("these sequences have no codes; pass the folder of their codes")
+        return self.codes.num_atoms
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> PretrainingSequence:
+        first = int(self.sequences.starts[index])
+        return PretrainingSequence(self.sequences[index], int(index), int(self._epoch[0]), first, self.codes)
+
+
+class SpanGroups(_Samples):
     """Groups of sequences that follow each other in the corpus; the Trainer's batch size counts groups.
 
     Args:
@@ -140,13 +115,12 @@ class SpanGroups(_WithEpoch):
     """
 
     def __init__(self, input_ids: Any, group_size: int = 16) -> None:
-        self.sequences = TokenSequences.of(input_ids)
+        super().__init__(input_ids)
         if group_size < 2:
             raise ValueError(f"group_size must be at least 2, got {group_size}: spans are found in other sequences")
         if len(self.sequences) < 2:
             raise ValueError("the text is only one sequence; spans are found in other sequences of a group")
         self.groups = consecutive_groups(len(self.sequences), group_size)
-        super().__init__()
 
     def __len__(self) -> int:
         return len(self.groups)

@@ -6,9 +6,8 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
@@ -22,8 +21,6 @@ from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownT
 logger = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 1000
-FEWEST = 3  # a token, and those that begin and end a sequence
-ADVICE = "Pass --overwrite to replace it, or choose another --output"
 
 
 def ids_of_lines(
@@ -31,27 +28,17 @@ def ids_of_lines(
 ) -> Iterator[list[int] | None]:
     """The library's ids of each line, without special tokens; None for a blank line, the end of a document.
 
-    A line that follows another one is read with a space before it, as words within a line are. ``unknown`` counts.
+    A line that follows another one is read with a space before it: byte-level pieces would else continue its last word.
+    Tokenizers of BERT and SentencePiece begin a word with each line in either case. ``unknown`` counts.
     """
-    lines = _apart(lines)
-    while batch := list(islice(lines, LINES_AT_ONCE)):
+    apart = (f" {line}" if line and before else line for before, line in pairwise(chain([""], lines)))
+    while batch := list(islice(apart, LINES_AT_ONCE)):
         found = iter(tokenizer.backend.encode_batch([line for line in batch if line], add_special_tokens=False))
         for line in batch:
             encoding = next(found) if line else None
             if encoding is not None and unknown is not None:
                 unknown.add(line, encoding.ids, encoding.offsets, tokenizer.unknown_id)
             yield None if encoding is None else encoding.ids
-
-
-def _apart(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, with a space before those that follow another: byte-level pieces would else continue its last word.
-
-    The tokenizers of BERT and SentencePiece begin a word with each line, with or without the space.
-    """
-    follows = False
-    for line in lines:
-        yield f" {line}" if line and follows else line
-        follows = bool(line)
 
 
 def default_max_length(tokenizer: str | os.PathLike[str]) -> int:
@@ -69,11 +56,8 @@ def write_text_sequences(
     max_length: int | None = None,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     overwrite: bool = False,
-    show_progress: bool = True,
 ) -> tuple[TokenSequences, bool]:
-    """Tokenize text and write sequences of whole lines, see :func:`packed`.
-
-    The folder appears as a whole. Only a few lines are in memory at a time.
+    """Tokenize text and write sequences of whole lines, see :func:`packed`; the folder appears as a whole.
 
     Args:
         texts: files with a sentence a line and blank lines between documents, plain or compressed.
@@ -82,10 +66,9 @@ def write_text_sequences(
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
         max_unk_rate: largest share of unknown tokens; above it, nothing is written.
         overwrite: replace other sequences that are already there.
-        show_progress: show a progress bar on terminals.
 
     Returns:
-        the sequences, and whether they were written now; False: they were already there.
+        the sequences, and whether they were written now, or were already there.
 
     Raises:
         ValueError: a text is empty or not UTF-8, there is no usable tokenizer, too many tokens are unknown,
@@ -103,7 +86,13 @@ def write_text_sequences(
         "texts": sha256_of_files(*texts),
         "max_length": length,
     }
-    if not overwrite and _is_complete(Path(output), plan):
+    folder = PlannedFolder(
+        output, plan, plan_file=None, advice="Pass --overwrite to replace it, or choose another --output"
+    )
+    if folder.directory.exists() and not folder.directory.is_dir():
+        raise ValueError(f"{output} is a file; name a folder for the sequences")
+    # a kill can leave one of the files alone
+    if not overwrite and folder.is_complete() and all(Path(output, name).exists() for name in (IDS_FILE, STARTS_FILE)):
         there = TokenSequences(output)
         if there.about.get("max_unk_rate", 1) > max_unk_rate:
             there.unknown_tokens(found).check(str(output), max_unk_rate)
@@ -114,7 +103,7 @@ def write_text_sequences(
         yield from ids_of_lines(read_text(texts, progress.update), found, unknown)
         unknown.check("the text", max_unk_rate)  # before the folder appears
 
-    with progress_bar("tokenizing", size, show_progress) as progress:
+    with progress_bar("tokenizing", size, show=True) as progress:
         sequences = packed(known_lines(), max_length=length, begin=found.begin_id, end=found.end_id)
         written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
     if unknown.unknown:
@@ -122,19 +111,10 @@ def write_text_sequences(
     return written, True
 
 
-def _is_complete(output: Path, plan: dict[str, Any]) -> bool:
-    """Whether ``output`` holds the sequences of a plan; ValueError where it holds others."""
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output} is a file; name a folder for the sequences")
-    folder = PlannedFolder(output, plan, plan_file=None, advice=ADVICE)
-    # a kill can leave one of the files alone
-    return folder.is_complete() and all((output / name).exists() for name in (IDS_FILE, STARTS_FILE))
-
-
 def check_max_length(max_length: int) -> None:
     """Raise ValueError if ``max_length`` leaves no room for a token between the two that surround a sequence."""
-    if max_length < FEWEST:
-        raise ValueError(f"--max-length must be at least {FEWEST}: two special tokens and one of the text")
+    if max_length < 3:
+        raise ValueError("--max-length must be at least 3: two special tokens and one of the text")
 
 
 def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int, end: int) -> Iterator[list[int]]:
@@ -147,9 +127,6 @@ def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int
         lines: the ids of each line; None between two documents, which share no sequence.
         max_length: longest sequence, ``begin`` and ``end`` included.
         begin, end: ids around each sequence.
-
-    Raises:
-        ValueError: ``max_length`` leaves no room for a token.
     """
     check_max_length(max_length)
     room = max_length - 2

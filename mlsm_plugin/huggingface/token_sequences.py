@@ -5,7 +5,8 @@ from __future__ import annotations
 import array
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ KINDS = (
 class TokenSequences:
     """A corpus as sequences of ids, special tokens included, in a fixed order.
 
-    The position of a token is its number in all sequences, one after the other, from 0. It is the token's row in a code
-    store.
+    The position of a token, which is its row in a code store, is its number in all sequences, from 0.
 
     Args:
         input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
@@ -52,45 +52,18 @@ class TokenSequences:
     """
 
     def __init__(self, input_ids: Any) -> None:
-        self._flat: np.ndarray | None = None
         self.about: dict[str, Any] = {}
         if isinstance(input_ids, (str, os.PathLike)):
-            input_ids = self._opened(Path(input_ids))
-        if self._flat is None:
-            self._ids = _column(input_ids)
-            self.starts = np.concatenate([[0], np.cumsum(np.fromiter(_lengths(self._ids), np.int64))])
+            input_ids, self.about = _opened(Path(input_ids))
+        self._ids = _column(input_ids)
+        self.starts = np.concatenate([[0], np.cumsum(_lengths(self._ids), dtype=np.int64)])
         if self.num_tokens == 0:
             raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
-        self._read: tuple[str, int] | None = None
 
     @classmethod
     def of(cls, input_ids: Any) -> TokenSequences:
         """``input_ids`` itself if it is such a corpus, else the corpus that it makes."""
         return input_ids if isinstance(input_ids, cls) else cls(input_ids)
-
-    def _opened(self, path: Path) -> Any:
-        """What the class takes, of a file or folder; None if it is a folder that :meth:`write` made."""
-        if path.is_file():
-            if path.suffix != ".npy":
-                raise ValueError(f"{path} is not an .npy file; {KINDS}")
-            return map_npy(path, ndim=2)
-        if not path.is_dir():
-            raise ValueError(f"{path} does not exist; {KINDS}")
-        if (path / IDS_FILE).exists() or (path / STARTS_FILE).exists():
-            self._open(path)
-            return None
-        if not any((path / name).exists() for name in (*DATASET_FILES, SPLITS_FILE)):
-            raise ValueError(f"{path} holds no token sequences; {KINDS}")
-        return _saved_dataset(path)
-
-    def _open(self, folder: Path) -> None:
-        self._flat, self.starts = map_npy(folder / IDS_FILE, ndim=1), map_npy(folder / STARTS_FILE, ndim=1)
-        if (folder / ABOUT_FILE).exists():
-            self.about = check_json(read_json(folder / ABOUT_FILE), ABOUT_CHECK, folder / ABOUT_FILE)
-        ascending = len(self.starts) > 1 and self.starts[0] == 0 and bool((np.diff(self.starts) >= 0).all())
-        types = (self._flat.dtype, self.starts.dtype)
-        if not ascending or self.starts[-1] != len(self._flat) or types != (IDS_DTYPE, STARTS_DTYPE):
-            raise ValueError(f"{folder} does not hold token sequences, or is damaged; write them again")
 
     @property
     def num_tokens(self) -> int:
@@ -104,17 +77,11 @@ class TokenSequences:
         """The ids of a sequence, ``(T,)`` int64."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        if self._flat is not None:
-            return self._flat[self.starts[index] : self.starts[index + 1]].astype(np.int64)
         return _checked(self._ids[index], index)
 
     def part(self, first: int, last: int) -> TokenSequences:
-        """The sequences ``first`` to ``last``, which is excluded, as a corpus of their own, without a copy of the ids.
-
-        Raises:
-            ValueError: they have no token.
-        """
-        found = TokenSequences(_Part(self, range(len(self))[first:last]))
+        """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
+        found = TokenSequences(self._ids[first:last])
         found.about = self.about
         return found
 
@@ -131,25 +98,22 @@ class TokenSequences:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of all ids and lengths, in order; computed once, and the same for every kind of ``input_ids``."""
-        return self._read_all()[0]
+        return self._fingerprint_and_largest[0]
 
     @property
     def largest_id(self) -> int:
         """The largest id of all; computed together with :attr:`fingerprint`."""
-        return self._read_all()[1]
+        return self._fingerprint_and_largest[1]
 
-    def _read_all(self) -> tuple[str, int]:
-        if self._read is None:
-            digest, largest = hashlib.sha256(), 0
-            for index in Progress(range(len(self)), desc="reading the ids", unit="sequence", leave=False):
-                ids = self[index]
-                if ids.min(initial=0) < 0:  # the files of a folder are not checked when they are opened
-                    raise _no_ids(index)
-                digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
-                digest.update(ids.astype(IDS_DTYPE).tobytes())
-                largest = max(largest, int(ids.max(initial=0)))
-            self._read = (digest.hexdigest(), largest)
-        return self._read
+    @cached_property
+    def _fingerprint_and_largest(self) -> tuple[str, int]:
+        digest, largest = hashlib.sha256(), 0
+        for index in Progress(range(len(self)), desc="reading the ids", unit="sequence", leave=False):
+            ids = self[index]
+            digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
+            digest.update(ids.astype(IDS_DTYPE).tobytes())
+            largest = max(largest, int(ids.max(initial=0)))
+        return digest.hexdigest(), largest
 
     @classmethod
     def write(
@@ -164,55 +128,71 @@ class TokenSequences:
         Args:
             folder: the folder, with the files ``ids.npy`` (int32) and ``starts.npy`` (int64).
             sequences: the ids of each sequence.
-            about: where they come from, as values that JSON can hold, for ``meta.json``; ``tokenizer`` is the
-                ``vocabulary_fingerprint`` of their tokenizer, which coding compares with that of the model.
+            about: for ``meta.json``, such as ``tokenizer``, the ``vocabulary_fingerprint`` of their tokenizer.
 
         Raises:
             ValueError: as of the class.
             OSError: the folder cannot be written.
         """
-        lengths = array.array("q")
+        starts = array.array("q", [0])
         with atomic_directory(folder) as temporary:
             with open(temporary / IDS_FILE, "wb") as file:
                 _write_header(file, 0)
                 begin = file.tell()
                 for index, sequence in enumerate(sequences):
                     ids = _checked(sequence, index)
-                    lengths.append(len(ids))
+                    starts.append(starts[-1] + len(ids))
                     file.write(ids.astype(IDS_DTYPE).tobytes())
                 file.seek(0)
-                _write_header(file, sum(lengths))
+                _write_header(file, starts[-1])
                 assert file.tell() == begin, "numpy leaves room for any number of values"
                 file.flush()
                 os.fsync(file.fileno())
-            if not sum(lengths):
+            if not starts[-1]:
                 raise ValueError("the text has no token")
-            np.save(
-                temporary / STARTS_FILE, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(STARTS_DTYPE)
-            )
+            np.save(temporary / STARTS_FILE, np.array(starts, STARTS_DTYPE))
             if about:
                 write_json(temporary / ABOUT_FILE, about)
         return cls(folder)
 
 
-class _Part:
-    """Some sequences of a corpus, as a list."""
+class _Rows:
+    """The sequences of a folder that :meth:`TokenSequences.write` made, as a list; nothing is copied."""
 
-    def __init__(self, sequences: TokenSequences, places: range) -> None:
-        self._sequences, self._places = sequences, places
+    def __init__(self, flat: np.ndarray, starts: np.ndarray) -> None:
+        self.flat, self.starts = flat, starts
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.starts) - 1
 
     def __getitem__(self, wanted: Any) -> Any:
-        places = self._places[wanted]
-        if isinstance(places, range):
-            return [self._sequences[place] for place in places]
-        return self._sequences[places]
+        if isinstance(wanted, slice):
+            first, last, _ = wanted.indices(len(self))
+            return _Rows(self.flat, self.starts[first : max(first, last) + 1])
+        return self.flat[self.starts[wanted] : self.starts[wanted + 1]]
 
 
 def _write_header(file: Any, number: int) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": IDS_DTYPE.str, "fortran_order": False, "shape": (number,)})
+
+
+def _opened(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The sequences in a file or folder, and what is known about them."""
+    if path.is_file():
+        if path.suffix != ".npy":
+            raise ValueError(f"{path} is not an .npy file; {KINDS}")
+        return map_npy(path, ndim=2), {}
+    if not path.is_dir():
+        raise ValueError(f"{path} does not exist; {KINDS}")
+    if not any((path / name).exists() for name in (IDS_FILE, STARTS_FILE)):
+        return _saved_dataset(path), {}
+    flat, starts = (map_npy(path / name, ndim=1) for name in (IDS_FILE, STARTS_FILE))
+    about = path / ABOUT_FILE
+    known = check_json(read_json(about), ABOUT_CHECK, about) if about.exists() else {}
+    ascending = len(starts) > 1 and starts[0] == 0 and bool((np.diff(starts) >= 0).all())
+    if not ascending or starts[-1] != len(flat) or (flat.dtype, starts.dtype) != (IDS_DTYPE, STARTS_DTYPE):
+        raise ValueError(f"{path} does not hold token sequences, or is damaged; write them again")
+    return _Rows(flat, starts), known
 
 
 def _saved_dataset(folder: Path) -> Any:
@@ -220,6 +200,8 @@ def _saved_dataset(folder: Path) -> Any:
     if (folder / SPLITS_FILE).exists():
         splits = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise ValueError(f"{folder} holds several splits; pass the folder of one of them ({splits})")
+    if not any((folder / name).exists() for name in DATASET_FILES):
+        raise ValueError(f"{folder} holds no token sequences; {KINDS}")
     try:
         from datasets import load_from_disk
     except ImportError:
@@ -240,17 +222,19 @@ def _column(input_ids: Any) -> Any:
     return input_ids.with_format("numpy", columns=["input_ids"])["input_ids"]
 
 
-def _lengths(ids: Any) -> Iterator[int]:
+def _lengths(ids: Any) -> np.ndarray:
+    if isinstance(ids, _Rows):
+        return np.diff(ids.starts)
     if isinstance(ids, np.ndarray) and ids.ndim == 2:
-        yield from (ids.shape[1] for _ in range(len(ids)))
-        return
+        return np.full(len(ids), ids.shape[1])
+    found = array.array("q")
     for first in Progress(range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False):
-        for index, sequence in enumerate(ids[first : first + SEQUENCES_AT_ONCE], first):
+        for sequence in ids[first : first + SEQUENCES_AT_ONCE]:
             try:
-                length = len(sequence)
+                found.append(len(sequence))
             except TypeError:
-                raise _no_ids(index) from None
-            yield length
+                raise _no_ids(len(found)) from None
+    return np.array(found)
 
 
 def _checked(sequence: Any, index: int) -> np.ndarray:

@@ -22,16 +22,16 @@ class PretrainingCallback(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Set the epoch of the sequences."""
-        _set_epoch(getattr(train_dataloader, "dataset", None), int(state.epoch or 0))
+        for dataset in _with_inner(getattr(train_dataloader, "dataset", None)):
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(int(state.epoch or 0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any) -> None:
         """Add the parts of the loss to the logs of training steps."""
-        if logs is None or "loss" not in logs or not isinstance(model, PretrainingModel):
-            return
-        parts = model.taken_parts()
-        logs.update(parts)
-        if state.log_history:
-            state.log_history[-1].update(parts)
+        if logs is not None and "loss" in logs and isinstance(model, PretrainingModel):
+            parts = model.taken_parts()
+            for log in (logs, *state.log_history[-1:]):
+                log.update(parts)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """After an evaluation before the training, let the ranks train together.
@@ -43,12 +43,6 @@ class PretrainingCallback(TrainerCallback):
             vars(model).pop("_is_accelerate_prepared", None)
 
 
-def _set_epoch(dataset: Any, epoch: int) -> None:
-    for one in _with_inner(dataset):
-        if hasattr(one, "set_epoch"):
-            one.set_epoch(epoch)
-
-
 def _with_inner(dataset: Any) -> Iterator[Any]:
     """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
     yield dataset
@@ -58,10 +52,7 @@ def _with_inner(dataset: Any) -> Iterator[Any]:
 
 
 def prepare(trainer: Trainer) -> Trainer:
-    """Give a Trainer the callback, before those that report its logs, and the parts of the loss in its evaluations.
-
-    Returns:
-        the Trainer.
+    """The Trainer, with the callback before those that report its logs, and the parts of the loss in evaluations.
 
     Raises:
         ValueError: its model has no objective of this package, its process sees several GPUs, its arguments have
@@ -75,38 +66,31 @@ def prepare(trainer: Trainer) -> Trainer:
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
         for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
-            _check_vocabulary(name, dataset, trainer.data_collator)
-            _check_masks(name, dataset, trainer.data_collator)
+            _check_text(name, dataset, trainer.data_collator)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer
 
 
-def _check_vocabulary(name: str, dataset: Any, collator: Any) -> None:
-    """Raise ValueError if sequences say that they were made with another vocabulary than that of the collator."""
-    wanted = getattr(collator, "vocabulary", None)
+def _check_text(name: str, dataset: Any, collator: Any) -> None:
+    """Check the vocabulary of sequences, and :func:`check_masked_share`; collators of others are not judged."""
+    if not isinstance(collator, (MaskedLmCollator, SpanGroupsCollator)):
+        return
     for one in _with_inner(dataset):
         made_with = getattr(getattr(one, "sequences", None), "about", {}).get("tokenizer")
-        if wanted is not None and made_with not in (None, wanted):
+        if made_with not in (None, collator.vocabulary):
             raise ValueError(
                 f"the sequences of {name} were made with a tokenizer of another vocabulary than that of the collator: "
                 "the same ids mean other tokens; pass the tokenizer that made them to the collator"
             )
-
-
-def _check_masks(name: str, dataset: Any, collator: Any) -> None:
-    """See :func:`check_masked_share`; other collators, and datasets without a length, are not judged."""
-    if isinstance(collator, (MaskedLmCollator, SpanGroupsCollator)) and hasattr(dataset, "__len__"):
+    if hasattr(dataset, "__len__"):
         batches = (collator([dataset[index]]) for index in samples_to_look_at(len(dataset)))
         counts = (collator.masked_counts(batch) for batch in batches)
         check_masked_share(name, counts, collator.mask_prob, remedy=collator.few_masks)
 
 
 def check_gpus(arguments: TrainingArguments) -> None:
-    """Raise ValueError if the Trainer of a process would split its batches over several GPUs (``DataParallel``).
-
-    It splits every tensor by its rows, and codes, pairs and spans are not rows of a batch.
-    """
+    """Raise ValueError if the Trainer would split batches by rows over GPUs: codes, pairs and spans are no rows."""
     if arguments.n_gpu > 1:
         raise ValueError(
             f"this process sees {arguments.n_gpu} GPUs; start one for each with torchrun --nproc-per-node "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,7 @@ from typing import Any
 
 import torch
 
-from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import first_line, import_transformers, save_pretrained
+from mlsm_plugin.files.hf_files import first_line, import_transformers
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 
@@ -26,18 +24,14 @@ NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to r
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained; the optimizer is AdamW with betas 0.9 and 0.98. The rate falls linearly to 0.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """How a model is trained, with AdamW (betas 0.9, 0.98) and a rate that falls linearly to 0; checks its values."""
 
     updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
     batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) of a batch on each device")
     accumulate: int = option(1, least=1, help="batches of an update")
     learning_rate: float = option(2e-4, above=0, help="largest learning rate")
     warmup: float = option(0.06, least=0, most=1, help="share of the updates with rising rate")
-    weight_decay: float = 0.01
+    weight_decay: float = option(0.01, least=0, help="of AdamW")
     bf16: str = option(
         "auto", choices=("auto", "on", "off"),
         help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
@@ -49,24 +43,20 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     @property
-    def device_type(self) -> str:
-        """``cuda`` or ``cpu``."""
-        return "cuda" if torch.cuda.is_available() and not self.cpu else "cpu"
+    def on_cpu(self) -> bool:
+        """Whether no GPU is used."""
+        return self.cpu or not torch.cuda.is_available()
 
     @property
     def in_bf16(self) -> bool:
         """Whether matrix products are in bfloat16."""
-        return has_fast_bf16(torch.device(self.device_type)) if self.bf16 == "auto" else self.bf16 == "on"
+        device = torch.device("cpu" if self.on_cpu else "cuda")
+        return has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on"
 
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
-        """How many updates are ``epochs`` passes over ``number`` sequences or groups, at least one.
-
-        The last batch of a pass may be smaller than the others, and its last update may have fewer batches.
-        """
+        """How many updates are ``epochs`` passes over ``number`` samples; the last batch and update may be smaller."""
         batches = math.ceil(number / (self.batch_size * processes))
         return max(1, round(epochs * math.ceil(batches / self.accumulate)))
 
@@ -74,27 +64,21 @@ class TrainingSettings:
         """What the result depends on."""
         return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
 
-    def arguments(self, checkpoints: str | os.PathLike[str], *, updates: int | None = None) -> Any:
-        """The library's ``TrainingArguments``; ``updates`` takes the place of :attr:`updates`.
-
-        Raises:
-            ValueError: this process sees several GPUs.
-        """
+    def arguments(self, checkpoints: str | os.PathLike[str]) -> Any:
+        """The library's ``TrainingArguments``; raises ValueError if this process sees several GPUs."""
         import_transformers()
         from transformers import TrainingArguments
 
         from mlsm_plugin.huggingface.trainer_callback import check_gpus
 
-        number = updates or self.updates
         arguments = TrainingArguments(
             output_dir=str(checkpoints),
-            max_steps=number,
+            max_steps=self.updates,
             per_device_train_batch_size=self.batch_size,
             per_device_eval_batch_size=self.batch_size,
             gradient_accumulation_steps=self.accumulate,
             learning_rate=self.learning_rate,
-            warmup_steps=round(self.warmup * number),
-            lr_scheduler_type="linear",
+            warmup_steps=round(self.warmup * self.updates),
             weight_decay=self.weight_decay,
             adam_beta2=0.98,
             bf16=self.in_bf16,
@@ -105,9 +89,8 @@ class TrainingSettings:
             logging_steps=min(100, self.evaluate_every),
             seed=self.seed,
             dataloader_num_workers=self.workers,
-            use_cpu=self.device_type == "cpu",
+            use_cpu=self.on_cpu,
             report_to=[],
-            remove_unused_columns=False,
             ddp_timeout=SECONDS_TO_WAIT,
             average_tokens_across_devices=True,
         )
@@ -115,33 +98,8 @@ class TrainingSettings:
         return arguments
 
 
-def make_trainer(
-    model: Any,
-    datasets: tuple[Any, Any],
-    collator: Any,
-    settings: TrainingSettings,
-    checkpoints: str | os.PathLike[str],
-    *,
-    updates: int | None = None,
-) -> Any:
-    """A Trainer that logs and evaluates the parts of the loss of ``model``, which has an objective of this package.
-
-    The datasets are what is trained on and what is evaluated on; ``updates`` takes the place of those of the settings.
-    """
-    arguments = settings.arguments(checkpoints, updates=updates)
-    from transformers import Trainer
-
-    from mlsm_plugin.huggingface.trainer_callback import prepare
-
-    trainer = Trainer(model, arguments, train_dataset=datasets[0], eval_dataset=datasets[1], data_collator=collator)
-    return prepare(trainer)
-
-
 def train(trainer: Any) -> dict[str, float]:
-    """Train, or resume from the last whole checkpoint.
-
-    Returns:
-        the figures of an evaluation at the end, in nats.
+    """Train, or resume from the last whole checkpoint; then evaluate, in nats.
 
     Raises:
         ValueError: the loss is not finite at the end.
@@ -159,12 +117,6 @@ def train(trainer: Any) -> dict[str, float]:
     return figures
 
 
-def save_trained(trainer: Any, tokenizer: Any, folder: str | os.PathLike[str]) -> None:
-    """Write the model of a Trainer with its tokenizer; the folder appears as a whole."""
-    with atomic_directory(folder) as temporary:
-        save_pretrained(temporary, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-
-
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
     """Turn what torch and safetensors raise when a file cannot be written into OSError."""
@@ -179,19 +131,13 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
-    """The newest whole checkpoint of a Trainer, which writes ``trainer_state.json`` last; None if there is none.
-
-    ``tidy`` removes newer ones, which a kill has left unfinished.
-    """
-    numbers = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
-    found = sorted((path for path, name in numbers.items() if name), key=lambda path: int(path.name[11:]))
-    while found:
-        newest = found.pop()
+    """The newest whole checkpoint, with its ``trainer_state.json``; ``tidy`` removes newer ones, left by a kill."""
+    named = [path for path in folder.glob("checkpoint-*") if path.name[len("checkpoint-") :].isdecimal()]
+    for newest in sorted(named, key=lambda path: int(path.name[len("checkpoint-") :]), reverse=True):
         try:
             json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(newest)
         except (OSError, ValueError):
             if tidy:
                 shutil.rmtree(newest, ignore_errors=True)
-            continue
-        return str(newest)
     return None

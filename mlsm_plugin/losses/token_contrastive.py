@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,6 +43,12 @@ class Contrast:
     def anchors_in(self, valid: Tensor, masked: Tensor) -> Tensor:
         """The anchors ``(B, T)`` among the tokens that may be compared, bool as both arguments."""
         return {"all": valid, "masked": valid & masked, "unmasked": valid & ~masked}[self.anchors]
+
+
+def generator_of(*numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A source of randomness that depends on these whole numbers only; they are not negative."""
+    (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 
 
 def check_contrast_weight(weight: float, temperature: float) -> None:

@@ -94,6 +94,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def __init__(self, cfg: MaskedLatentSemanticConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
         check_top(cfg.latent_top)
+        self._stores: dict[tuple[str, ...], CodeStore] = {}
         self._checked_codes: set[str] = set()
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
@@ -224,17 +225,23 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def _open_codes(self, splits: list[str], folder: str) -> CodeStore:
         directories = [os.path.join(folder, f"{os.path.basename(split)}.codes") for split in splits]
         for split, directory in zip(splits, directories, strict=True):
+            check_is_coded(split, directory)
+        store = self._store(*directories)
+        for split, directory, meta in zip(splits, directories, store.metas, strict=True):
             if directory not in self._checked_codes:
-                check_is_coded(split, directory)
-                store = CodeStore(directory)
-                check_codes_belong_to(split, store.meta, directory)
-                self._check_same_dictionary(directory, store)
+                check_codes_belong_to(split, meta, directory)
+                self._check_same_dictionary(directory, meta["fingerprints"]["dictionary"])
                 self._check_atoms(store.num_atoms, directory)
                 self._checked_codes.add(directory)
-        return CodeStore(directories)
+        return store
 
-    def _check_same_dictionary(self, directory: str, store: CodeStore) -> None:
-        found = store.meta["fingerprints"]["dictionary"]
+    def _store(self, *directories: str) -> CodeStore:
+        """The codes in these folders, opened once."""
+        if directories not in self._stores:
+            self._stores[directories] = CodeStore(directories)
+        return self._stores[directories]
+
+    def _check_same_dictionary(self, directory: str, found: str) -> None:
         first, expected = self._codes_over = self._codes_over or (directory, found)
         if found != expected:
             raise ValueError(
@@ -275,7 +282,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         ]
         for directory in directories:
             if os.path.isdir(directory):
-                return CodeStore(directory).num_atoms
+                return self._store(directory).num_atoms
         raise FileNotFoundError(
             f"{self._codes_data} has no codes ({', '.join(map(os.path.basename, directories))}); write them with "
             "`mlsm encode`"

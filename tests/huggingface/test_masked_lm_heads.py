@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED
-from mlsm_plugin.huggingface.pretraining_model import head_of, stock_masked_lm
+from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED, load_masked_lm
+from mlsm_plugin.huggingface.pretraining_model import head_of
 from tests.huggingface.tiny_corpus import tiny_bert
 from tests.tiny_hf_models import make_model
 
@@ -21,7 +21,7 @@ def test_both_halves_together_are_the_head(tmp_path: Path, tiny: object, model_t
     name, _, other = model_type.partition(" ")
     settings = {"legacy": False} if other else {}
     folder = make_model(name, tiny.text, tmp_path / "model", kind=AutoModelForMaskedLM, **settings)  # type: ignore[attr-defined]
-    model = stock_masked_lm(folder).eval()
+    model = load_masked_lm(folder).eval()
     torch.manual_seed(3)
     for values in model.parameters():
         torch.nn.init.normal_(values, std=0.1)
@@ -37,7 +37,7 @@ def test_both_halves_together_are_the_head(tmp_path: Path, tiny: object, model_t
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_half_precision_are_trained_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
     tiny_bert().to(dtype).save_pretrained(tmp_path / "half")
-    model = stock_masked_lm(tmp_path / "half")
+    model = load_masked_lm(tmp_path / "half")
     assert {values.dtype for values in model.parameters()} == {torch.float32}
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
@@ -45,19 +45,19 @@ def test_weights_of_half_precision_are_trained_in_float32(tmp_path: Path, dtype:
 def test_what_is_no_masked_lm_is_one_line(tmp_path: Path, tiny: object) -> None:
     text = tiny.text  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="saved without a masked-LM head"):
-        stock_masked_lm(make_model("bert", text, tmp_path / "headless", kind=AutoModel))
+        load_masked_lm(make_model("bert", text, tmp_path / "headless", kind=AutoModel))
     with pytest.raises(ValueError, match="is not a folder of a Hugging Face model"):
-        stock_masked_lm(tmp_path / "nothing")
+        load_masked_lm(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"the weights of .*empty cannot be read"):
-        stock_masked_lm(tmp_path / "empty")
+        load_masked_lm(tmp_path / "empty")
     with pytest.raises(ValueError, match="a form that is not known"):
         head_of(SimpleNamespace())
     broken = tmp_path / "broken"
     tiny_bert().save_pretrained(broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match=r"the weights of .*broken cannot be read"):
-        stock_masked_lm(broken)
+        load_masked_lm(broken)
 
 
 def test_a_deberta_of_its_authors_is_told_how_its_head_is_read(tmp_path: Path, tiny: object) -> None:
@@ -67,4 +67,4 @@ def test_a_deberta_of_its_authors_is_told_how_its_head_is_read(tmp_path: Path, t
     del settings["legacy"]
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     with pytest.raises(ValueError, match=r'head in lm_predictions.lm_head, .*; set "legacy": false in its config.json'):
-        stock_masked_lm(folder)
+        load_masked_lm(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlsm_plugin.huggingface.contrastive_models import SpanContrastiveModel
+from mlsm_plugin.huggingface.pretraining_model import SpanContrastiveModel
 from tests.huggingface.tiny_corpus import tiny_bert
 
 

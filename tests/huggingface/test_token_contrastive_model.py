@@ -7,7 +7,7 @@ import torch
 
 from mlsm_plugin.huggingface import PretrainingSequences, TokenContrastiveCollator
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.contrastive_models import TokenContrastiveModel
+from mlsm_plugin.huggingface.pretraining_model import TokenContrastiveModel
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 

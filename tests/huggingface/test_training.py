@@ -6,30 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Trainer
 
 from mlsm_plugin.huggingface.collators import MaskedLmCollator
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
-from mlsm_plugin.huggingface.training import TrainingSettings, last_checkpoint, make_trainer, save_trained, train
+from mlsm_plugin.huggingface.trainer_callback import prepare
+from mlsm_plugin.huggingface.training import TrainingSettings, last_checkpoint, train
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 
 def trainer_of(folder: Path, **settings: Any) -> Any:
     data, tokenizer = PretrainingSequences(random_ids(16)), make_tokenizer()
     options = {"updates": 4, "batch_size": 4, "evaluate_every": 2, "bf16": "off", "cpu": True, **settings}
-    collator = MaskedLmCollator(tokenizer)
-    return make_trainer(MaskedLmModel.of(tiny_bert()), (data, data), collator, TrainingSettings(**options), folder)
+    arguments, both = TrainingSettings(**options).arguments(folder), {"train_dataset": data, "eval_dataset": data}
+    return prepare(Trainer(MaskedLmModel.of(tiny_bert()), arguments, data_collator=MaskedLmCollator(tokenizer), **both))
 
 
-def test_training_learns_saves_and_resumes(tmp_path: Path) -> None:
+def test_training_learns_and_resumes(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "checkpoints", learning_rate=1e-2)
     before = trainer.evaluate()["eval_loss"]
     figures = train(trainer)
     assert figures["mlm_loss"] < before
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-4"]
-    save_trained(trainer, make_tokenizer(), tmp_path / "model")
-    written = {path.name for path in (tmp_path / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= written
     assert train(trainer_of(tmp_path / "checkpoints", learning_rate=1e-2))["loss"] == figures["loss"]
 
 
