@@ -176,8 +176,7 @@ def _write_shards(
                 counted += len(chunk.positions)
                 progress.update(len(chunk.positions))
             _check_not_all_empty(coder, rows, (start, stop), why_empty)
-            if not writer.has_shard(index):  # as above; the codes are the same
-                writer.write_shard(index, rows)
+            writer.write_shard(index, rows)
             figures.coded_tokens += rows.coded_tokens
             remaining -= stop - start
             if number == 0:

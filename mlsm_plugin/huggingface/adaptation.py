@@ -18,7 +18,7 @@ from mlsm_plugin.data.span_groups import SpanRules
 from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.files.hf_files import hf_folder
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, check_vocabulary, supported_config
@@ -200,8 +200,9 @@ def _processes(output: Path, count: int) -> int:
     Raises:
         ValueError: the folder was begun by another number of processes, and is not finished.
     """
-    there = recorded_in(output, "processes") or count
-    if there != count and not PlannedFolder(output, {}).is_sealed:
+    folder = PlannedFolder(output, {})
+    there: int = (folder.found or {}).get("processes", count)
+    if there != count and not folder.is_sealed:
         raise ValueError(
             f"the number of processes is {there} in {output} and {count} now; start {there} (several: with torchrun "
             "--nproc-per-node), or choose another --output"

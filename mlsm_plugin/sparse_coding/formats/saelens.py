@@ -17,7 +17,7 @@ import torch
 from packaging.version import InvalidVersion, Version
 from torch import Tensor
 
-from mlsm_plugin.files.atomic_files import write_file, write_json
+from mlsm_plugin.files.atomic_files import atomic_open, write_json
 from mlsm_plugin.files.json_checks import anything, number, optional, text, whole
 from mlsm_plugin.sparse_coding.formats.config_file import ConfigFile, one_of, yes_or_no
 from mlsm_plugin.sparse_coding.formats.tensor_file import TensorFile, check_safetensors, read_safetensors
@@ -346,7 +346,8 @@ def write_saelens(coder: SaeCoder, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     (folder / CONFIG_FILE).unlink(missing_ok=True)
     content = save({name: tensor.contiguous() for name, tensor in _exported_tensors(coder.sae).items()})
-    write_file(folder / WEIGHTS_FILE, lambda file: file.write(content))
+    with atomic_open(folder / WEIGHTS_FILE) as file:
+        file.write(content)
     write_json(folder / CONFIG_FILE, _configuration(coder))
 
 
