@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,14 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     try:
         return _snapshot(name, weights=weights)
     except Exception as error:  # network, permission and name errors of several libraries
-        cached = _cached_with_weights(name) if weights else None
-        if cached is not None:
-            return cached
+        with suppress(Exception):
+            cached = _snapshot(name, weights=False, local_files_only=True)
+            if weights and weight_files(cached):
+                return cached
         raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
 
 
-def _snapshot(name: str, *, weights: bool) -> Path:
+def _snapshot(name: str, *, weights: bool, **where: bool) -> Path:
     """The folder of a hub name; without weights, the library takes it from its cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
@@ -79,19 +80,7 @@ def _snapshot(name: str, *, weights: bool) -> Path:
         there = set(list_repo_files(name))
         chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
         wanted += [chosen, SHARDS.get(chosen, chosen), LATENT_HEAD]
-    return Path(snapshot_download(name, allow_patterns=wanted))
-
-
-def _cached_with_weights(name: str) -> Path | None:
-    """The folder of a hub name in the library's cache; None if it is not there, or has no weights."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-        weight_files(folder)
-    except Exception:  # errors of several libraries
-        return None
-    return folder
+    return Path(snapshot_download(name, allow_patterns=wanted, **where))
 
 
 @contextmanager

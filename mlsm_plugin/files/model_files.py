@@ -125,7 +125,7 @@ def symbols_in(dictionary: Path) -> tuple[bytes, ...]:
 
 
 def bpe_options(*folders: str | os.PathLike[str]) -> dict[str, str]:
-    """fairseq's options (``bpe`` and its file) for the tokenizer of the first of ``folders`` that has one."""
+    """fairseq's options (``bpe`` and its file) for the tokenizer of the first folder that has one; else an error."""
     for folder in folders:
         if Path(folder, MODEL_NAME).is_file():
             return {"bpe": "sentencepiece", "sentencepiece_model": str(Path(folder, MODEL_NAME))}
