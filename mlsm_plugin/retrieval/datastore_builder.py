@@ -288,10 +288,11 @@ class DatastoreBuilder:
         return kept
 
     def _text(self) -> Iterator[np.ndarray]:
-        """The ids of all tokens, a shard at a time."""
-        for shard in self.shards:
-            first = int(shard.reader.starts[shard.blocks.start])
-            yield shard.reader.flat_tokens(first, first + shard.num_tokens)
+        """The ids of all tokens, also of those between documents, which are in no block."""
+        step = self.settings.shard_tokens
+        for reader in self.readers:
+            for first in range(0, reader.num_tokens, step):
+                yield reader.flat_tokens(first, min(first + step, reader.num_tokens))
 
     def _block_starts(self) -> np.ndarray:
         return np.concatenate([shard.reader.starts[list(shard.blocks)] + shard.offset for shard in self.shards])
