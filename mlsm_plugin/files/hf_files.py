@@ -71,7 +71,7 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
         raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
 
 
-def _snapshot(name: str, *, weights: bool, **where: bool) -> Path:
+def _snapshot(name: str, *, weights: bool, **where: Any) -> Path:
     """The folder of a hub name; without weights, the library takes it from its cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
