@@ -31,7 +31,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, is_content, load_dictionary
+from mlsm_plugin.data.token_blocks import is_content, load_dictionary, open_codes
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
@@ -130,8 +130,7 @@ def write_controls(args: argparse.Namespace) -> None:
     """Write the stores of a kind."""
     means = train_means(args) if args.kind == "type-mean" else None
     for split in args.splits:
-        store = CodeStore(args.codes / f"{split}.codes")
-        check_codes_belong_to(args.data_bin / split, store.meta, args.codes / f"{split}.codes")
+        store = open_codes(args.data_bin / split, args.codes / f"{split}.codes")
         types = types_of(args.data_bin, split, store)
         if means is None:
             rng = np.random.default_rng([args.seed, len(types)])

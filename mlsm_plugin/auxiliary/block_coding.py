@@ -168,8 +168,7 @@ def _write_shards(
                     f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {start} to {stop - 1} are "
                     f"empty, since {why_empty or 'all weights round to 0'}"
                 )
-            if not writer.has_shard(index):  # as above; the codes are the same
-                writer.write_shard(index, rows)
+            writer.write_shard(index, rows)
             figures.coded_tokens += rows.coded_tokens
             remaining -= stop - start
             if number == 0:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.atomic_files import write_file
+from mlsm_plugin.files.atomic_files import atomic_open
 from mlsm_plugin.files.output_lock import only_writer
 from mlsm_plugin.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.files.settings import check, option, seed
@@ -264,7 +264,8 @@ def learn_sae(
         nonlocal saved
         if time.monotonic() - saved >= SECONDS_BETWEEN_CHECKPOINTS and trainer.updates < settings.updates:
             content = {"plan": json.dumps(plan), "state": trainer.state()}
-            write_file(path, lambda file: torch.save(content, file))
+            with atomic_open(path) as file:
+                torch.save(content, file)
             saved = time.monotonic()
 
     # closed also after an error or Ctrl-C, so that the thread of the stream ends

@@ -137,16 +137,14 @@ def summarize_split(
     data_bin: Path, split: str, folder: Path, *, max_tokens: int
 ) -> tuple[list[AtomSummary], CodeStore]:
     """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``."""
-    from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
+    from mlsm_plugin.data.token_blocks import open_codes
     from mlsm_plugin.files.json_checks import check_json
     from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
     from mlsm_plugin.reports.latent_report import summarize_atoms
-    from mlsm_plugin.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
+    from mlsm_plugin.sparse_coding.code_store import INSPECTED_CHECK, META_FILE
 
     codes = folder / f"{split}.codes"
-    check_is_coded(data_bin / split, codes)
-    store = CodeStore(codes)
-    check_codes_belong_to(data_bin / split, store.meta, codes)
+    store = open_codes(data_bin / split, codes)
     blocks = check_json(store.meta, INSPECTED_CHECK, codes / META_FILE)["blocks"]
     settings = BlockSettings(blocks["tokens_per_sample"], blocks["sample_break_mode"])
     reader = BlockReader(data_bin, split, settings)

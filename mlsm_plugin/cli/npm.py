@@ -83,7 +83,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
         fp16=args.fp16,
         batch_tokens=args.batch_tokens,
     )
-    if builder.is_complete and args.index in ("none", _kind_of_index(args.output)):
+    if builder.writer.is_complete and args.index in ("none", _kind_of_index(args.output)):
         print(f"nothing to do, {args.output} is complete")
         return 0
     print(builder.estimate(args.index), flush=True)

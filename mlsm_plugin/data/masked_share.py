@@ -20,8 +20,7 @@ FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too litt
 class MaskFates:
     """BERT's: a masked token stays as it is, becomes a random one, or else ``<mask>``.
 
-    Raises:
-        ValueError: the two shares of the masked tokens are negative, or together above 1.
+    ValueError if the two shares of the masked tokens are negative, or together above 1.
     """
 
     leave_unmasked_prob: float = 0.1
@@ -58,11 +57,9 @@ def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: floa
     A text of which fewer than 200 tokens were to be masked is not judged.
 
     Args:
-        name: of the text.
         counts: of samples, the number of masked tokens and that of all tokens but special ones; as many are read as it
             takes to judge.
         asked: the share of these tokens that should be masked.
-        remedy: what to do about it.
 
     Raises:
         ValueError: less than a tenth of what was asked for is masked.

@@ -5,7 +5,8 @@ This module needs only numpy and torch: :class:`SpanCorruptionCollator` works in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,23 +63,14 @@ class SpanNoise:
         return length - noise + spans + cut + 1, noise + spans + self.further_sentinels + 1
 
     def text_length(self, source_length: int, num_sentinels: int) -> int:
-        """The longest text whose source has at most ``source_length`` tokens, EOS included.
-
-        Raises:
-            ValueError: ``source_length`` is too small even for a text of two tokens.
-        """
-        low, high = 2, 2
-        while self.lengths(high, num_sentinels)[0] <= source_length:
-            low, high = high, 2 * high
-        if high == 2:
+        """The longest text whose source has at most ``source_length`` tokens, EOS included; ValueError: less than 2."""
+        too_long = max(2, int((source_length + 1) / (1 - self.noise_density)) + 1)
+        longer = bisect_right(
+            range(too_long), source_length, lo=2, key=lambda length: self.lengths(length, num_sentinels)[0]
+        )
+        if longer == 2:
             raise ValueError(f"sources of {source_length} tokens are too short for span corruption; allow longer ones")
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.lengths(middle, num_sentinels)[0] <= source_length:
-                low = middle
-            else:
-                high = middle
-        return low
+        return longer - 1
 
     def spans(self, length: int, num_sentinels: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The starts and lengths of the noise spans of a text, in order: int64 ``(n,)`` each."""
@@ -91,11 +83,8 @@ class SpanNoise:
     ) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`spans` made of whole words; ``noise_density`` is the share of words that becomes noise.
 
-        Args:
-            word_begins: bool ``(length,)``, which tokens begin words; the first token always does. There must be at
-                least two words.
-            num_sentinels: number of sentinels.
-            rng: source of randomness.
+        ``word_begins``, bool ``(length,)``, says which tokens begin words; the first one always does. There must be at
+        least two words.
         """
         length = len(word_begins)
         words = np.append(0, np.flatnonzero(word_begins[1:]) + 1)  # the starts of words
@@ -183,7 +172,6 @@ def corrupt_spans(
         mean_span_length: mean number of tokens of a span.
         sentinels: ids of the sentinels, used in order; the text must not contain them.
         eos: id that ends source and target.
-        rng: source of randomness.
         rotate: roll the pattern by a random offset.
         closing_sentinel: always end the target with another sentinel; otherwise only if the text does not end in noise.
         word_begins: bool ``(n,)``, which tokens begin words. Only whole words then become noise, and the density counts
@@ -201,20 +189,6 @@ def corrupt_spans(
         Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020.
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
-    return write_sentinels(tokens, noise, sentinels=sentinels, eos=eos, rng=rng, word_begins=word_begins, unk=unk)
-
-
-def write_sentinels(
-    tokens: Any,
-    noise: SpanNoise,
-    *,
-    sentinels: Sequence[int] | np.ndarray,
-    eos: int,
-    rng: np.random.Generator,
-    word_begins: np.ndarray | None = None,
-    unk: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`corrupt_spans` with the numbers collected in ``noise``."""
     tokens = np.asarray(tokens, dtype=np.int64)
     marks = np.asarray(sentinels, dtype=np.int64)
     if len(tokens) < 2:
@@ -292,24 +266,23 @@ def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> di
 
     Args:
         pairs: (source, target) ids, as :func:`corrupt_spans` makes them.
-        pad: padding id.
         eos: the id that the decoder begins with.
 
     Returns:
         ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), the target shifted by one place; all int64.
     """
-    sources = [torch.as_tensor(np.asarray(source), dtype=torch.long) for source, _ in pairs]
-    targets = [torch.as_tensor(np.asarray(target), dtype=torch.long) for _, target in pairs]
-    begin = torch.tensor([eos])
     return {
-        "source": _padded(sources, pad),
-        "target": _padded(targets, pad),
-        "decoder_input": _padded([torch.cat([begin, target[:-1]]) for target in targets], pad),
+        "source": padded((source for source, _ in pairs), pad),
+        "target": padded((target for _, target in pairs), pad),
+        "decoder_input": padded((np.append(eos, target[:-1]) for _, target in pairs), pad),
     }
 
 
-def _padded(rows: list[Tensor], pad: int) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+def padded(rows: Iterable[Any], pad: int) -> Tensor:
+    """Whole numbers ``(T_i,)`` in one tensor ``(B, T)`` int64, padded at the end; it has one column or more."""
+    tensors = [torch.from_numpy(np.asarray(row, np.int64)) for row in rows]
+    result = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad)
+    return result if result.size(1) else result.new_full((len(result), 1), pad)
 
 
 class SpanCorruptionCollator:
@@ -319,9 +292,8 @@ class SpanCorruptionCollator:
     ``torch.manual_seed`` makes them repeatable.
 
     Args:
-        sentinels: ids of the sentinels, see :func:`corrupt_spans`.
-        eos, pad: ids of EOS and padding.
-        unk: id of unknown tokens, which never become noise; None: the texts have none.
+        sentinels, eos, unk: as of :func:`corrupt_spans`.
+        pad: id of padding.
         noise: how much becomes noise.
     """
 
@@ -338,16 +310,12 @@ class SpanCorruptionCollator:
     def pairs(self, texts: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The source and the target of each text, with new spans; see :func:`corrupt_spans`.
 
-        Args:
-            texts: each ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around a text and EOS at its
-                end are left out; source and target end in one EOS.
-
-        Raises:
-            ValueError: a text has padding within, has fewer than 2 other ids, or contains a sentinel.
+        A text is its ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around it and EOS at its end are
+        left out. ValueError if a text has padding within, has fewer than 2 other ids, or contains a sentinel.
         """
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
         how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
-        return [write_sentinels(self._text(text), self.noise, **how) for text in texts]
+        return [corrupt_spans(self._text(text), **vars(self.noise), **how) for text in texts]
 
     def _text(self, text: Any) -> np.ndarray:
         """The ids of a text without padding and EOS around it, ``(n,)``."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import BaseWrapperDataset
 
-from mlsm_plugin.data.span_corruption import SpanNoise, collate_spans, write_sentinels
-from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, consecutive_groups, draw_spans
+from mlsm_plugin.data.span_corruption import SpanNoise, collate_spans, corrupt_spans
+from mlsm_plugin.data.span_groups import SpanMasking, collate_groups, draw_spans
+from mlsm_plugin.data.token_blocks import SizedDataset
 from mlsm_plugin.fairseq_seams.batches import WholeEpochsDataset
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
@@ -23,9 +23,6 @@ class Corruption:
     """How blocks become sources and targets.
 
     Attributes:
-        noise: how much becomes noise.
-        sentinels: ids of the sentinels.
-        eos, pad: ids of EOS and padding.
         source_length: maximum number of tokens of a source.
         seed: decides the spans of a block, together with the epoch and the number of the block.
         pieces: the classes of all ids if whole words become noise; else None.
@@ -65,78 +62,86 @@ class Corruption:
     def _written(
         self, tokens: np.ndarray, density: float, word_begins: np.ndarray | None, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        noise = replace(self.noise, noise_density=density)
         how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
-        return write_sentinels(tokens, noise, word_begins=word_begins, **how)
+        how |= {**vars(self.noise), "noise_density": density}
+        return corrupt_spans(tokens, word_begins=word_begins, **how)
 
 
-class WithoutEos(BaseWrapperDataset):
+class WithoutEos(SizedDataset):
     """Sentences without the EOS that ends each in a binarized dataset.
 
     A document boundary would become an empty sentence, around which fairseq's blocks lose text. Boundaries are
-    therefore left out, or get a length that no sentence has.
-
-    Args:
-        dataset: sentences, each ending in EOS.
-        eos: id of EOS.
-        keep_boundaries: keep document boundaries, with the length :attr:`boundary_size`.
+    therefore left out, or with ``keep_boundaries`` get the length :attr:`boundary_size`, which no sentence has.
 
     Raises:
         ValueError: a sentence does not end in EOS.
     """
 
     def __init__(self, dataset: Any, eos: int, *, keep_boundaries: bool = False) -> None:
-        super().__init__(dataset)
+        super().__init__()
         if int(dataset[0][-1]) != eos:
             raise ValueError("the sentences of the binarized dataset do not end in </s>; write it with `mlsm binarize`")
         sizes = np.asarray(dataset.sizes).astype(np.int64) - 1
-        self.boundary_size = int(sizes.max()) + 1
-        self._numbers = None
-        if keep_boundaries:
-            sizes[sizes == 0] = self.boundary_size
-        elif (sizes == 0).any():
-            self._numbers = np.flatnonzero(sizes)
-            sizes = sizes[self._numbers]
-        self._sizes = sizes
+        self.dataset, self.boundary_size = dataset, int(sizes.max()) + 1
+        self._numbers = np.arange(len(sizes)) if keep_boundaries else np.flatnonzero(sizes)
+        self.sizes = np.where(sizes == 0, self.boundary_size, sizes)[self._numbers]
 
     def __getitem__(self, index: int) -> Any:
-        return self.dataset[index if self._numbers is None else int(self._numbers[index])][:-1]
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return self._sizes
+        return self.dataset[int(self._numbers[index])][:-1]
 
     @property
     def longest_document(self) -> int:
         """Tokens of the longest document; the boundaries must have been kept."""
-        boundaries = self._sizes == self.boundary_size
-        documents = np.bincount(boundaries.cumsum(), weights=np.where(boundaries, 0, self._sizes))
+        boundaries = self.sizes == self.boundary_size
+        documents = np.bincount(boundaries.cumsum(), weights=np.where(boundaries, 0, self.sizes))
         return int(documents.max())
 
 
-class ChosenBlocks(BaseWrapperDataset):
-    """A selection of blocks, by their numbers."""
+class DrawnAnewDataset(WholeEpochsDataset):
+    """Samples whose spans are drawn anew in every epoch.
 
-    def __init__(self, blocks: Any, numbers: np.ndarray) -> None:
-        super().__init__(blocks)
-        self.numbers = numbers
-        self._sizes = np.asarray(blocks.sizes)[numbers]
+    Args:
+        sizes: what ``--max-tokens`` limits of each sample: its number of tokens, ``(n,)``.
+        lengths: what the model's positions limit: the lengths of its k texts, ``(n, k)``.
+        shuffle: draw the order anew in every epoch.
+    """
 
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.numbers[index])]
+    def __init__(self, sizes: np.ndarray, lengths: np.ndarray, *, shuffle: bool) -> None:
+        self.sizes, self.lengths, self.shuffle, self.epoch = sizes, lengths, shuffle, 1
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.sizes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the spans."""
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int | tuple[int, ...]:
+        first, *more = map(int, self.lengths[index])
+        return (first, *more) if more else first
+
+    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
+        """The indices of samples that fit, and the other indices."""
+        fits = (self.lengths[indices] <= np.asarray(max_sizes)).all(axis=1)
+        return indices[fits], indices[~fits].tolist()
+
+    def ordered_indices(self) -> np.ndarray:
+        """All indices, in random order (fairseq seeds numpy before the call) or in the given order."""
+        return np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
 
     @property
-    def sizes(self) -> np.ndarray:
-        return self._sizes
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return False  # fairseq seeds the order by the epoch, so a resumed run must not keep that of the first
 
 
-class SpanDenoisingDataset(WholeEpochsDataset):
+class SpanDenoisingDataset(DrawnAnewDataset):
     """Blocks of text whose spans are corrupted anew in every epoch, in batches of similar length.
 
     Args:
@@ -146,24 +151,17 @@ class SpanDenoisingDataset(WholeEpochsDataset):
     """
 
     def __init__(self, blocks: Any, corruption: Corruption, *, shuffle: bool) -> None:
-        lengths, inverse = np.unique(np.asarray(blocks.sizes), return_inverse=True)
-        of_length = [corruption.noise.lengths(int(length), len(corruption.sentinels)) for length in lengths]
+        sizes, inverse = np.unique(np.asarray(blocks.sizes), return_inverse=True)
+        of_size = [corruption.noise.lengths(int(size), len(corruption.sentinels)) for size in sizes]
         # (n, 2): maximum lengths of sources and targets
-        self.sizes = np.array(of_length, dtype=np.int64).reshape(-1, 2)[inverse]
-        self.blocks, self.corruption, self.shuffle, self.epoch = blocks, corruption, shuffle, 1
+        lengths = np.array(of_size, dtype=np.int64).reshape(-1, 2)[inverse]
+        super().__init__(lengths.max(axis=1), lengths, shuffle=shuffle)
+        self.blocks, self.corruption = blocks, corruption
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng([self.corruption.seed, self.epoch, int(index)])
         source, target = self.corruption.apply(self.blocks[index].numpy().astype(np.int64), rng)
         return {"id": index, "source": source, "target": target}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the spans."""
-        super().set_epoch(epoch)
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch for an encoder-decoder.
@@ -189,47 +187,15 @@ class SpanDenoisingDataset(WholeEpochsDataset):
             "target": batch["target"],
         }
 
-    def num_tokens(self, index: int) -> int:
-        """The length of the longer of source and target, which ``--max-tokens`` limits."""
-        return int(self.sizes[index].max())
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """:meth:`num_tokens` for several pairs: ``(n,)``."""
-        longest: np.ndarray = self.sizes[indices].max(axis=1)
-        return longest
-
-    def size(self, index: int) -> tuple[int, int]:
-        """The lengths of source and target, which the model's positions limit."""
-        return int(self.sizes[index, 0]), int(self.sizes[index, 1])
-
-    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
-        """The indices of pairs that fit, and the other indices."""
-        fits = (self.sizes[indices] <= np.asarray(max_sizes)).all(axis=1)
-        return indices[fits], indices[~fits].tolist()
-
     def ordered_indices(self) -> np.ndarray:
-        """Indices ordered by length, so that batches have little padding; equal lengths in random order.
-
-        fairseq seeds numpy before the call.
-        """
-        indices = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
-        indices = indices[np.argsort(self.sizes[indices, 1], kind="stable")]
-        ordered: np.ndarray = indices[np.argsort(self.sizes[indices, 0], kind="stable")]
-        return ordered
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return False  # fairseq seeds the order by the epoch, so a resumed run must not keep that of the first
-
-    @property
-    def supports_prefetch(self) -> bool:
-        return False
+        """Indices ordered by the length of the source, then of the target, so that batches have little padding."""
+        indices = super().ordered_indices()
+        for side in (1, 0):
+            indices = indices[np.argsort(self.lengths[indices, side], kind="stable")]
+        return indices
 
 
-__all__ = ["SpanGroupsDataset", "SpanMasking", "consecutive_groups"]
-
-
-class SpanGroupsDataset(WholeEpochsDataset):
+class SpanGroupsDataset(DrawnAnewDataset):
     """Groups of blocks; an item is a group with its masked spans, drawn anew in every epoch.
 
     Args:
@@ -240,17 +206,10 @@ class SpanGroupsDataset(WholeEpochsDataset):
     """
 
     def __init__(self, blocks: Any, groups: list[np.ndarray], masking: SpanMasking, *, shuffle: bool) -> None:
-        self.blocks = blocks
-        self.groups = groups
-        self.masking = masking
-        self.shuffle = shuffle
-        self.epoch = 1
-        sizes = np.asarray(blocks.sizes)
-        self.sizes = np.array([int(sizes[group].sum()) for group in groups])
-        self._longest = np.array([int(sizes[group].max()) for group in groups])
-
-    def __len__(self) -> int:
-        return len(self.groups)
+        of_groups = [np.asarray(blocks.sizes)[group] for group in groups]
+        sizes, longest = (np.array([int(length(own)) for own in of_groups]) for length in (np.sum, np.max))
+        super().__init__(sizes, longest[:, None], shuffle=shuffle)
+        self.blocks, self.groups, self.masking = blocks, groups, masking
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sequences = [self.blocks[int(block)].numpy() for block in self.groups[index]]
@@ -259,38 +218,3 @@ class SpanGroupsDataset(WholeEpochsDataset):
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of groups, see :func:`collate_groups`."""
         return collate_groups(samples, self.masking) if samples else {}
-
-    def num_tokens(self, index: int) -> int:
-        """The number of tokens of a group."""
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers of tokens of several groups: ``(n,)``."""
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        """The length of the longest sequence of a group, which the model's positions limit."""
-        return int(self._longest[index])
-
-    def ordered_indices(self) -> np.ndarray:
-        """All indices, in random order (fairseq seeds numpy before the call) or in the given order."""
-        return np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
-
-    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
-        """Indices of the groups whose sequences all have at most ``max_sizes`` tokens, and the other indices."""
-        limit = max_sizes if isinstance(max_sizes, (int, float)) else min(max_sizes)
-        fits = self._longest[indices] <= limit
-        return indices[fits], indices[~fits].tolist()
-
-    @property
-    def supports_prefetch(self) -> bool:
-        return False
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return False  # fairseq seeds the order by the epoch, so a resumed run must not keep that of the first
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the spans."""
-        super().set_epoch(epoch)
-        self.epoch = epoch

@@ -8,43 +8,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from mlsm_plugin.data.span_corruption import padded
+from mlsm_plugin.files.settings import check, option
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
 
 @dataclass(frozen=True)
 class SpanRules:
-    """The rules by which spans are drawn.
+    """The rules by which spans are drawn; ValueError if a value is out of range."""
 
-    Attributes:
-        mask_prob: share of the group's tokens to mask.
-        length_p: parameter p of the geometric distribution of lengths: 1 with probability p, 2 with p (1 - p), ...
-        max_length: maximum length; a longer draw counts as this length.
-        punctuation_prob: probability that a single punctuation token may be masked.
-        max_ngram_masks: maximum number of times that one n-gram is masked in a group.
-        max_spans_per_sequence: maximum number of spans of a sequence.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    mask_prob: float = 0.15
-    length_p: float = 0.5
-    max_length: int = 10
-    punctuation_prob: float = 0.1
-    max_ngram_masks: int = 10
-    max_spans_per_sequence: int = 64
+    mask_prob: float = option(0.15, above=0, most=1, help="share of the group's tokens to mask")
+    length_p: float = option(
+        0.5, above=0, most=1, help="p of the geometric distribution of lengths: 1 with probability p, 2 with p (1 - p)"
+    )
+    max_length: int = option(10, least=1, help="maximum length; a longer draw counts as this length")
+    punctuation_prob: float = option(
+        0.1, least=0, most=1, help="probability that a single punctuation token may be masked"
+    )
+    max_ngram_masks: int = option(10, least=1, help="maximum number of times that one n-gram is masked in a group")
+    max_spans_per_sequence: int = option(64, least=1, help="maximum number of spans of a sequence")
 
     def __post_init__(self) -> None:
-        for name in ("mask_prob", "length_p"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
-        if not 0 <= self.punctuation_prob <= 1:
-            raise ValueError(f"punctuation_prob must be in [0, 1], got {self.punctuation_prob}")
-        for name in ("max_length", "max_ngram_masks", "max_spans_per_sequence"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check(self)
 
 
 def sample_spans(
@@ -62,8 +48,6 @@ def sample_spans(
     Args:
         sequences: ids of each sequence, ``(T_i,)``.
         pieces: the classes of all ids.
-        rules: the rules by which spans are drawn.
-        rng: source of randomness.
 
     Returns:
         a list of (sequence, start, length), in order.
@@ -74,20 +58,14 @@ def sample_spans(
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     if lengths.sum() == 0:
         return []
-    tokens = np.concatenate([np.asarray(sequence) for sequence in sequences])
-    text = _Text.of(tokens, lengths, pieces, longest_word=rules.max_length)
+    tokens = np.concatenate([np.asarray(sequence) for sequence in sequences]).astype(np.int64)
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    begins, ends = word_boundaries(tokens, number, pieces, longest=rules.max_length)
+    text = _Text(tokens, number, pieces.special[tokens], begins, ends, len(pieces.special))
     budget = round(rules.mask_prob * int((~text.special).sum()))
-    queues = [
-        _Queue.of(ngrams, length, text, pieces, rules, rng)
-        for length, ngrams in enumerate(_repeated_ngrams(text, rules.max_length), start=1)
-    ]
-    chosen = _choose(queues, text, budget, rules, rng)
+    chosen = _choose(_queues(text, pieces, rules, rng), text, budget, rules, rng)
     first = np.cumsum(lengths) - lengths
-    return [
-        (sequence, start - int(first[sequence]), length)
-        for start, length in sorted(chosen)
-        for sequence in (int(text.sequence[start]),)
-    ]
+    return [(int(number[start]), start - int(first[number[start]]), length) for start, length in sorted(chosen)]
 
 
 @dataclass(frozen=True)
@@ -100,14 +78,6 @@ class _Text:
     begins: np.ndarray
     ends: np.ndarray
     vocabulary: int
-
-    @classmethod
-    def of(cls, tokens: np.ndarray, lengths: np.ndarray, pieces: PieceClasses, *, longest_word: int) -> _Text:
-        tokens = tokens.astype(np.int64)
-        sequence = np.repeat(np.arange(len(lengths)), lengths)
-        special = pieces.special[tokens]
-        begins, ends = word_boundaries(tokens, sequence, pieces, longest=longest_word)
-        return cls(tokens, sequence, special, begins, ends, len(pieces.special))
 
 
 def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -140,54 +110,41 @@ def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray,
         starts, keys = starts[order], keys[order]
 
 
-@dataclass
-class _Queue:
-    """The spans of one length that have not been tried; they are taken from the end, in random order."""
-
-    length: int
-    starts: list[int]
-    numbers: list[int]
-    masks: dict[int, int]
-
-    @classmethod
-    def of(
-        cls,
-        ngrams: tuple[np.ndarray, np.ndarray],
-        length: int,
-        text: _Text,
-        pieces: PieceClasses,
-        rules: SpanRules,
-        rng: np.random.Generator,
-    ) -> _Queue:
-        starts, numbers = ngrams
+def _queues(
+    text: _Text, pieces: PieceClasses, rules: SpanRules, rng: np.random.Generator
+) -> list[list[tuple[int, int]]]:
+    """For each length, the start of each span that may be masked and the number of its n-gram, in random order."""
+    queues = []
+    for length, (starts, numbers) in enumerate(_repeated_ngrams(text, rules.max_length), start=1):
         order = rng.permutation(len(starts))
         starts, numbers = starts[order], numbers[order]
         if length == 1:
             kept = ~pieces.punctuation[text.tokens[starts]] | (rng.random(len(starts)) < rules.punctuation_prob)
         else:
             kept = ~pieces.sentence_punctuation[text.tokens[starts]]
-        return cls(length, starts[kept].tolist(), numbers[kept].tolist(), {})
+        queues.append(list(zip(starts[kept].tolist(), numbers[kept].tolist(), strict=True)))
+    return queues
 
 
 def _choose(
-    queues: list[_Queue], text: _Text, budget: int, rules: SpanRules, rng: np.random.Generator
+    queues: list[list[tuple[int, int]]], text: _Text, budget: int, rules: SpanRules, rng: np.random.Generator
 ) -> list[tuple[int, int]]:
     """(start, length) of spans that follow the rules. A span that cannot be taken now never can, and is dropped."""
     chosen: list[tuple[int, int]] = []
     covered = bytearray(len(text.tokens))
     spans_of = [0] * (int(text.sequence[-1]) + 1)
-    sequence = text.sequence
+    masks: dict[tuple[int, int], int] = {}  # of each n-gram, by its length and number
 
-    def take(queue: _Queue) -> bool:
-        length = queue.length
-        while queue.starts:
-            start, number = queue.starts.pop(), queue.numbers.pop()
-            masks, own = queue.masks.get(number, 0), int(sequence[start])
-            if masks == rules.max_ngram_masks or spans_of[own] == rules.max_spans_per_sequence:
+    def take(length: int) -> bool:
+        queue = queues[length - 1]
+        while queue:
+            start, number = queue.pop()
+            done, own = masks.get((length, number), 0), int(text.sequence[start])
+            if done == rules.max_ngram_masks or spans_of[own] == rules.max_spans_per_sequence:
                 continue
             if covered.find(1, start, start + length) >= 0:
                 continue
-            queue.masks[number] = masks + 1
+            masks[length, number] = done + 1
             spans_of[own] += 1
             covered[start : start + length] = b"\1" * length
             chosen.append((start, length))
@@ -197,13 +154,13 @@ def _choose(
     shortest = 0  # the queues of all lengths up to this one are empty
     while budget > 0:
         # a geometric length, given that it is above `shortest`, exceeds it by a geometric length again
-        while shortest < len(queues) and not queues[shortest].starts:
+        while shortest < len(queues) and not queues[shortest]:
             shortest += 1
         if shortest >= min(len(queues), budget):
             break
         drawn = min(shortest + int(rng.geometric(rules.length_p)), rules.max_length, len(queues), budget)
         for length in range(drawn, shortest, -1):
-            if take(queues[length - 1]):
+            if take(length):
                 budget -= length
                 break
     return chosen
@@ -214,10 +171,7 @@ class SpanMasking:
     """How spans are drawn and written.
 
     Attributes:
-        pieces: the classes of all ids.
-        rules: the rules by which spans are drawn.
         start_mask, end_mask: the two ids that replace a span.
-        pad: the padding id.
         seed: decides the spans of a group, together with the epoch and the number of the group.
         single: mask and retrieve each token of a span separately; one ``start_mask`` replaces it.
         max_length: maximum length of a masked sequence. A span of one token becomes two masks; such spans are dropped
@@ -237,16 +191,7 @@ class SpanMasking:
 
 
 def draw_spans(sequences: Sequence[np.ndarray], masking: SpanMasking, *, epoch: int, index: int) -> dict[str, Any]:
-    """A group with its masked spans, which depend only on the seed, the epoch and the number of the group.
-
-    Args:
-        sequences: ids of each sequence ``(T_i,)``.
-        masking: how spans are drawn.
-        epoch, index: the epoch, and the number of the group.
-
-    Returns:
-        what :func:`collate_groups` reads.
-    """
+    """A group for :func:`collate_groups`; its spans depend only on the seed, the epoch and its number ``index``."""
     rng = np.random.default_rng([masking.seed, epoch, index])
     spans = sample_spans(sequences, pieces=masking.pieces, rules=masking.rules, rng=rng)
     if masking.single:
@@ -304,23 +249,13 @@ def _write_masks(
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """``tokens`` with masks in place of ``spans``, and the positions of the first and last mask of each span."""
     masks = [masking.start_mask] if masking.single else [masking.start_mask, masking.end_mask]
-    parts: list[Any] = []
-    places = []
-    done = written = 0
+    parts, places, done, written = [], [], 0, 0
     for start, length in spans:
         parts += [tokens[done:start], masks]
         written += start - done + len(masks)
         places.append((written - len(masks), written - 1))
         done = start + length
     return np.concatenate([*parts, tokens[done:]]).astype(np.int64), places
-
-
-def padded(rows: Sequence[Any], value: int) -> Tensor:
-    """Rows of whole numbers as an int64 matrix, padded at their ends with ``value``; it has one column or more."""
-    found = torch.full((len(rows), max(1, *map(len, rows))), value)
-    for row, numbers in zip(found, rows, strict=True):
-        row[: len(numbers)] = torch.from_numpy(np.asarray(numbers, dtype=np.int64))
-    return found
 
 
 def _fitting(

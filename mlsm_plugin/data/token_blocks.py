@@ -17,11 +17,26 @@ from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.json_checks import check_json
 from mlsm_plugin.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.files.planned_folder import META_FILE
-from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK
+from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK, CodeStore
 from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
 
 
-class BlockPiecesDataset(FairseqDataset):
+class SizedDataset(FairseqDataset):
+    """A dataset whose ``sizes`` are the numbers of tokens of its items, ``(n_items,)``."""
+
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+
+class BlockPiecesDataset(SizedDataset):
     """The blocks of a text, in order; a block of more than ``max_tokens`` tokens becomes several items.
 
     fairseq's blocks end where sentences end, so that a long sentence makes a block longer than requested. Such a block
@@ -30,89 +45,40 @@ class BlockPiecesDataset(FairseqDataset):
     Args:
         blocks: the blocks as fairseq cuts them.
         max_tokens: maximum number of tokens of an item.
-        min_tokens: minimum number of tokens of a last piece, which takes missing tokens from the piece before it; at
-            most ``max_tokens``.
+        min_tokens: minimum number of tokens of an item, at most ``max_tokens``. A last piece takes missing tokens from
+            the piece before it; a block of fewer tokens is left out.
 
     Attributes:
+        block_starts: flat position of the first token of each block, ``(n_blocks,)`` int64, ascending.
         block_sizes: number of tokens of each block, ``(n_blocks,)`` int64.
-        sizes: number of tokens of each item, ``(n_items,)``.
+        sizes: number of tokens of each item, ``(n_items,)`` int64.
     """
 
     def __init__(self, blocks: TokenBlockDataset, max_tokens: int, *, min_tokens: int = 1) -> None:
         super().__init__()
         assert 0 < min_tokens <= max_tokens
         self.blocks, self.max_tokens, self.min_tokens = blocks, max_tokens, min_tokens
-        slices = slices_of(blocks)
-        self.block_sizes = slices[:, 1] - slices[:, 0]
-        self._long = np.flatnonzero(self.block_sizes > max_tokens)  # (n_long,) numbers of the long blocks
-        added = (self.block_sizes[self._long] - 1) // max_tokens  # number of pieces of each after its first
-        self._added_before = np.concatenate([[0], np.cumsum(added)])  # (n_long + 1,) sums over the long blocks
-        self._first = self._long + self._added_before[:-1]  # (n_long,) the first item of each
-        self.sizes = blocks.sizes if len(self._long) == 0 else self._sizes(added)
-
-    def _sizes(self, added: np.ndarray) -> np.ndarray:
-        pieces = np.ones(len(self.block_sizes), np.int64)
-        pieces[self._long] += added
-        sizes = np.repeat(np.minimum(self.block_sizes, self.max_tokens), pieces)
-        rest = self.block_sizes[self._long] - added * self.max_tokens
-        last = np.maximum(rest, self.min_tokens)
-        sizes[self._first + added] = last
-        sizes[self._first + added - 1] += rest - last
-        return sizes
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def block_starts(self) -> np.ndarray:
-        """Flat position of the first token of each block, ``(n_blocks,)`` int64, ascending."""
-        return slices_of(self.blocks)[:, 0].copy()
+        self.block_starts, ends = slices_of(blocks).T.copy()
+        self.block_sizes = ends - self.block_starts
+        pieces = np.where(self.block_sizes < min_tokens, 0, -(-self.block_sizes // max_tokens))
+        self._first = np.concatenate([[0], np.cumsum(pieces)])  # the first item of each block, and the end
+        self.sizes = np.repeat(np.minimum(self.block_sizes, max_tokens), pieces)
+        cut = pieces > 1
+        rest = (self.block_sizes - (pieces - 1) * max_tokens)[cut]
+        last = self._first[1:][cut] - 1
+        self.sizes[last] = np.maximum(rest, min_tokens)
+        self.sizes[last - 1] += rest - self.sizes[last]
 
     def pieces_of(self, block: int) -> range:
         """The numbers of the items of a block."""
-        before, until = np.searchsorted(self._long, [block, block + 1])
-        return range(block + int(self._added_before[before]), block + 1 + int(self._added_before[until]))
-
-    def _place(self, index: int) -> tuple[int, int]:
-        """The number of the block of an item, and which of its pieces the item is."""
-        begun = int(np.searchsorted(self._first, index, side="right"))  # long blocks that begin here or before
-        if begun:
-            piece = index - int(self._first[begun - 1])
-            if piece <= self._added_before[begun] - self._added_before[begun - 1]:
-                return int(self._long[begun - 1]), piece
-        return index - int(self._added_before[begun]), 0
+        return range(int(self._first[block]), int(self._first[block + 1]))
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        block, piece = self._place(int(index))
+        block = int(np.searchsorted(self._first, index, side="right")) - 1
         tokens: torch.Tensor = self.blocks[block]
-        if len(tokens) <= self.max_tokens:
-            return tokens
-        start = min(piece * self.max_tokens, len(tokens) - self.min_tokens)
+        start = (int(index) - int(self._first[block])) * self.max_tokens
+        start = max(0, min(start, len(tokens) - self.min_tokens))
         return tokens[start : start + int(self.sizes[index])]
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def attr(self, attr: str, index: int) -> Any:
-        return self.blocks.attr(attr, self._place(int(index))[0])
-
-    @property
-    def supports_prefetch(self) -> bool:
-        return bool(self.blocks.supports_prefetch)
-
-    def prefetch(self, indices: Any) -> None:
-        self.blocks.prefetch({self._place(int(index))[0] for index in indices})
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return bool(self.blocks.can_reuse_epoch_itr_across_epochs)
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        self.blocks.set_epoch(epoch)
 
 
 def split_path(data: str, split: str, epoch: int) -> str:
@@ -124,9 +90,7 @@ def split_path(data: str, split: str, epoch: int) -> str:
 def folders_of(data: str | os.PathLike[str]) -> list[str]:
     """The folders of one binarized dataset, or of several that take turns (``A:B``), which have one vocabulary.
 
-    Raises:
-        FileNotFoundError: the first folder has no ``dict.txt``.
-        ValueError: it is damaged, or another folder has another vocabulary.
+    ValueError if another folder has another vocabulary; further errors are those of :func:`symbols_of_dataset`.
     """
     folders: list[str] = utils.split_paths(os.fspath(data))
     dictionary = symbols_of_dataset(folders[0])
@@ -139,7 +103,6 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
 
     Args:
-        path: without ``.bin``.
         dictionary: what the ids of the split mean, perhaps with symbols that a task adds at its end.
         combine: append ``train1``, ``train2``, ...
 
@@ -189,16 +152,9 @@ def check_is_coded(split: str | os.PathLike[str], codes: str | os.PathLike[str])
 
 
 def check_codes_belong_to(
-    split: str | os.PathLike[str], meta: Mapping[str, Any], codes: str | os.PathLike[str] | None = None
+    split: str | os.PathLike[str], meta: Mapping[str, Any], codes: str | os.PathLike[str]
 ) -> None:
-    """Raise ValueError unless codes were made from a binarized split.
-
-    Args:
-        split: the split, ``DATA_BIN/train``.
-        meta: of the codes.
-        codes: the folder of the codes (default: ``DATA_BIN/train.codes``).
-    """
-    codes = codes or f"{split}.codes"
+    """Raise ValueError unless the codes in a folder, with this ``meta``, were made from a split, ``DATA_BIN/train``."""
     expected = check_json(meta, CORPUS_CHECK, f"{codes}/meta.json")["fingerprints"]["split"]
     found = split_fingerprint(split)
     if found != expected:
@@ -208,12 +164,18 @@ def check_codes_belong_to(
         )
 
 
+def open_codes(split: str | os.PathLike[str], codes: str | os.PathLike[str]) -> CodeStore:
+    """The codes of the split ``DATA_BIN/train`` in a folder; ValueError if they are not finished, or of another one."""
+    check_is_coded(split, codes)
+    store = CodeStore(codes)
+    check_codes_belong_to(split, store.meta, codes)
+    return store
+
+
 def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
     """Load ``dict.txt`` of a binarized dataset and add ``<mask>``, as fairseq's masked_lm task does.
 
-    Raises:
-        FileNotFoundError: the folder has no ``dict.txt``.
-        ValueError: it is damaged.
+    Errors are those of :func:`symbols_of_dataset`.
     """
     dictionary = symbols_of_dataset(data_bin)
     dictionary.add_symbol("<mask>", n=0)  # n=0: the task adds it again, and only that counts
@@ -254,11 +216,9 @@ def cut_into_blocks(
 
 
 def training_samples(dataset: Any, *, split: str, cfg: Any, dictionary: Dictionary, bos: int) -> PrependTokenDataset:
-    """The samples of a task like masked_lm: shortened as ``cfg`` says, then cut into blocks.
+    """The samples of a task like masked_lm: shortened as its ``cfg`` says, then cut into blocks.
 
-    Args:
-        dataset: the tokens of the split, or their positions (``bos`` is then ``NO_POSITION``).
-        cfg: the configuration, with ``tokens_per_sample``, ``sample_break_mode``, ``shorten_*`` and ``seed``.
+    The dataset has the tokens of the split, or their positions (``bos`` is then ``NO_POSITION``).
     """
     dataset = maybe_shorten_dataset(
         dataset, split, cfg.shorten_data_split_list, cfg.shorten_method, cfg.tokens_per_sample, cfg.seed

@@ -8,24 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import BaseWrapperDataset, Dictionary, FairseqDataset
+from fairseq.data import BaseWrapperDataset, Dictionary
 
 from mlsm_plugin.data.masked_share import MaskFates
-from mlsm_plugin.data.token_blocks import is_known
+from mlsm_plugin.data.token_blocks import SizedDataset, is_known
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions, strongest_of_padded
 
 
-class TokenPositionsDataset(FairseqDataset):
+class TokenPositionsDataset(SizedDataset):
     """Item ``i`` holds the flat positions of the tokens of sentence ``i`` of a binarized split.
 
     Wrapped in the same datasets as the split (blocks, prepended BOS), it gives the row in the code store of every token
     of every sample.
 
-    Args:
-        sizes: number of tokens of each sentence, ``(n_sentences,)``; copied. Keep a reference to the split during the
-            call: ``TokenPositionsDataset(load_split(...).sizes)`` would read unmapped memory.
+    The ``sizes`` (n_sentences,) are copied. Keep a reference to the split during the call:
+    ``TokenPositionsDataset(load_split(...).sizes)`` would read unmapped memory.
     """
 
     def __init__(self, sizes: np.ndarray) -> None:
@@ -37,107 +36,72 @@ class TokenPositionsDataset(FairseqDataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.arange(int(self.starts[index]), int(self.starts[index + 1]))
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class SplitCoverage:
-    """The share of a split's positions that is coded.
-
-    Attributes:
-        num_tokens: number of positions of the split.
-        coverage, seed: see :func:`~mlsm_plugin.sparse_coding.coverage.covered_positions`.
-    """
+    """How many positions a split has, and the share that is coded, as :func:`covered_positions` has it."""
 
     num_tokens: int
     coverage: float = 1.0
     seed: int = 0
 
 
-class MaskingProbabilityDataset(BaseWrapperDataset):
+def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage], mask_prob: float) -> np.ndarray:
     """The masking probability of each token of a sample, ``(T,)`` float64.
 
     It is ``mask_prob / coverage`` at covered positions and 0 elsewhere, so that on average the share ``mask_prob`` of
     the positions is masked, whatever the coverage. The ids of the tokens have no influence.
 
     Args:
-        positions: dataset of the flat positions of each sample's tokens; negative for a token that is not in a split.
+        positions: the flat positions of the tokens ``(T,)``; negative for a token that is not in a split.
         splits: the coverage of each split in which positions lie, in order.
-        mask_prob: share of the positions to mask.
-
-    Raises:
-        ValueError: ``mask_prob`` is above the coverage of a split.
+        mask_prob: share of the positions to mask, at most the coverage of each split.
     """
-
-    def __init__(self, positions: Any, splits: Sequence[SplitCoverage], mask_prob: float) -> None:
-        super().__init__(positions)
-        self.splits = list(splits)
-        self.mask_prob = mask_prob
-        self.starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
-        for split in self.splits:
-            if mask_prob > split.coverage:
-                raise ValueError(
-                    f"mask_prob {mask_prob} is more than the covered share {split.coverage}; use a smaller mask_prob"
-                )
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        positions = self.dataset[index].numpy()
-        probabilities = np.zeros(len(positions))
-        numbers = np.searchsorted(self.starts, positions, side="right") - 1  # -1 for no position
-        for number in np.unique(numbers[numbers >= 0]):
-            split, tokens = self.splits[number], numbers == number
-            covered = covered_positions(
-                positions[tokens] - self.starts[number], coverage=split.coverage, seed=split.seed
-            )
-            probabilities[tokens] = covered * (self.mask_prob / split.coverage)
-        return torch.from_numpy(probabilities)
+    assert all(mask_prob <= split.coverage for split in splits)
+    starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
+    numbers = np.searchsorted(starts, positions, side="right") - 1  # -1 for no position
+    probabilities = np.zeros(len(positions))
+    for number in np.unique(numbers[numbers >= 0]):
+        split, tokens = splits[number], numbers == number
+        covered = covered_positions(positions[tokens] - starts[number], coverage=split.coverage, seed=split.seed)
+        probabilities[tokens] = covered * (mask_prob / split.coverage)
+    return probabilities
 
 
 class CoveredMaskTokensDataset(BaseWrapperDataset):
-    """fairseq's ``MaskTokensDataset`` with a separate masking probability for every token.
+    """fairseq's ``MaskTokensDataset`` with masks among covered positions only.
 
-    Each content token is masked independently with its probability; BOS, EOS, padding and unknown tokens are never
-    masked. The masks depend only on the seed, the epoch and the index of the sample. Use :meth:`apply_mask`.
+    Each content token is masked independently with its probability (:func:`masking_probabilities`); BOS, EOS, padding
+    and unknown tokens are never masked. The masks depend only on the seed, the epoch and the index of the sample. Use
+    :meth:`apply_mask`.
 
     Args:
         tokens: dataset of the ids of each sample ``(T,)``.
-        probabilities: dataset of the masking probabilities of the same tokens ``(T,)``.
+        positions: dataset of the flat positions of the same tokens ``(T,)``.
+        splits, mask_prob: as of :func:`masking_probabilities`.
         vocab: the symbols, including ``<mask>``.
         return_masked_tokens: yield targets (the original id of masked tokens, padding elsewhere) instead of inputs.
         seed: seed of the masks, not negative.
-        leave_unmasked_prob, random_token_prob: see :class:`MaskFates`.
+        fates: what becomes of masked tokens.
         freq_weighted_replacement: draw random symbols in proportion to their counts in ``vocab``.
     """
 
     def __init__(
         self,
         tokens: Any,
-        probabilities: Any,
+        positions: Any,
+        splits: Sequence[SplitCoverage],
+        mask_prob: float,
         vocab: Dictionary,
         *,
         return_masked_tokens: bool,
         seed: int = 1,
-        leave_unmasked_prob: float = 0.1,
-        random_token_prob: float = 0.1,
+        fates: MaskFates = MaskFates(),  # noqa: B008
         freq_weighted_replacement: bool = False,
     ) -> None:
         super().__init__(tokens)
-        self.fates = MaskFates(leave_unmasked_prob=leave_unmasked_prob, random_token_prob=random_token_prob)
-        self.probabilities = probabilities
-        self.vocab = vocab
-        self.return_masked_tokens = return_masked_tokens
-        self.seed = seed
+        self.positions, self.splits, self.mask_prob = positions, splits, mask_prob
+        self.vocab, self.return_masked_tokens, self.seed, self.fates = vocab, return_masked_tokens, seed, fates
         weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
         weights[: vocab.nspecial] = 0
         self._cumulative = np.cumsum(weights) / weights.sum()
@@ -146,23 +110,13 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         self._latest: tuple[tuple[int, int], torch.Tensor] | None = None
 
     @classmethod
-    def apply_mask(
-        cls, tokens: Any, probabilities: Any, vocab: Dictionary, **settings: Any
-    ) -> tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]:
+    def apply_mask(cls, *data: Any, **settings: Any) -> tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]:
         """The dataset of inputs and the dataset of targets, with the same masks."""
-        return (
-            cls(tokens, probabilities, vocab, return_masked_tokens=False, **settings),
-            cls(tokens, probabilities, vocab, return_masked_tokens=True, **settings),
-        )
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """True, since an epoch changes masks but not sizes."""
-        return True
+        return cls(*data, return_masked_tokens=False, **settings), cls(*data, return_masked_tokens=True, **settings)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        self.probabilities.set_epoch(epoch)
+        self.positions.set_epoch(epoch)
         self.epoch = epoch
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -173,9 +127,9 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
 
     def _masked(self, epoch: int, index: int) -> torch.Tensor:
         tokens = self.dataset[index]
-        probabilities = self.probabilities[index].numpy() * is_known(tokens, self.vocab).numpy()
+        probabilities = masking_probabilities(self.positions[index].numpy(), self.splits, self.mask_prob)
         rng = np.random.default_rng([self.seed, epoch, index])
-        masked = rng.random(len(tokens)) < probabilities
+        masked = rng.random(len(tokens)) < probabilities * is_known(tokens, self.vocab).numpy()
         ids = tokens.numpy()
         assert not (ids == self.vocab.index("<mask>")).any(), f"sample {index} already holds <mask>"
         if self.return_masked_tokens:
@@ -191,20 +145,15 @@ class MaskedCodesDataset(BaseWrapperDataset):
     the masked tokens from the right-padded batch.
 
     Args:
-        positions: dataset of the flat positions of each sample's tokens ``(T,)``; ``NO_POSITION`` for a token that is
-            not in the split.
-        targets: dataset of the masked-LM targets of the same samples ``(T,)``; ``pad`` for tokens that are not masked.
+        positions: dataset of the flat positions of each sample's tokens ``(T,)``.
+        targets: dataset of the targets of the same samples ``(T,)``; ``pad`` for tokens that are not masked.
         store: the codes of the split.
-        pad: the padding id.
         top: how many atoms of a code are kept, those with the largest weights; None: all.
     """
 
     def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int, top: int | None = None) -> None:
         super().__init__(positions)
-        self.targets = targets
-        self.store = store
-        self.pad = pad
-        self.top = top
+        self.targets, self.store, self.pad, self.top = targets, store, pad, top
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.dataset[index][self.targets[index] != self.pad]
@@ -229,11 +178,7 @@ class MaskedCodesDataset(BaseWrapperDataset):
 class KnownTargetsDataset(BaseWrapperDataset):
     """Inputs or targets with the masks of unknown tokens taken back; all other masks stay. Use :meth:`of`.
 
-    Args:
-        values: dataset of the inputs or targets of each sample ``(T,)``.
-        targets: dataset of the targets ``(T,)``: the id of a masked token, padding elsewhere.
-        unknown: id of unknown tokens.
-        instead: what ``values`` get in the places of masked unknown tokens.
+    ``values``, the inputs or targets of each sample ``(T,)``, become ``instead`` where the target is ``unknown``.
     """
 
     def __init__(self, values: Any, targets: Any, *, unknown: int, instead: int) -> None:
@@ -243,11 +188,9 @@ class KnownTargetsDataset(BaseWrapperDataset):
     @classmethod
     def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> tuple[KnownTargetsDataset, KnownTargetsDataset]:
         """The dataset of inputs and that of targets."""
-        unknown = vocab.unk()
-        return (
-            cls(inputs, targets, unknown=unknown, instead=unknown),
-            cls(targets, targets, unknown=unknown, instead=vocab.pad()),
-        )
+        pad, unknown = vocab.pad(), vocab.unk()
+        kept_inputs = cls(inputs, targets, unknown=unknown, instead=unknown)
+        return kept_inputs, cls(targets, targets, unknown=unknown, instead=pad)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         values: torch.Tensor = self.dataset[index]
@@ -258,22 +201,15 @@ class KnownTargetsDataset(BaseWrapperDataset):
         self.targets.set_epoch(epoch)
 
 
-class BatchPaddingDataset(FairseqDataset):
-    """Lengths of samples, which collate to a bool: whether any of the batch is shorter than the longest.
+class BatchPaddingDataset(SizedDataset):
+    """Lengths of samples, which collate to a bool: whether any of the batch is shorter than the longest."""
 
-    Args:
-        sizes: number of tokens of each sample.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: np.ndarray) -> None:
         super().__init__()
         self.sizes = sizes
 
     def __getitem__(self, index: int) -> int:
         return int(self.sizes[index])
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
     def collater(self, samples: list[int]) -> bool:
         """Whether a batch of samples of these lengths has padding."""

@@ -17,7 +17,7 @@ import shutil
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -34,7 +34,7 @@ def temporary_path(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic_open(path: str | os.PathLike[str], mode: str = "wb", *, keep_existing: bool = False) -> Iterator[IO[Any]]:
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
     If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
@@ -43,29 +43,44 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[A
     Args:
         path: the file, which exists and is complete after the block.
         mode: ``"wb"`` or ``"w"`` (text is UTF-8).
+        keep_existing: of several processes, perhaps on several machines, that write the file at the same time, the
+            first wins, and not the last. On a file system without hard links, which cannot replace a file, a file that
+            appears at the same moment is replaced.
 
     Raises:
-        OSError: the file cannot be written.
         ValueError: the path is a device, a pipe or the like, which must not become a file.
     """
     _check_not_special(path)
     path = _target_of(path)
     _tidy_once(path.parent)
-    with _temporary_file(path, mode) as (temporary, file):
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(temporary, path)  # before the file is closed, which releases its lock
+    while True:
+        temporary = temporary_path(path)
+        file = open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8")  # noqa: SIM115
+        try:
+            with file:
+                if not _locked(file.fileno()) or not os.fstat(file.fileno()).st_nlink:
+                    continue  # a process that removes leftovers was faster than the lock
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                if not (keep_existing and _linked(temporary, path)):
+                    os.replace(temporary, path)  # before the file is closed, which releases its lock
+                return
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file atomically with ``write(file)``.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with atomic_open(path) as file:
-        write(file)
+def _linked(source: Path, target: Path) -> bool:
+    """Make ``target`` a second name of ``source`` unless it exists; False where there are no hard links."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return True
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def write_npy(path: str | os.PathLike[str], array: np.ndarray) -> None:
@@ -74,31 +89,30 @@ def write_npy(path: str | os.PathLike[str], array: np.ndarray) -> None:
     numpy writes to a real file without Python's buffer, and does not notice if its last kilobytes no longer fit on
     the disk. Given only a ``write`` method, it leaves the writing to Python, which reports the error.
     """
-    write_file(path, lambda file: np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False))
+    with atomic_open(path) as file:
+        np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write ``value`` as indented JSON, atomically; the order of keys is kept."""
-    content = _json_bytes(value)
-    write_file(path, lambda file: file.write(content))
+def write_json(path: str | os.PathLike[str], value: Any, *, keep_existing: bool = False) -> None:
+    """Write ``value`` as indented JSON, atomically; the order of keys is kept.
+
+    A file that already has this content is not written again. Arguments and errors are those of :func:`atomic_open`.
+    """
+    content = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    if os.path.isfile(path) and Path(path).read_bytes() == content:
+        return
+    with atomic_open(path, keep_existing=keep_existing) as file:
+        file.write(content)
 
 
 def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy the content of a file, atomically."""
-
-    def copy(file: IO[bytes]) -> None:
-        with open(source, "rb") as reader:
-            shutil.copyfileobj(reader, file)
-
-    write_file(target, copy)
+    with open(source, "rb") as reader, atomic_open(target) as file:
+        shutil.copyfileobj(reader, file)
 
 
 def check_output_file(path: str | os.PathLike[str]) -> None:
-    """Check, before hours of work, that a file can be written there.
-
-    Raises:
-        ValueError: the path is a folder, a device, a pipe or the like, or its folder does not exist.
-    """
+    """Raise ValueError, before hours of work, if no file can be written there."""
     if os.path.isdir(path):
         raise ValueError(f"{path} is a folder; name a file in it")
     _check_not_special(path)
@@ -130,34 +144,6 @@ def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) ->
         temporary.unlink(missing_ok=True)  # still there if both already were the same file
 
 
-def publish_json(path: str | os.PathLike[str], value: Any, *, keep_existing: bool = False) -> None:
-    """Write a JSON file that several processes, perhaps on several machines, may write at the same time.
-
-    A file that already has this content is not written again.
-
-    Args:
-        path: the file.
-        value: its content, in the format of :func:`write_json`.
-        keep_existing: True: the first process wins (a hard link cannot replace a file); False: the last one wins. On a
-            file system without hard links, a file that appears at the same moment is replaced.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path, content = _target_of(path), _json_bytes(value)
-    if _holds(path, content):
-        return
-    if not keep_existing:
-        write_file(path, lambda file: file.write(content))
-        return
-    with _temporary_file(path, "wb") as (temporary, file):
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            _link_or_replace(temporary, path)
-
-
 def remove_leftovers(directory: Path) -> None:
     """Delete the temporary files and folders in a folder that no running process is writing.
 
@@ -179,22 +165,6 @@ def _tidy_once(directory: Path) -> None:
 def _target_of(path: str | os.PathLike[str]) -> Path:
     """The file or folder that a symbolic link leads to, or ``path``."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
-
-
-@contextmanager
-def _temporary_file(path: Path, mode: str) -> Iterator[tuple[Path, IO[Any]]]:
-    """A temporary file for ``path``, with a lock; it is removed unless the block renames it."""
-    while True:
-        temporary = temporary_path(path)
-        file = open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8")  # noqa: SIM115
-        try:
-            with file:
-                # a process that removes leftovers can be faster than the lock
-                if _locked(file.fileno()) and os.fstat(file.fileno()).st_nlink:
-                    yield temporary, file
-                    return
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _locked(descriptor: int) -> bool:
@@ -221,34 +191,8 @@ def _remove_unless_locked(leftover: Path) -> None:
             os.close(descriptor)
 
 
-def _json_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    """Whether the file exists and has exactly this content."""
-    try:
-        return path.read_bytes() == content
-    except FileNotFoundError:
-        return False
-
-
-def _link_or_replace(source: Path, target: Path) -> None:
-    """Link ``source`` as ``target``; raise FileExistsError if ``target`` exists."""
-    try:
-        os.link(source, target)
-    except (FileExistsError, FileNotFoundError):
-        raise
-    except OSError:
-        os.replace(source, target)
-
-
 def parse_json(text: str | bytes) -> Any:
-    """The value that JSON text says.
-
-    Raises:
-        ValueError: the text is not JSON, or is nested too deeply.
-    """
+    """The value that JSON text says; ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -256,11 +200,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        ValueError: the file is not JSON (names the file).
-    """
+    """Read a JSON file; ValueError names a file that is not JSON."""
     try:
         return parse_json(Path(path).read_bytes())
     except ValueError as error:
@@ -275,9 +215,6 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     A folder that does not exist, or is empty, appears as a whole. In another folder, files with other names stay. What
     has the same names is deleted first, so that a kill leaves no mixture of old and new.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
     path = _target_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,7 @@ def is_hf(name: str | os.PathLike[str]) -> bool:
 
 
 def import_transformers() -> Any:
-    """Import ``transformers`` and turn off its progress bars and its advice.
-
-    Raises:
-        ValueError: ``transformers`` is not installed.
-    """
+    """Import ``transformers`` without its progress bars and advice; ValueError if it is not installed."""
     _leave_out_broken_torchaudio()
     try:
         import transformers
@@ -40,10 +36,7 @@ def import_transformers() -> Any:
 
 
 def _leave_out_broken_torchaudio() -> None:
-    """Hide a torchaudio that was built for another torch from transformers, which imports any torchaudio it finds.
-
-    fairseq's source package requires torchaudio, of any version and build.
-    """
+    """Hide a torchaudio of another torch from transformers, which imports any; fairseq requires it, of any build."""
     try:
         import torchaudio  # noqa: F401
     except ImportError:
@@ -55,11 +48,8 @@ def _leave_out_broken_torchaudio() -> None:
 def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
-    Without a network, a model counts that is in the library's cache.
-
-    Args:
-        name: with or without ``hf:``.
-        weights: also get the weights of the model, and its latent head if it has one.
+    Without a network, a model counts that is in the library's cache. ``weights``: also get those of the model, and its
+    latent head if it has one.
 
     Raises:
         ValueError: there is no such folder, and the hub has no such model or cannot be reached.
@@ -74,13 +64,14 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     try:
         return _snapshot(name, weights=weights)
     except Exception as error:  # network, permission and name errors of several libraries
-        cached = _cached_with_weights(name) if weights else None
-        if cached is not None:
-            return cached
+        with suppress(Exception):
+            cached = _snapshot(name, weights=False, local_files_only=True)
+            if weights and weight_files(cached):
+                return cached
         raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
 
 
-def _snapshot(name: str, *, weights: bool) -> Path:
+def _snapshot(name: str, *, weights: bool, **where: Any) -> Path:
     """The folder of a hub name; without weights, the library takes it from its cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
@@ -89,19 +80,7 @@ def _snapshot(name: str, *, weights: bool) -> Path:
         there = set(list_repo_files(name))
         chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
         wanted += [chosen, SHARDS.get(chosen, chosen), LATENT_HEAD]
-    return Path(snapshot_download(name, allow_patterns=wanted))
-
-
-def _cached_with_weights(name: str) -> Path | None:
-    """The folder of a hub name in the library's cache; None if it is not there, or has no weights."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-        weight_files(folder)
-    except Exception:  # errors of several libraries
-        return None
-    return folder
+    return Path(snapshot_download(name, allow_patterns=wanted, **where))
 
 
 @contextmanager
@@ -121,11 +100,7 @@ def first_line(error: Exception) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that ``transformers`` reads the weights from.
-
-    Raises:
-        ValueError: the folder has no weights.
-    """
+    """The files that ``transformers`` reads the weights from; ValueError if the folder has none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name, *sorted(folder.glob(SHARDS.get(name, "no shards")))]
@@ -144,12 +119,7 @@ def save_pretrained(folder: str | os.PathLike[str], *parts: Any) -> None:
 
     Version 4 does not open what it cannot compute, such as a ModernBERT with scaled rotary positions.
 
-    Args:
-        folder: the folder.
-        parts: the models and tokenizers.
-
-    Raises:
-        OSError: the folder cannot be written.
+    OSError if the folder cannot be written.
     """
     folder = Path(folder)
     with written_by_library(folder):
@@ -195,12 +165,7 @@ def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | Non
 def check_read(config: Any, folder: Path) -> None:
     """Check that version 4 of the library, where it is installed, has read what version 5 wrote.
 
-    Args:
-        config: the configuration, as the library has read it.
-        folder: where it lies.
-
-    Raises:
-        ValueError: it has taken defaults for the layers or the angles of a ModernBERT.
+    ValueError if it has taken defaults for the layers or the angles of a ModernBERT.
     """
     if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
         return

@@ -14,11 +14,7 @@ LARGEST = 1 << 48  # of counts of tokens, atoms or bytes
 
 
 def check_json(value: Any, check: Check, where: object) -> Any:
-    """``value``, if it is what ``check`` wants.
-
-    Raises:
-        ValueError: it is something else (names the place in the file).
-    """
+    """``value``, if it is what ``check`` wants; else ValueError names the place in ``where``, a file."""
     problem = check(value)
     if problem is not None:
         raise ValueError(

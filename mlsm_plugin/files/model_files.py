@@ -30,27 +30,19 @@ def checkpoint_of(path: str | os.PathLike[str], checkpoint_file: str | None = No
     """
     path = Path(path)
     if checkpoint_file is None or path.is_file():
-        return _only(path, preferred=True)
+        return only_checkpoint(path, preferred=True)
     if not (path / checkpoint_file).is_file():
-        names = _names(path)  # raises an error that says what is missing
+        names = _names(path, "checkpoint")  # raises an error that says what is missing
         raise FileNotFoundError(f"{path} has no {checkpoint_file}; it has {names}")
     return path / checkpoint_file
 
 
-def only_checkpoint(path: str | os.PathLike[str], kind: str = "checkpoint") -> Path:
-    """The checkpoint at ``path``: the file itself, or the only one of a folder.
+def only_checkpoint(path: str | os.PathLike[str], kind: str = "checkpoint", *, preferred: bool = False) -> Path:
+    """The checkpoint at ``path``: the file itself, or the only one of a folder, which an error calls a ``kind``.
 
-    Args:
-        path: a checkpoint or a folder.
-        kind: how an error calls the checkpoint.
-
-    Raises:
-        FileNotFoundError: it does not exist, or the folder has several.
+    Of several, the ``preferred`` one is that of :func:`checkpoint_of`; else FileNotFoundError.
     """
-    return _only(Path(path), preferred=False, kind=kind)
-
-
-def _only(path: Path, *, preferred: bool, kind: str = "checkpoint") -> Path:
+    path = Path(path)
     if path.is_file():
         return path
     names = _names(path, kind)
@@ -64,7 +56,7 @@ def _only(path: Path, *, preferred: bool, kind: str = "checkpoint") -> Path:
     return path / (first or names)[0]
 
 
-def _names(folder: Path, kind: str = "checkpoint") -> list[str]:
+def _names(folder: Path, kind: str) -> list[str]:
     """The names of the checkpoints of a folder, at least one."""
     if not folder.is_dir():
         raise missing_checkpoint(folder, kind)
@@ -75,12 +67,7 @@ def _names(folder: Path, kind: str = "checkpoint") -> list[str]:
 
 
 def missing_checkpoint(path: str | os.PathLike[str], kind: str = "checkpoint") -> FileNotFoundError:
-    """The error for a checkpoint or folder that does not exist; it names the checkpoints whose names are nearest.
-
-    Args:
-        path: what was asked for.
-        kind: how the error calls it.
-    """
+    """The error for a file of a ``kind`` that does not exist; it names the checkpoints whose names are nearest."""
     path = Path(path)
     if path.suffix != ".pt":
         return FileNotFoundError(f"{path} does not exist; pass the --save-dir of a training run, or a checkpoint")
@@ -112,8 +99,7 @@ def tokenizer_files(folder: str | os.PathLike[str]) -> list[Path]:
 def copy_tokenizer(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Copy the dictionary and the tokenizer, each file atomically; what lies beside checkpoints stays as it is.
 
-    Raises:
-        ValueError: the folder has checkpoints of another vocabulary.
+    ValueError if the folder has checkpoints of another vocabulary.
     """
     names = tokenizer_files(source)
     if any(Path(folder).glob("*.pt")):
@@ -139,11 +125,7 @@ def symbols_in(dictionary: Path) -> tuple[bytes, ...]:
 
 
 def bpe_options(*folders: str | os.PathLike[str]) -> dict[str, str]:
-    """fairseq's options (``bpe`` and its file) for the tokenizer of the first of ``folders`` that has one.
-
-    Raises:
-        FileNotFoundError: none of the folders has a tokenizer.
-    """
+    """fairseq's options (``bpe`` and its file) for the tokenizer of the first folder that has one; else an error."""
     for folder in folders:
         if Path(folder, MODEL_NAME).is_file():
             return {"bpe": "sentencepiece", "sentencepiece_model": str(Path(folder, MODEL_NAME))}

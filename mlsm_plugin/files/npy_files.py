@@ -30,12 +30,7 @@ class NpyHeader:
 
 
 def npy_header(path: Path, *, fortran_order: bool = False) -> NpyHeader | None:
-    """The header of a whole npy file; None if the file is absent, damaged, of another length or in another order.
-
-    Args:
-        path: the file.
-        fortran_order: also take an array in the order of Fortran.
-    """
+    """The header of a whole npy file; None if there is none, or (unless ``fortran_order``) one in Fortran's order."""
     try:
         with open(path, "rb") as file:
             shape, of_fortran, dtype = READ_HEADER[np.lib.format.read_magic(file)](file)
@@ -53,15 +48,11 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
     np.memmap keeps a file descriptor, and a process has only about 1,000 of them; a corpus of 10^9 tokens has more
     shard files. torch closes the file after mapping it.
 
-    Args:
-        path: the file.
-        ndim: number of dimensions that the array must have; None: any.
-
     Raises:
-        ValueError: the file is missing, damaged, or has another number of dimensions (names it).
+        ValueError: the file is missing, damaged, or has another number of dimensions than ``ndim`` (names it).
     """
     header = npy_header(path)
-    if header is None or len(header.shape) != (len(header.shape) if ndim is None else ndim):
+    if header is None or ndim not in (None, len(header.shape)):
         raise ValueError(f"{path} is missing or damaged; run the command that wrote it again")
     if math.prod(header.shape) == 0:
         return np.zeros(header.shape, header.dtype)
@@ -70,11 +61,7 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
 
 
 def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """Read the array of an npy file.
-
-    Raises:
-        ValueError: the file is missing, or is not a whole npy file of numbers (names it).
-    """
+    """Read the array of an npy file; ValueError names a file that is missing, or not a whole npy file of numbers."""
     if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist")
     if npy_header(Path(path), fortran_order=True) is None:

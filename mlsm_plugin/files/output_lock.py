@@ -20,14 +20,8 @@ _held: dict[Path, int] = {}
 def hold_lock(folder: str | os.PathLike[str]) -> bool:
     """Take the lock of a folder, which this process holds until it ends or calls :func:`release_lock`.
 
-    The lock is on the folder itself, so that no file is left. The system releases it when the process ends.
-
-    Returns:
-        whether it was taken now; False: this process already had it, or the file system has no locks.
-
-    Raises:
-        ValueError: another process has it.
-        OSError: the folder cannot be made or opened.
+    The lock is on the folder itself, so that no file is left. The system releases it when the process ends. ValueError
+    if another process has it. Tells whether it was taken now; False: this process had it, or there are no locks.
     """
     path = Path(os.path.realpath(folder))
     if path in _held:
@@ -72,10 +66,7 @@ def release_lock(folder: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a folder during the block; errors are those of :func:`hold_lock`.
-
-    A folder that was made for it is removed again if nothing was written.
-    """
+    """:func:`hold_lock` during the block; a folder that was made for it is removed again if nothing was written."""
     new = not os.path.exists(folder)
     taken = hold_lock(folder)
     try:
@@ -86,6 +77,21 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
                 os.rmdir(folder)
         if taken:
             release_lock(folder)
+
+
+@contextmanager
+def in_turn(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Wait until no other process holds the lock of a folder, and hold it during the block, if there are locks."""
+    if Path(os.path.realpath(folder)) in _held:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 PARENT = "MLSM_PARENT_PROCESS"

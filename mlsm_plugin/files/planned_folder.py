@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.files.atomic_files import parse_json, publish_json, read_json, remove_leftovers
+from mlsm_plugin.files.atomic_files import parse_json, read_json, remove_leftovers, write_json
 from mlsm_plugin.files.json_checks import check_json, fields
 
 PLAN_FILE = "plan.json"
@@ -29,10 +29,9 @@ SHOWN_DIFFERENCES = 4
 
 
 def differences(found: Any, wanted: Any) -> list[str]:
-    """The differences between the plan that was found and the plan that is wanted, each with both values.
+    """The differences between the plan that was found and the one that is wanted; a key that is missing is None.
 
-    A key that one of the plans lacks counts as None. Keys of ``meta`` are shown without this prefix, as users know
-    them.
+    Keys of ``meta`` are shown without this prefix, as users know them.
     """
     pairs = {_name(keys): values for keys, *values in _differing(found, wanted)}
     return [f"{name} is {shorten(there)} there and {shorten(now)} now" for name, (there, now) in sorted(pairs.items())]
@@ -72,7 +71,6 @@ class PlannedFolder:
     """A folder that is filled according to a plan. Constructing this object writes nothing.
 
     Args:
-        directory: the folder.
         plan: everything that decides the result, as values that JSON can hold.
         plan_file: file that holds the plan; None: only the seal holds it, among other things.
         seal_file: file that is written last.
@@ -101,11 +99,7 @@ class PlannedFolder:
 
     @property
     def found(self) -> dict[str, Any] | None:
-        """The plan that the folder was begun with; None: it was not begun.
-
-        Raises:
-            ValueError: plan or seal is damaged, or the plan is gone (names the file).
-        """
+        """The plan that the folder was begun with; None: it was not begun. ValueError names a damaged or lost file."""
         if self._plan_path is not None:
             plan = _read_if_there(self._plan_path)
             if plan is None and self.is_sealed:
@@ -124,11 +118,7 @@ class PlannedFolder:
         return self.is_sealed
 
     def check(self) -> None:
-        """Refuse a folder that was begun with another plan.
-
-        Raises:
-            ValueError: the plan differs (names the differences with both values, and what to do).
-        """
+        """Raise ValueError if the folder was begun with another plan; it names the differences, and what to do."""
         if named := self.differences():
             shown = named[:SHOWN_DIFFERENCES]
             if len(named) > len(shown):
@@ -136,22 +126,17 @@ class PlannedFolder:
             raise ValueError(f"{self.directory} was begun with other settings: {'; '.join(shown)}. {self._advice}")
 
     def begin(self) -> None:
-        """Create the folder and write the plan; if another process was faster, compare with its plan instead.
-
-        Raises:
-            ValueError: the folder was begun with another plan.
-            OSError: the plan cannot be written.
-        """
+        """Create the folder and write the plan; errors are those of :meth:`check`."""
         assert self._plan_path is not None, "a folder without a plan file cannot be begun, only sealed"
         self.check()
         if not self._plan_path.exists():
             self.directory.mkdir(parents=True, exist_ok=True)
-            publish_json(self._plan_path, self.plan, keep_existing=True)
+            write_json(self._plan_path, self.plan, keep_existing=True)
         self.check()  # another process may have been faster
 
     def forget(self) -> None:
         """Remove plan and seal, so that the folder can be begun with another plan."""
-        self.seal_path.unlink(missing_ok=True)
+        self.unseal()
         if self._plan_path is not None:
             self._plan_path.unlink(missing_ok=True)
 
@@ -160,49 +145,18 @@ class PlannedFolder:
         self.seal_path.unlink(missing_ok=True)
 
     def seal(self, content: dict[str, Any]) -> None:
-        """Remove the leftovers of interrupted runs, and write the seal.
-
-        May be called again, and by several processes at the same time.
-
-        Raises:
-            OSError: the seal cannot be written.
-        """
+        """Remove the leftovers of interrupted runs, and write the seal; several processes may do so at once."""
         remove_leftovers(self.directory)
-        publish_json(self.seal_path, content)
+        write_json(self.seal_path, content)
 
     def sealed_content(self) -> dict[str, Any]:
-        """The content of the seal.
-
-        Raises:
-            OSError: the seal does not exist.
-            ValueError: the seal is damaged.
-        """
+        """The content of the seal, which exists; ValueError if it is damaged."""
         content: dict[str, Any] = check_json(read_json(self.seal_path), fields(), self.seal_path)
         return content
 
 
-def recorded_in(directory: str | os.PathLike[str], *keys: str) -> Any:
-    """A value in the plan of a folder, or else in its seal; None where there is none.
-
-    Args:
-        directory: the folder.
-        keys: of the dictionaries that lead to the value, such as ``fingerprints`` and ``checkpoint``.
-    """
-    for name in (PLAN_FILE, META_FILE):
-        value: Any = _read_if_there(Path(directory, name))
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        if value is not None:
-            return value
-    return None
-
-
 def _read_if_there(path: Path) -> dict[str, Any] | None:
-    """A plan or a seal.
-
-    Raises:
-        ValueError: it is damaged. Deleting it alone would not help: nothing else says what the folder holds.
-    """
+    """A plan or a seal. Deleting a damaged one would not help: nothing else says what the folder holds."""
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -19,9 +19,6 @@ class Progress(tqdm):
     """A bar of tqdm; where nobody sees one, a line every 20 seconds, none for shorter work.
 
     A line is written even while nothing is done, so that a log says which part of the work is slow.
-
-    Args:
-        arguments, options: those of tqdm.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

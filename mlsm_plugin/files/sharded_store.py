@@ -2,7 +2,7 @@
 
 Several processes, on several machines that share a disk, may write different shards of a store at the same time, and
 any of them may seal it. A shard is whole if the headers of its files fit together and each file is as long as its
-header says. Nothing else is read to check this.
+header says. Nothing else is read to check this. A whole shard is never written again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mlsm_plugin.files.atomic_files import write_json, write_npy
+from mlsm_plugin.files.output_lock import in_turn
 from mlsm_plugin.files.planned_folder import PlannedFolder, shorten
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
 
@@ -44,10 +45,6 @@ class ShardedStoreWriter(ABC):
 
     A subclass defines the parts of a shard and when a shard is whole. Nothing is written before :meth:`_write_parts`.
 
-    Args:
-        folder: the folder with its plan.
-        num_shards: number of shards of the whole store.
-
     Raises:
         ValueError: the folder was begun with another plan.
     """
@@ -57,13 +54,9 @@ class ShardedStoreWriter(ABC):
 
     def __init__(self, folder: PlannedFolder, num_shards: int) -> None:
         self.folder, self.num_shards = folder, num_shards
+        self.directory = folder.directory
         self._begun = False
         folder.check()
-
-    @property
-    def directory(self) -> Path:
-        """The folder of the store."""
-        return self.folder.directory
 
     @property
     def is_sealed(self) -> bool:
@@ -99,32 +92,25 @@ class ShardedStoreWriter(ABC):
     def _write_parts(
         self, index: int, arrays: Mapping[str, np.ndarray], figures: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        """Write the files of a shard one by one.
+        """Write the files of a shard one by one, unless another process has written it meanwhile.
 
-        Args:
-            index: number of the shard.
-            arrays: the array of each part.
-            figures: content of the JSON files of some parts; they are written before the arrays.
-
-        Raises:
-            ValueError: another process began the store with another plan.
-            OSError: a file cannot be written; the shard then still counts as missing.
+        ``figures`` become JSON files, written before the arrays. If a file cannot be written, the shard still counts as
+        missing. ValueError if another process began the store with another plan.
         """
         self._begin()
-        # Remove the seal first: a store must not look complete while one of its shards is replaced.
-        self.folder.unseal()
-        self._path(index, self.parts[-1]).unlink(missing_ok=True)
-        for part, values in (figures or {}).items():
-            write_json(shard_path(self.directory, index, part, "json"), values)
-        for part in self.parts:
-            write_npy(self._path(index, part), arrays[part])
+        with in_turn(self.directory):  # a process that seals or reads a whole store must not see a file vanish
+            if self.has_shard(index):
+                return
+            # Remove the seal first: a store must not look complete while one of its shards is replaced.
+            self.folder.unseal()
+            self._path(index, self.parts[-1]).unlink(missing_ok=True)
+            for part, values in (figures or {}).items():
+                write_json(shard_path(self.directory, index, part, "json"), values)
+            for part in self.parts:
+                write_npy(self._path(index, part), arrays[part])
 
     def _whole_shards(self) -> list[Any]:
-        """The result of :meth:`whole_shard` for every shard.
-
-        Raises:
-            MissingShardsError: some are missing (names them).
-        """
+        """The result of :meth:`whole_shard` for every shard; MissingShardsError names those that are missing."""
         whole = [self.whole_shard(index) for index in range(self.num_shards)]
         missing = [index for index, shard in enumerate(whole) if shard is None]
         if missing:

@@ -18,7 +18,6 @@ from mlsm_plugin.files.planned_folder import differences
 STEPS = values(
     fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
 )
-Fingerprints = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,15 @@ class StepRecord:
     _before: str = ""
 
     def run(self, step: Step) -> None:
-        """Run the step unless it is current.
-
-        Raises:
-            ValueError: the record is damaged, or of a version that recorded commands.
-        """
+        """Run the step unless it is current; ValueError if the record is damaged."""
         steps: dict[str, Any] = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
         known = steps.get(step.name, {})
         inputs = [sha256_of_files(path) for path in step.inputs]
         plan = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": self._before}))
-        if "command" in known.get("signature", {}):
-            raise ValueError(f"{self.path} was written by an earlier version of this program; choose another folder")
         same = "signature" in known and not differences(known["signature"], plan)
         complete = same and bool(known.get("done")) and all(output.exists() for output in step.outputs)
         checked = step.outputs if step.checked is None else step.checked
-        if complete and (changed := changed_file(made := known.get("outputs", {}), fingerprints_of(checked, made))):
+        if complete and (changed := changed_file(known.get("outputs", {}))):
             print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
             same = complete = False
         self._before = hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
@@ -107,32 +100,33 @@ def _size(outputs: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def fingerprints_of(paths: Iterable[Path], known: Mapping[str, Any] | None = None) -> Fingerprints:
+def fingerprints_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Size, time of change (ns) and SHA-256 of each file, by its path.
 
     Args:
         paths: files, and folders, whose files count with all folders in them; hidden files do not. What does not exist
             is left out.
-        known: earlier fingerprints; a file with the same size and time is not read again.
     """
-    found: Fingerprints = {}
+    found = {}
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if not file.is_file() or file.name.startswith("."):
-                continue
-            status = os.stat(file)
-            own: dict[str, Any] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
-            before = (known or {}).get(str(file)) or {}
-            same = all(before.get(name) == value for name, value in own.items())
-            own["sha256"] = (before.get("sha256") if same else None) or sha256_of_files(file)
-            found[str(file)] = own
+            if file.is_file() and not file.name.startswith("."):
+                status = os.stat(file)
+                own = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256_of_files(file)}
+                found[str(file)] = own
     return found
 
 
-def changed_file(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """The first recorded file whose content is another one, or that is missing; other files do not count."""
-    changed = (path for path, own in recorded.items() if found.get(path, {}).get("sha256") != own["sha256"])
-    return next(changed, None)
+def changed_file(recorded: Mapping[str, Any]) -> str | None:
+    """The first recorded file that is missing or has another content; with the same size and time it is not read."""
+    for path, own in recorded.items():
+        if not os.path.isfile(path):
+            return path
+        status = os.stat(path)
+        same = (own.get("size"), own.get("mtime_ns")) == (status.st_size, status.st_mtime_ns)
+        if not same and sha256_of_files(path) != own["sha256"]:
+            return path
+    return None
 
 
 def _set_aside(path: Path) -> None:

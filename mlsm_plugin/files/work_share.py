@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# variables with the number of this process and the number of processes, in the order in which they are tried
-RANK_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
-LOCAL_RANK_VARIABLES = {"RANK": "LOCAL_RANK", "SLURM_PROCID": "SLURM_LOCALID"}
+# with the number of this process, the number of processes, and the number of this process on its machine
+VARIABLES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
 
 
 @dataclass(frozen=True)
@@ -18,9 +17,6 @@ class WorkShare:
         index: number of this process, from 0.
         count: number of processes that share the work.
         local_index: number of this process on its machine, None if unknown.
-
-    Raises:
-        ValueError: ``index`` is not one of 0 to ``count - 1``.
     """
 
     index: int = 0
@@ -53,8 +49,8 @@ def work_share(process_index: int | None, num_processes: int | None, environment
 
     Args:
         process_index, num_processes: values from the command line; they override the environment.
-        environment: variables of the process: torchrun's ``RANK`` and ``WORLD_SIZE``, else srun's ``SLURM_PROCID`` and
-            ``SLURM_NTASKS``, each only if there are several processes. Without them one process does everything.
+        environment: of the process: torchrun's variables, else srun's, each only if there are several processes.
+            Without them one process does everything.
 
     Raises:
         ValueError: only one of the two options is given, the number is out of range, or a variable is not a number.
@@ -62,9 +58,8 @@ def work_share(process_index: int | None, num_processes: int | None, environment
     if (process_index is None) != (num_processes is None):
         raise ValueError("--process-index and --num-processes belong together: process I of N has both")
     local_index = None
-    for name, count_name in RANK_VARIABLES:
+    for name, count_name, local_name in VARIABLES:
         if environment.get(name) and environment.get(count_name) and _number(environment, count_name) > 1:
-            local_name = LOCAL_RANK_VARIABLES[name]
             local_index = _number(environment, local_name) if environment.get(local_name) else None
             if process_index is None:
                 return WorkShare(_number(environment, name), _number(environment, count_name), local_index)

@@ -47,12 +47,12 @@ class TokenBlocks(Protocol):
         """Which of ``tokens`` (any shape) are neither special nor padding (bool); only those are coded."""
 
 
-def chunks_of(blocks: Iterable[Block], max_tokens: int) -> Iterator[list[Block]]:
-    """Blocks in order, about ``max_tokens`` tokens of the text at a time; a BOS that is not in it does not count."""
+def chunks_of(blocks: Iterable[Block], max_tokens: int, *, with_bos: bool = False) -> Iterator[list[Block]]:
+    """Blocks in order, about ``max_tokens`` tokens at a time; a BOS that is not in the text counts if ``with_bos``."""
     chunk: list[Block] = []
     size = 0
     for block in blocks:
-        own = int((block.positions >= 0).sum())
+        own = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
         if chunk and size + own > max_tokens:
             yield chunk
             chunk, size = [], 0

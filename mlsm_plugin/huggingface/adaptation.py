@@ -18,7 +18,7 @@ from mlsm_plugin.data.span_groups import SpanRules
 from mlsm_plugin.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
 from mlsm_plugin.files.hf_files import save_pretrained
 from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder, recorded_in
+from mlsm_plugin.files.planned_folder import PlannedFolder
 from mlsm_plugin.files.settings import option
 from mlsm_plugin.files.work_share import WorkShare, work_share
 from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, model_and_tokenizer, positions_of
@@ -174,13 +174,14 @@ class _Run:
 
     def _processes(self) -> int:
         """Their number for the plan: it decides batches and updates, but any number may read what is finished."""
-        there, now = recorded_in(self.output, "processes") or self.share.count, self.share.count
-        if there != now and not PlannedFolder(self.output, {}).is_sealed:
+        folder, now = PlannedFolder(self.output, {}), self.share.count
+        there: int = (folder.found or {}).get("processes", now)
+        if there != now and not folder.is_sealed:
             raise ValueError(
                 f"the number of processes is {there} in {self.output} and {now} now; start {there} (several: with "
                 "torchrun --nproc-per-node), or choose another --output"
             )
-        return int(there)
+        return there
 
     def plan(self) -> dict[str, Any]:
         """Everything that decides the result, as values that JSON can hold."""

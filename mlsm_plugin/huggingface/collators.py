@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.data.masked_share import MaskFates
-from mlsm_plugin.data.span_corruption import SpanCorruptionCollator
-from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans, padded
+from mlsm_plugin.data.span_corruption import SpanCorruptionCollator, padded
+from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
 from mlsm_plugin.files.settings import check, option, seed
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
 from mlsm_plugin.losses.token_contrastive import Contrast, generator_of, sample_pairs

@@ -4,38 +4,134 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from mlsm_plugin.data.token_blocks import split_fingerprint
-from mlsm_plugin.files.atomic_files import sha256_of_files
+from mlsm_plugin.files.atomic_files import atomic_open, copy_file, sha256_of_files, write_npy
+from mlsm_plugin.files.model_files import DICTIONARY_NAME
+from mlsm_plugin.files.npy_files import npy_header
+from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.files.sharded_store import MissingShardsError
+from mlsm_plugin.files.sharded_store import MissingShardsError, ShardedStoreWriter, warn_of_full_disk
 from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, hidden_states_of
+from mlsm_plugin.hidden_states.block_reader import BlockReader
+from mlsm_plugin.hidden_states.blocks import chunks_of, hidden_states_of
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.losses.span_contrastive import similarity_of
-from mlsm_plugin.retrieval.datastore_files import DICTIONARY_FILE, FORMAT, DatastoreWriter
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 from mlsm_plugin.tokenization.text_files import numbered_lines
 from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD, PieceClasses, without_marks, word_boundaries
 
+FORMAT = 1
+TOKENS_FILE = "tokens.npy"
+BLOCKS_FILE = "block_starts.npy"
+TOKEN_DTYPE = np.dtype(np.int32)
+POSITION_DTYPE = np.dtype(np.int64)
+
 # How many entries of the keys a search on the CPU reads at once; in float32 they fit into its cache.
 CHUNK_ENTRIES = 1 << 19
 
 
+class DatastoreWriter(ShardedStoreWriter):
+    """Writes a datastore shard by shard, in any order, over any number of runs, in several processes at a time.
+
+    Args:
+        directory: the datastore; created with its first shard.
+        plan: content of ``plan.json``; its ``num_tokens``, ``dim`` and ``dtype`` decide when files are whole.
+        shard_tokens: number of tokens of each shard, and so the largest number of its keys.
+    """
+
+    parts = ("keys", "positions")
+
+    def __init__(self, directory: str | os.PathLike[str], plan: dict[str, Any], shard_tokens: list[int]) -> None:
+        advice = f"{START_ANEW}, or choose another --output"
+        super().__init__(PlannedFolder(directory, plan, advice=advice), len(shard_tokens))
+        self._shard_tokens = shard_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return super().is_complete and self._has_text()
+
+    def whole_shard(self, index: int) -> int | None:
+        """Number of keys of a shard if its files are whole, else None; reads only headers."""
+        keys, positions = (npy_header(self._path(index, part)) for part in self.parts)
+        if keys is None or positions is None or len(positions.shape) != 1:
+            return None
+        number = positions.shape[0]
+        fits = (
+            number <= self._shard_tokens[index]
+            and positions.dtype == POSITION_DTYPE
+            and keys.dtype == np.dtype(self.folder.plan["dtype"])
+            and keys.shape == (number, self.folder.plan["dim"])
+        )
+        return number if fits else None
+
+    def warn_of_full_disk(self, shards: Iterable[int]) -> None:
+        """Log a warning if the disk has too little room for these shards and their text."""
+        plan = self.folder.plan
+        per_token = plan["dim"] * np.dtype(plan["dtype"]).itemsize + POSITION_DTYPE.itemsize + TOKEN_DTYPE.itemsize
+        existing = next(folder for folder in (self.directory, *self.directory.absolute().parents) if folder.is_dir())
+        warn_of_full_disk(existing, per_token * sum(self._shard_tokens[shard] for shard in shards))
+
+    def write_shard(self, index: int, keys: np.ndarray, positions: np.ndarray) -> None:
+        """Write the keys ``(n, dim)`` of one shard, then the positions ``(n,)`` of their tokens.
+
+        Errors are those of :meth:`_write_parts`.
+        """
+        assert len(keys) == len(positions) <= self._shard_tokens[index]
+        self._write_parts(index, {"keys": keys, "positions": positions})
+
+    def finish(self, tokens: Iterable[np.ndarray], block_starts: np.ndarray, dictionary: Path) -> None:
+        """Write the text, given in pieces, and, last, ``meta.json``; remove the remains of interrupted runs.
+
+        May be called again, and by several processes at the same time: all write the same bytes.
+
+        Raises:
+            MissingShardsError: shards are missing (the message names them).
+        """
+        counts = self._whole_shards()
+        self._begin()
+        if npy_header(self.directory / TOKENS_FILE) is None:
+            with atomic_open(self.directory / TOKENS_FILE) as file:
+                self._write_tokens(file, tokens)
+        write_npy(self.directory / BLOCKS_FILE, block_starts.astype(POSITION_DTYPE, copy=False))
+        copy_file(dictionary, self.directory / DICTIONARY_NAME)
+        self.folder.seal({**self.folder.plan, "num_keys": sum(counts), "shard_keys": counts})
+
+    def _write_tokens(self, file: IO[bytes], tokens: Iterable[np.ndarray]) -> None:
+        """Write the text as an npy file, piece by piece, so that a build never holds the whole text in memory."""
+        number, written = self.folder.plan["num_tokens"], 0
+        header = {"descr": TOKEN_DTYPE.str, "fortran_order": False, "shape": (number,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in tokens:
+            file.write(piece.astype(TOKEN_DTYPE).tobytes())
+            written += len(piece)
+        assert written == number, f"the text has {number} tokens, and {written} were written"
+
+    def _has_text(self) -> bool:
+        """Whether the files that belong to no shard are whole."""
+        tokens, blocks = (npy_header(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE))
+        text_is_whole = tokens is not None and tokens.shape == (self.folder.plan["num_tokens"],)
+        return text_is_whole and blocks is not None and (self.directory / DICTIONARY_NAME).is_file()
+
+
 @dataclass(frozen=True)
 class _Shard:
-    """A contiguous range of the blocks of one split, and where its tokens are in ``tokens.npy``."""
+    """A range of the blocks of one split, and where the tokens of the split begin in ``tokens.npy``."""
 
-    number: int
-    split: int
+    reader: BlockReader
     blocks: range
     offset: int
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.reader.sizes[self.blocks.start : self.blocks.stop].sum())
 
 
 class DatastoreBuilder:
@@ -46,8 +142,7 @@ class DatastoreBuilder:
         checkpoint: the model; its last hidden states are the keys.
         directory: folder of the datastore; it is created if it is missing.
         settings: the settings that decide the keys.
-        device, fp16: device of the model, and whether it runs in half precision.
-        batch_tokens: tokens in one forward pass.
+        device, fp16, batch_tokens: how the model runs, see :class:`.ModelRun`.
 
     Raises:
         ValueError: ``directory`` was begun with another plan, or a block is longer than the model can take.
@@ -69,7 +164,6 @@ class DatastoreBuilder:
         self.encoder = FairseqEncoder(
             checkpoint, data_bin, layer=FairseqEncoder.layers_of(checkpoint), device=device, fp16=fp16
         )
-        self._fingerprint = self.encoder.fingerprint_of(checkpoint)
         if settings.blocks.tokens_per_sample > self.encoder.max_tokens:
             raise ValueError(
                 f"--tokens-per-sample {settings.blocks.tokens_per_sample} is more than the "
@@ -82,20 +176,20 @@ class DatastoreBuilder:
         special = [*range(dictionary.nspecial), dictionary.index("<mask>")]
         self._pieces = PieceClasses.of_vocabulary(dictionary.symbols, special)
         self._stopword_ids = ids_of_words(dictionary.symbols, settings.stopwords)
-        self.writer = DatastoreWriter(directory, self._planned(fp16), [self._tokens_of(shard) for shard in self.shards])
+        sizes = [shard.num_tokens for shard in self.shards]
+        self.writer = DatastoreWriter(directory, self._planned(checkpoint, fp16), sizes)
 
     def _cut(self) -> Iterator[_Shard]:
-        number = offset = 0
-        for split, reader in enumerate(self.readers):
+        offset = 0
+        for reader in self.readers:
             first = 0
             while first < len(reader):
                 last = int(np.searchsorted(reader.starts, reader.starts[first] + self.settings.shard_tokens))
-                last = max(first + 1, last)
-                yield _Shard(number, split, range(first, last), offset)
-                number, first = number + 1, last
+                yield _Shard(reader, range(first, last), offset)
+                first = last
             offset += reader.num_tokens
 
-    def _planned(self, fp16: bool) -> dict[str, Any]:
+    def _planned(self, checkpoint: str | os.PathLike[str], fp16: bool) -> dict[str, Any]:
         settings = self.settings
         return {
             "format": FORMAT,
@@ -105,25 +199,17 @@ class DatastoreBuilder:
             "similarity": similarity_of(self.encoder.cfg),
             "dtype": settings.dtype,
             "splits": list(settings.splits),
-            "blocks": {
-                "tokens_per_sample": settings.blocks.tokens_per_sample,
-                "sample_break_mode": settings.blocks.sample_break_mode,
-            },
+            "blocks": asdict(settings.blocks),
             "word_boundaries_only": settings.word_boundaries_only,
             "stopwords": sorted(settings.stopwords),
             "shard_tokens": settings.shard_tokens,
             "fp16": fp16,
             "fingerprints": {
-                "checkpoint": self._fingerprint,
-                "dictionary": sha256_of_files(self.data_bin / DICTIONARY_FILE),
+                "checkpoint": self.encoder.fingerprint_of(checkpoint),
+                "dictionary": sha256_of_files(self.data_bin / DICTIONARY_NAME),
                 "splits": {split: split_fingerprint(self.data_bin / split) for split in settings.splits},
             },
         }
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.writer.is_complete
 
     def estimate(self, index: str = "none") -> str:
         """The disk and memory that the datastore needs at most with an index of this kind, as a line of text."""
@@ -138,46 +224,36 @@ class DatastoreBuilder:
         )
 
     def build(self, share: WorkShare = ALL_OF_IT) -> bool:
-        """Write the missing shards of this process; a process that finds none missing afterwards seals the datastore.
-
-        Args:
-            share: which shards belong to this process.
+        """Write the missing shards of this process's share, and seal the datastore if none is missing then.
 
         Returns:
             Whether the datastore is complete; False while shards of other processes are missing.
 
         Raises:
             ValueError: a hidden state does not fit the dtype of the keys, or another process began another datastore.
-            OSError: a file cannot be written; run the same command again to resume.
         """
-        if self.is_complete:
+        if self.writer.is_complete:
             return True
         wanted = self.writer.missing(share)
         self.writer.warn_of_full_disk(wanted)
-        total = sum(self._tokens_of(self.shards[index]) for index in wanted)
+        total = sum(self.shards[index].num_tokens for index in wanted)
         with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:
             for index in wanted:
-                # another process may have written it, also while the keys were computed; it may be reading it now
-                if not self.writer.has_shard(index):
-                    keys = self._keys_of(self.shards[index])
-                    if not self.writer.has_shard(index):
-                        self.writer.write_shard(index, *keys)
-                progress.update(self._tokens_of(self.shards[index]))
+                if not self.writer.has_shard(index):  # another process may have written it
+                    self.writer.write_shard(index, *self._keys_of(self.shards[index]))
+                progress.update(self.shards[index].num_tokens)
         try:
-            self.writer.finish(self._text, self._block_starts(), self.data_bin / DICTIONARY_FILE)
+            self.writer.finish(self._text(), self._block_starts(), self.data_bin / DICTIONARY_NAME)
         except MissingShardsError:
             return False
         return True
 
-    def _tokens_of(self, shard: _Shard) -> int:
-        return int(self.readers[shard.split].sizes[shard.blocks.start : shard.blocks.stop].sum())
-
     def _keys_of(self, shard: _Shard) -> tuple[np.ndarray, np.ndarray]:
         """Keys ``(n, dim)`` of a shard and the positions ``(n,)`` of their tokens."""
-        reader = self.readers[shard.split]
+        reader = shard.reader
         positions, keys = [np.zeros(0, np.int64)], [np.zeros((0, self.encoder.dim), self.settings.dtype)]
-        blocks = [part for index in shard.blocks for part in reader.block(index)]
-        for chunk in _chunks_of(blocks, 4 * self.batch_tokens):
+        blocks = (part for index in shard.blocks for part in reader.block(index))
+        for chunk in chunks_of(blocks, 4 * self.batch_tokens, with_bos=True):
             found, hidden = hidden_states_of(chunk, reader, self.encoder, max_tokens=self.batch_tokens)
             kept = self._kept(reader, found)
             positions.append(found[kept] + shard.offset)
@@ -212,29 +288,14 @@ class DatastoreBuilder:
         return kept
 
     def _text(self) -> Iterator[np.ndarray]:
-        """The ids of all tokens, a shard at a time."""
-        for shard in self.shards:
-            reader = self.readers[shard.split]
-            first = int(reader.starts[shard.blocks.start])
-            yield reader.flat_tokens(first, first + self._tokens_of(shard))
+        """The ids of all tokens, also of those between documents, which are in no block."""
+        step = self.settings.shard_tokens
+        for reader in self.readers:
+            for first in range(0, reader.num_tokens, step):
+                yield reader.flat_tokens(first, min(first + step, reader.num_tokens))
 
     def _block_starts(self) -> np.ndarray:
-        offsets = np.cumsum([0, *(reader.num_tokens for reader in self.readers)])
-        return np.concatenate([reader.starts + offset for reader, offset in zip(self.readers, offsets, strict=False)])
-
-
-def _chunks_of(blocks: list[Block], max_tokens: int) -> Iterator[list[Block]]:
-    """``blocks`` in order, about ``max_tokens`` tokens at a time."""
-    chunk: list[Block] = []
-    size = 0
-    for block in blocks:
-        if chunk and size + len(block.tokens) > max_tokens:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(block)
-        size += len(block.tokens)
-    if chunk:
-        yield chunk
+        return np.concatenate([shard.reader.starts[list(shard.blocks)] + shard.offset for shard in self.shards])
 
 
 def ids_of_words(symbols: Iterable[str], words: frozenset[str]) -> list[int]:

@@ -13,22 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.atomic_files import sha256_of_files, write_file
-from mlsm_plugin.files.planned_folder import META_FILE, PlannedFolder
+from mlsm_plugin.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
+from mlsm_plugin.files.json_checks import check_json, fields, text
+from mlsm_plugin.files.planned_folder import META_FILE
 from mlsm_plugin.files.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 INDEX_FILE = "index.faiss"
 INDEX_META_FILE = "index.json"
+META_CHECK = fields({"kind": text, "similarity": text, "of": text})
 KINDS = ("none", "flat", "ivfpq")
-# faiss asks for at least this many keys for each of the 256 centroids of a part of a vector
-KEYS_PER_CENTROID = 39
-CENTROIDS = 256
-# smallest width of a product quantizer's parts
-PART_WIDTH = 2
-# an approximate index is asked for this many times the wanted keys, which are then compared exactly
-RESCORED = 8
+KEYS_PER_CENTROID = 39  # faiss asks for at least this many for each of the 256 centroids of a part of a vector
+LEAST_KEYS = KEYS_PER_CENTROID * 256
+PART_WIDTH = 2  # smallest width of a product quantizer's parts
+RESCORED = 8  # an approximate index is asked for so many times the wanted keys, which are then compared exactly
 
 
 def faiss_or_none() -> Any:
@@ -51,11 +50,6 @@ def bytes_per_key(kind: str, dim: int) -> int:
     return {"none": 0, "flat": 4 * dim, "ivfpq": _parts(dim) + 8}[kind]
 
 
-def least_keys(kind: str) -> int:
-    """Smallest number of keys on which an index of this kind can be trained."""
-    return KEYS_PER_CENTROID * CENTROIDS if kind == "ivfpq" else 1
-
-
 def _parts(dim: int) -> int:
     """Parts into which a product quantizer cuts a vector: the most of :data:`PART_WIDTH` or more dimensions."""
     return max(parts for parts in range(1, max(1, dim // PART_WIDTH) + 1) if dim % parts == 0)
@@ -75,18 +69,19 @@ class KeyIndex:
     @classmethod
     def open(cls, directory: Path) -> KeyIndex | None:
         """The index in the folder of a datastore; None if there is none, or, with a warning, if it cannot be used."""
-        folder = _index_folder(directory)
-        if folder.found is None:
+        path = directory / INDEX_META_FILE
+        try:
+            meta = check_json(read_json(path), META_CHECK, path)
+        except FileNotFoundError:
             return None
         faiss = faiss_or_none()
         if faiss is None:
             logger.warning("%s has an index, but faiss is not installed: all keys are compared", directory)
             return None
-        if folder.differences():
+        if meta["of"] != sha256_of_files(directory / META_FILE):
             logger.warning("the index in %s is for other keys: all keys are compared", directory)
             return None
         flag = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
-        meta = folder.sealed_content()
         return cls(faiss.read_index(str(directory / INDEX_FILE), flag), meta["kind"], meta["similarity"])
 
     @classmethod
@@ -97,7 +92,6 @@ class KeyIndex:
 
         Args:
             directory: folder of the datastore.
-            kind, similarity: see the attributes.
             sample: :func:`training_size` keys ``(n, dim)`` float32 to train on.
             chunks: all keys, ``(c, dim)`` float32 at a time, in order.
             size: number of all keys.
@@ -108,9 +102,9 @@ class KeyIndex:
         check_installed()
         faiss = faiss_or_none()
         metric = faiss.METRIC_INNER_PRODUCT if similarity == "inner" else faiss.METRIC_L2
-        if size < least_keys(kind):
+        if kind == "ivfpq" and size < LEAST_KEYS:
             raise ValueError(
-                f"--index {kind} needs at least {least_keys(kind):,} keys to be trained on, there are {size:,}; use "
+                f"--index ivfpq needs at least {LEAST_KEYS:,} keys to be trained on, there are {size:,}; use "
                 "--index flat or none"
             )
         dim = sample.shape[1]
@@ -122,10 +116,11 @@ class KeyIndex:
             for chunk in chunks:
                 index.add(chunk)
                 progress.update(len(chunk))
-        folder = _index_folder(directory)
-        folder.unseal()  # an earlier index.json must not describe the new index
-        write_file(directory / INDEX_FILE, lambda file: faiss.write_index(index, faiss.PyCallbackIOWriter(file.write)))
-        folder.seal({"kind": kind, "similarity": similarity, **folder.plan})
+        meta = {"kind": kind, "similarity": similarity, "of": sha256_of_files(directory / META_FILE)}
+        (directory / INDEX_META_FILE).unlink(missing_ok=True)  # it must not describe the new index
+        with atomic_open(directory / INDEX_FILE) as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        write_json(directory / INDEX_META_FILE, meta)
 
     def candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Rows ``(n, c)`` int64 of keys that probably include the nearest ``k``; c >= k.
@@ -147,12 +142,6 @@ class KeyIndex:
             probes = min(self._index.nlist, 4 * probes)  # the searched lists held too few keys
 
 
-def _index_folder(directory: Path) -> PlannedFolder:
-    """The index in the folder of a datastore: complete once ``index.json`` says which keys it is for."""
-    plan = {"of": sha256_of_files(directory / META_FILE)}
-    return PlannedFolder(directory, plan, plan_file=None, seal_file=INDEX_META_FILE)
-
-
 def clusters_of(num_keys: int) -> int:
     """Number of inverted lists: four times the square root of ``num_keys``, as faiss advises; fewer for few keys."""
     return max(1, min(round(4 * math.sqrt(num_keys)), num_keys // KEYS_PER_CENTROID))
@@ -160,4 +149,4 @@ def clusters_of(num_keys: int) -> int:
 
 def training_size(num_keys: int) -> int:
     """Number of keys to train an index on: 64 for each list, which is a small part of a large corpus."""
-    return min(num_keys, max(64 * clusters_of(num_keys), least_keys("ivfpq")))
+    return min(num_keys, max(64 * clusters_of(num_keys), LEAST_KEYS))

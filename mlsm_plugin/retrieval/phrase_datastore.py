@@ -1,6 +1,13 @@
 """A phrase datastore, opened and searched by similarity (Min et al., 2022).
 
-:mod:`~mlsm_plugin.retrieval.datastore_files` documents its files.
+A datastore is a folder:
+
+- ``tokens.npy``, (num_tokens,) int32: the text; ``block_starts.npy``, int64: where its blocks begin; ``dict.txt``;
+- ``shard-00000.keys.npy``, (n, dim) float16 or float32: hidden states of tokens of a contiguous range of the text;
+- ``shard-00000.positions.npy``, (n,) int64: the positions of these tokens in the text, ascending;
+- ``plan.json``: what is being written, so that an interrupted build resumes and a different one is refused; it is kept;
+- ``meta.json``: the same, and the number of keys; written last, so that a folder without it is not complete;
+- ``index.faiss`` and ``index.json``, if there is an index (:mod:`~mlsm_plugin.retrieval.key_index`).
 """
 
 from __future__ import annotations
@@ -17,13 +24,21 @@ from torch import Tensor
 from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.files.json_checks import check_json, fields, list_of, text, whole
 from mlsm_plugin.files.npy_files import map_npy, npy_header
+from mlsm_plugin.files.output_lock import in_turn
 from mlsm_plugin.files.planned_folder import META_FILE, PLAN_FILE
 from mlsm_plugin.files.sharded_store import shard_path
 from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.losses.span_contrastive import similarities
-from mlsm_plugin.retrieval.datastore_builder import CHUNK_ENTRIES, DatastoreBuilder, DatastoreSettings
-from mlsm_plugin.retrieval.datastore_files import BLOCKS_FILE, FORMAT, TOKENS_FILE, DatastoreWriter
+from mlsm_plugin.retrieval.datastore_builder import (
+    BLOCKS_FILE,
+    CHUNK_ENTRIES,
+    FORMAT,
+    TOKENS_FILE,
+    DatastoreBuilder,
+    DatastoreWriter,
+)
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
+from mlsm_plugin.retrieval.settings import DatastoreSettings
 
 # The same for a search on a GPU.
 CHUNK_ENTRIES_GPU = 1 << 24
@@ -91,15 +106,16 @@ class PhraseDatastore:
     def build_index(self, kind: str) -> None:
         """Make an index of the keys, unless one of this ``kind`` (``flat`` or ``ivfpq``) exists, and search with it.
 
-        Raises:
-            ValueError: faiss is not installed, or there are too few keys.
+        Errors are those of :meth:`.KeyIndex.write`.
         """
-        if self.index is None or self.index.kind != kind:
-            rows = np.random.default_rng(0).choice(len(self), training_size(len(self)), replace=False)
-            sample = self.keys_of(np.sort(rows))
-            chunks = (keys.numpy() for keys in self._chunks(torch.device("cpu")))
-            KeyIndex.write(self.directory, kind, self.meta["similarity"], sample, chunks, len(self))
-            self.index = KeyIndex.open(self.directory)
+        with in_turn(self.directory):
+            self.index = KeyIndex.open(self.directory)  # another process may have made it meanwhile
+            if self.index is None or self.index.kind != kind:
+                rows = np.random.default_rng(0).choice(len(self), training_size(len(self)), replace=False)
+                sample = self.keys_of(np.sort(rows))
+                chunks = (keys.numpy() for keys in self._chunks(torch.device("cpu")))
+                KeyIndex.write(self.directory, kind, self.meta["similarity"], sample, chunks, len(self))
+                self.index = KeyIndex.open(self.directory)
 
     def _read_first_positions(self) -> np.ndarray:
         """The position of each shard's first key; for an empty shard that of the next shard."""
@@ -149,7 +165,6 @@ class PhraseDatastore:
 
         Args:
             queries: ``(n, dim)``.
-            k: how many keys; at most the number of all keys.
             similarity: ``inner`` (inner product) or ``l2`` (minus the squared distance).
 
         Returns:
@@ -189,20 +204,18 @@ class PhraseDatastore:
 
     def positions_of(self, rows: np.ndarray) -> np.ndarray:
         """Positions in :attr:`tokens` of the keys in ``rows``: int64, of the shape of ``rows``."""
-        return self._look_up(np.asarray(rows), 1).reshape(np.shape(rows)).astype(np.int64)
+        return self._look_up(np.ravel(rows), 1, np.zeros(np.size(rows), np.int64)).reshape(np.shape(rows))
 
     def keys_of(self, rows: np.ndarray) -> np.ndarray:
         """Keys ``(n, dim)`` float32 of rows ``(n,)``."""
-        return self._look_up(np.asarray(rows), 0).astype(np.float32).reshape(-1, self.dim)
+        return self._look_up(rows, 0, np.zeros((len(rows), self.dim), np.float32))
 
-    def _look_up(self, rows: np.ndarray, which: int) -> np.ndarray:
-        flat = rows.ravel()
-        shards = np.searchsorted(self._first_rows, flat, side="right") - 1
-        width = () if which == 1 else (self.dim,)
-        found = np.zeros((len(flat), *width), np.int64 if which == 1 else np.float32)
+    def _look_up(self, rows: np.ndarray, part: int, found: np.ndarray) -> np.ndarray:
+        """``found`` filled with what a part of the shards holds in ``rows`` (n,)."""
+        shards = np.searchsorted(self._first_rows, rows, side="right") - 1
         for shard in np.unique(shards):
             chosen = shards == shard
-            found[chosen] = self._shard(int(shard))[which][flat[chosen] - self._first_rows[shard]]
+            found[chosen] = self._shard(int(shard))[part][rows[chosen] - self._first_rows[shard]]
         return found
 
     def rows_of(self, positions: np.ndarray) -> np.ndarray:
@@ -211,13 +224,9 @@ class PhraseDatastore:
         rows = np.full(len(flat), -1, np.int64)
         shards = np.searchsorted(self._first_positions, flat, side="right") - 1
         for shard in np.unique(shards[shards >= 0]):
-            _, all_positions = self._shard(int(shard))
-            chosen = np.flatnonzero(shards == shard)
-            places = np.searchsorted(all_positions, flat[chosen])
-            inside = places < len(all_positions)
-            hit = np.zeros(len(chosen), bool)
-            hit[inside] = all_positions[places[inside]] == flat[chosen[inside]]
-            rows[chosen[hit]] = self._first_rows[shard] + places[hit]
+            chosen, there = np.flatnonzero(shards == shard), self._shard(int(shard))[1]
+            first, last = (np.searchsorted(there, flat[chosen], side) for side in ("left", "right"))
+            rows[chosen[first < last]] = self._first_rows[shard] + first[first < last]
         return rows.reshape(np.shape(positions))
 
     def block_of(self, positions: np.ndarray) -> np.ndarray:
@@ -231,11 +240,7 @@ class PhraseDatastore:
 
 
 def _opened(path: Path) -> np.ndarray:
-    """An array of the datastore, mapped read-only: a private mapping of the whole text could exceed the memory.
-
-    Raises:
-        ValueError: the file is missing or damaged (the message names it).
-    """
+    """An array of the datastore, mapped read-only: a private mapping of the whole text could exceed the memory."""
     header = npy_header(path)
     if header is None or len(header.shape) != 1:
         raise ValueError(f"{path} is missing or damaged; run the same `mlsm npm datastore` again")

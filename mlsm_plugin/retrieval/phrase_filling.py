@@ -52,10 +52,7 @@ class PhraseCandidate:
 class PhraseFiller:
     """Fills masks with phrases of a datastore.
 
-    Args:
-        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
-        datastore: datastore that was made with this model.
-        settings: how phrases are found.
+    ``interface`` is a loaded model (:func:`mlsm_plugin.hub.from_pretrained`), with which the datastore was made.
     """
 
     def __init__(self, interface: Any, datastore: PhraseDatastore, settings: FillingSettings | None = None) -> None:
@@ -72,11 +69,7 @@ class PhraseFiller:
         self._pieces = PieceClasses.of_vocabulary(self.dictionary.symbols, special)
 
     def fill(self, text: str, *, topk: int = 5) -> list[list[PhraseCandidate]]:
-        """The best phrases for each ``<mask>`` of ``text``, best first; other masks stay masked.
-
-        Raises:
-            ValueError: ``text`` has no mask, or more masks than the model has positions for.
-        """
+        """The best phrases for each ``<mask>``, best first; other masks stay. Errors are those of :meth:`encode`."""
         starts, ends = self.queries(text)
         return [self.candidates(start, end)[:topk] for start, end in zip(starts, ends, strict=True)]
 
@@ -100,30 +93,24 @@ class PhraseFiller:
     def encode(self, text: str) -> tuple[Tensor, list[int]]:
         """Ids ``(T,)`` with the masks of spans, and where these begin; text that is too long is cut around the masks.
 
-        Raises:
-            ValueError: ``text`` has no mask, the masks are too far apart for the model's positions, or too many tokens
-                are unknown.
+        ValueError if it has no mask, or too many unknown tokens, or the masks are too far apart for the model.
         """
         ids, places = self._encode_whole(text)
         if not places:
             raise ValueError(f"the text has no <mask>: {text!r}")
         check_known([text], self.interface.bpe, self.dictionary, self.interface.max_unk_rate)
         limit = int(self.interface.model.max_positions())
-        ids, places = cut_around_masks(ids, places, length=len(self._masks), limit=limit)
+        ids, places = cut_around_masks(ids, places, length=1 if self.single else 2, limit=limit)
         return torch.tensor(ids), places
 
     def was_cut(self, text: str) -> bool:
         """Whether :meth:`encode` leaves out a part of ``text``, since it is longer than the model's positions."""
         return len(self._encode_whole(text)[0]) > int(self.interface.model.max_positions())
 
-    @property
-    def _masks(self) -> tuple[int, ...]:
-        """The symbols that replace ``<mask>``: the masks of the start and of the end of a span, or one for both."""
-        return self.span_masks[:1] if self.single else self.span_masks
-
     def _encode_whole(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and where the masks of spans begin."""
-        return encode_masked_text(text, self.interface.bpe, self.dictionary, masks=self._masks)
+        """Ids of the whole text, and where the masks of spans begin; a single token has one mask for start and end."""
+        masks = self.span_masks[:1] if self.single else self.span_masks
+        return encode_masked_text(text, self.interface.bpe, self.dictionary, masks=masks)
 
     def candidates(self, start: Tensor, end: Tensor) -> list[PhraseCandidate]:
         """Phrases for one mask, best first; ``start`` and ``end`` are its queries ``(dim,)``.
@@ -194,16 +181,13 @@ class PhraseFiller:
         for (position, length), score in zip(spans.tolist(), probability.tolist(), strict=True):
             text = self._text(self.datastore.tokens[position : position + length])
             by_phrase.setdefault(text, []).append(Occurrence(position, length, score))
-        alpha, found = self.settings.length_alpha, []
-        for text, occurrences in by_phrase.items():
-            score = sum(occurrence.score * occurrence.length**alpha for occurrence in occurrences)
-            found.append((score, text))
-        found.sort(key=lambda item: (-item[0], item[1]))
+        alpha = self.settings.length_alpha
+        scores = {text: sum(own.score * own.length**alpha for own in found) for text, found in by_phrase.items()}
         candidates = []
-        for score, text in found[: max(50, self.settings.k)]:
+        for text in sorted(scores, key=lambda text: (-scores[text], text))[: max(50, self.settings.k)]:
             best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.contexts]
             contexts = tuple(self.context(occurrence) for occurrence in best)
-            candidates.append(PhraseCandidate(text, score, tuple(best), contexts))
+            candidates.append(PhraseCandidate(text, scores[text], tuple(best), contexts))
         return candidates
 
     def context(self, occurrence: Occurrence) -> str:

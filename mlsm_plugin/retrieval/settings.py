@@ -12,14 +12,9 @@ DTYPES = ("float16", "float32")
 
 @dataclass(frozen=True)
 class DatastoreSettings:
-    """The settings that decide the keys.
+    """The settings that decide the keys; ValueError if a value is out of range.
 
-    Attributes:
-        blocks: what the model sees at once.
-        stopwords: words that get no key where they are a single token.
-
-    Raises:
-        ValueError: a value is out of range.
+    ``blocks`` are what the model sees at once. ``stopwords`` get no key where they are a single token.
     """
 
     splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
@@ -37,11 +32,7 @@ class DatastoreSettings:
 
 @dataclass(frozen=True)
 class FillingSettings:
-    """How phrases are found.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """How phrases are found; ValueError if a value is out of range."""
 
     k: int = option(256, least=1, help="number of starts, and of ends, to retrieve")
     max_length: int = option(10, least=1, help="longest phrase in tokens")

@@ -15,7 +15,7 @@ from torch import Tensor
 from mlsm_plugin.losses.span_contrastive import similarities
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
-from mlsm_plugin.tokenization.masked_text import ids_between_masks
+from mlsm_plugin.tokenization.masked_text import cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.text_files import numbered_lines
 from mlsm_plugin.tokenization.unknown_tokens import check_known
 
@@ -35,9 +35,7 @@ class LabelledText:
 def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
     """Read the words of each label; its line is ``label TAB word, word, ...``.
 
-    Raises:
-        ValueError: a line has another form, or a label that has one already (the message names it), or there are fewer
-            than two labels.
+    ValueError if a line has another form, or a label that has one already, or there are fewer than two labels.
     """
     found: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
@@ -57,8 +55,7 @@ def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
 def read_texts(path: str | os.PathLike[str], labels: list[str], *, header: bool = False) -> list[LabelledText]:
     """Read lines ``label TAB text``, or ``text`` alone; with ``header`` the first of them is skipped.
 
-    Raises:
-        ValueError: there is no text, a label is not in ``labels``, or only some lines have a label.
+    ValueError if there is no text, a label is not in ``labels``, or only some lines have a label.
     """
     found: list[LabelledText] = []
     for number, line in islice(numbered_lines(path), int(header), None):
@@ -91,35 +88,24 @@ class RetrievalClassifier:
     The score of a word is the sum over its occurrences of exp(start score) and exp(end score), each divided by the sum
     over the occurrences of all words of all labels: a closed set.
 
-    Args:
-        filler: model and datastore.
-        verbalizer: words of each label.
-        max_occurrences: largest number of occurrences of a word to use, evenly spread over the corpus.
-
-    Raises:
-        ValueError: no word of a label is in the corpus.
+    Of a word, at most ``max_occurrences`` are used, evenly spread over the corpus. ValueError if no word of a label is
+    in the corpus.
     """
 
     def __init__(
         self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
     ) -> None:
         self.filler, self.labels = filler, list(verbalizer)
-        store = filler.datastore
-        rows: dict[str, list[np.ndarray]] = {"start": [], "end": []}
-        owners: list[np.ndarray] = []
-        for number, (label, words) in enumerate(verbalizer.items()):
-            places = [self._occurrences(word, max_occurrences) for word in words]
-            if sum(len(place) for place in places) == 0:
+        rows: list[np.ndarray] = []
+        for label, words in verbalizer.items():
+            rows.append(np.concatenate([self._occurrences(word, max_occurrences) for word in words]))
+            if len(rows[-1]) == 0:
                 raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(words)}")
-            for place in places:
-                rows["start"].append(place[:, 0])
-                rows["end"].append(place[:, 1])
-                owners.append(np.full(len(place), number))
-        self.owners = torch.from_numpy(np.concatenate(owners))
-        self.keys = {
-            name: torch.from_numpy(store.keys_of(np.concatenate(parts))).to(filler.interface.device)
-            for name, parts in rows.items()
-        }
+        self.owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(own) for own in rows]))
+        self.keys = [  # of the first and of the last tokens of the words
+            torch.from_numpy(filler.datastore.keys_of(column)).to(filler.interface.device)
+            for column in np.concatenate(rows).T
+        ]
 
     def _occurrences(self, word: str, limit: int) -> np.ndarray:
         """Rows of the keys of the first and the last token of a word: ``(n, 2)``."""
@@ -133,10 +119,9 @@ class RetrievalClassifier:
     def probabilities(self, text: str) -> np.ndarray:
         """The probability of each label ``(num_labels,)`` for a text with one mask."""
         filler = self.filler
-        starts, ends = filler.queries(text)
         total = torch.zeros(len(self.labels), dtype=torch.float64)
-        for name, query in (("start", starts[0]), ("end", ends[0])):
-            scores = similarities(query[None], self.keys[name], filler.similarity)[0] / filler.temperature
+        for keys, queries in zip(self.keys, filler.queries(text), strict=True):
+            scores = similarities(queries[:1], keys, filler.similarity)[0] / filler.temperature
             total.index_add_(0, self.owners, scores.double().softmax(dim=0).cpu())
         return (total / total.sum()).numpy()
 
@@ -148,20 +133,18 @@ class RetrievalClassifier:
 class ParametricClassifier:
     """Scores labels by the masked-LM head: the sum over their words of the (geometric mean) probability of the pieces.
 
-    Args:
-        interface: a loaded model.
-        verbalizer: words of each label.
+    ``interface`` is a loaded model, and ``verbalizer`` has the words of each label.
     """
 
     def __init__(self, interface: Any, verbalizer: dict[str, list[str]]) -> None:
         self.interface, self.labels = interface, list(verbalizer)
+        self.dictionary = interface.task.source_dictionary
         self.words = [[word_ids(interface, word) for word in words] for words in verbalizer.values()]
 
     @torch.no_grad()
     def probabilities(self, text: str) -> np.ndarray:
         """The probability of each label ``(num_labels,)`` for a text with one mask."""
-        interface = self.interface
-        check_known([text], interface.bpe, interface.task.source_dictionary, interface.max_unk_rate)
+        check_known([text], self.interface.bpe, self.dictionary, self.interface.max_unk_rate)
         by_length = {len(ids): self._log_probabilities(text, len(ids)) for words in self.words for ids in words}
         scores = []
         for words in self.words:
@@ -172,21 +155,21 @@ class ParametricClassifier:
 
     def was_cut(self, text: str) -> bool:
         """Whether the model sees only a part of a text with one mask."""
-        parts = ids_between_masks(text, self.interface.bpe, self.interface.task.source_dictionary)
         longest = max(len(ids) for words in self.words for ids in words)
-        return 2 + longest + sum(map(len, parts)) > int(self.interface.model.max_positions())
+        return len(self._encoded(text, longest)[0]) > int(self.interface.model.max_positions())
+
+    def _encoded(self, text: str, num_masks: int) -> tuple[list[int], list[int]]:
+        """The ids of a text with ``num_masks`` masks in the place of the mask, and where these begin."""
+        masks = [self.interface.task.mask_idx] * num_masks
+        return encode_masked_text(text, self.interface.bpe, self.dictionary, masks=masks)
 
     def _log_probabilities(self, text: str, num_masks: int) -> Tensor:
         """Log-probabilities ``(num_masks, V)`` of all symbols at ``num_masks`` masks in the place of the mask."""
-        dictionary, mask = self.interface.task.source_dictionary, self.interface.task.mask_idx
-        limit = int(self.interface.model.max_positions()) - num_masks - 2
-        head, tail = ids_between_masks(text, self.interface.bpe, dictionary)
-        tail = tail[:limit]
-        head = head[len(head) - min(len(head), limit - len(tail)) :]
-        ids = [dictionary.bos(), *head, *[mask] * num_masks, *tail, dictionary.eos()]
+        limit = int(self.interface.model.max_positions())
+        ids, (first,) = cut_around_masks(*self._encoded(text, num_masks), length=num_masks, limit=limit)
         tokens = torch.tensor([ids], device=self.interface.device)
         places = torch.zeros_like(tokens, dtype=torch.bool)
-        places[0, 1 + len(head) : 1 + len(head) + num_masks] = True
+        places[0, first : first + num_masks] = True
         logits = self.interface.model(tokens, masked_tokens=places)[0]  # (num_masks, V)
         return logits.float().log_softmax(dim=-1).cpu()
 

@@ -11,12 +11,12 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.auxiliary.online_codes import OnlineCodes
+from mlsm_plugin.data.masked_share import MaskFates
 from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, split_path
 from mlsm_plugin.data.token_datasets import (
     NO_POSITION,
     CoveredMaskTokensDataset,
     MaskedCodesDataset,
-    MaskingProbabilityDataset,
     SplitCoverage,
     TokenPositionsDataset,
 )
@@ -155,25 +155,27 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         batches = self.datasets[split]
         positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
-            probabilities = MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split))
-            self._mask_covered_tokens(batches, self.samples_of(self.tokens, split), probabilities)
+            self._mask_covered_tokens(split, positions, coverages)
         codes = MaskedCodesDataset(
             positions, masked_targets(batches), store, self.source_dictionary.pad(), self.cfg.latent_top
         )
         add_to_batches(batches, "codes", codes)
 
-    def _mask_covered_tokens(self, batches: Any, samples: Any, probabilities: MaskingProbabilityDataset) -> None:
+    def _mask_covered_tokens(self, split: str, positions: Any, coverages: list[SplitCoverage]) -> None:
         """Replace fairseq's inputs and targets by those with masks at covered positions."""
         inputs, targets = CoveredMaskTokensDataset.apply_mask(
-            samples,
-            probabilities,
+            self.samples_of(self.tokens, split),
+            positions,
+            coverages,
+            self.mask_prob_of(split),
             self.source_dictionary,
             seed=self.cfg.seed,
-            leave_unmasked_prob=self.cfg.leave_unmasked_prob,
-            random_token_prob=self.cfg.random_token_prob,
+            fates=MaskFates(
+                leave_unmasked_prob=self.cfg.leave_unmasked_prob, random_token_prob=self.cfg.random_token_prob
+            ),
             freq_weighted_replacement=self.cfg.freq_weighted_replacement,
         )
-        replace_masks(batches, inputs, targets, pad=self.source_dictionary.pad())
+        replace_masks(self.datasets[split], inputs, targets, pad=self.source_dictionary.pad())
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False

@@ -13,8 +13,8 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.data.masked_share import check_masked_share
-from mlsm_plugin.data.span_datasets import SpanGroupsDataset, SpanMasking, consecutive_groups
-from mlsm_plugin.data.span_groups import SpanRules
+from mlsm_plugin.data.span_datasets import SpanGroupsDataset
+from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, consecutive_groups
 from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading

@@ -14,12 +14,7 @@ from fairseq.tasks import FairseqTask, register_task
 
 from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.span_corruption import SpanNoise
-from mlsm_plugin.data.span_datasets import (
-    ChosenBlocks,
-    Corruption,
-    SpanDenoisingDataset,
-    WithoutEos,
-)
+from mlsm_plugin.data.span_datasets import Corruption, SpanDenoisingDataset, WithoutEos
 from mlsm_plugin.data.token_blocks import BlockPiecesDataset, is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
@@ -197,18 +192,16 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
             document_sep_len=sentences.boundary_size if documents else 0,
         )
         blocks = BlockPiecesDataset(blocks, self.text_length, min_tokens=2)
-        sizes = np.asarray(blocks.sizes)
-        short = sizes < 2
-        num_short = int(short.sum())
+        num_short = int((blocks.block_sizes < 2).sum())
+        logger.info("%s: %d texts of at most %d tokens", split, len(blocks) + num_short, self.text_length)
         if documents:  # fairseq itself leaves out texts of one token
-            num_short += int(sentences.sizes[sentences.sizes < sentences.boundary_size].sum() - sizes.sum())
-        logger.info("%s: %d texts of at most %d tokens", split, len(sizes), self.text_length)
+            words = sentences.sizes[sentences.sizes < sentences.boundary_size]
+            num_short += int(words.sum() - blocks.block_sizes.sum())
         if num_short:
             logger.warning("%s: %d texts of one token are left out", split, num_short)
-        fitting = np.flatnonzero(~short)
-        if len(fitting) == 0:
+        if len(blocks) == 0:
             raise ValueError(NO_LONG_TEXT.format(split=split))
-        return blocks if len(fitting) == len(sizes) else ChosenBlocks(blocks, fitting)
+        return blocks
 
     def _pieces(self) -> PieceClasses:
         special = [*range(self.dictionary.nspecial), *self.sentinels.tolist()]

@@ -174,8 +174,8 @@ def test_checkpoint_without_the_masks_of_spans_loads_and_they_begin_as_its_mask(
     ("flag", "value", "message"),
     [
         ("--group-size", 1, "--group-size must be at least 2, got 1"),
-        ("--mask-prob", 0, r"mask_prob must be in \(0, 1\], got 0"),
-        ("--span-length-p", 2, r"length_p must be in \(0, 1\], got 2"),
+        ("--mask-prob", 0, "mask_prob must be above 0 and at most 1, got 0"),
+        ("--span-length-p", 2, "length_p must be above 0 and at most 1, got 2"),
         ("--context-masking-ratio", 2, r"--context-masking-ratio must be in \[0, 1\], got 2"),
         ("--similarity-temperature", 0, "similarity temperature must be positive, got 0"),
         ("--negative-group-size", 2, "--negative-group-size needs --negatives-across-ranks"),

@@ -17,7 +17,8 @@ from fairseq.tasks.masked_lm import MaskedLMConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.data.token_datasets import CoveredMaskTokensDataset, MaskingProbabilityDataset, SplitCoverage
+from mlsm_plugin.data.masked_share import MaskFates
+from mlsm_plugin.data.token_datasets import CoveredMaskTokensDataset, SplitCoverage, masking_probabilities
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.sparse_coding.stored_codes import covered_positions
@@ -60,8 +61,8 @@ def random_samples(seed, lengths, unknown=0.0):
 
 
 def masked_pair(tokens, positions, splits, mask_prob, **settings):
-    probabilities = MaskingProbabilityDataset(listed(positions), splits, mask_prob)
-    return CoveredMaskTokensDataset.apply_mask(listed(tokens), probabilities, VOCABULARY, **settings)
+    data = listed(tokens), listed(positions), splits, mask_prob, VOCABULARY
+    return CoveredMaskTokensDataset.apply_mask(*data, **settings)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,7 +84,10 @@ def test_masks_are_covered_content_and_come_from_seed_epoch_and_index(
 ):
     tokens, positions, total = random_samples(data_seed, lengths, unknown)
     arguments = (tokens, positions, [SplitCoverage(total, coverage, coverage_seed)], coverage * share)
-    fates = {"leave_unmasked_prob": leave, "random_token_prob": replace, "freq_weighted_replacement": weighted}
+    fates = {
+        "fates": MaskFates(leave_unmasked_prob=leave, random_token_prob=replace),
+        "freq_weighted_replacement": weighted,
+    }
     inputs, targets = masked_pair(*arguments, seed=seed, **fates)
     again = masked_pair(*arguments, seed=seed, **fates)
     for dataset in (inputs, targets, *again):
@@ -117,8 +121,7 @@ def test_share_of_masked_content_is_the_masking_rate_whatever_the_coverage(cover
         positions,
         [SplitCoverage(total, coverage, 3)],
         mask_prob,
-        leave_unmasked_prob=0.2,
-        random_token_prob=0.3,
+        fates=MaskFates(leave_unmasked_prob=0.2, random_token_prob=0.3),
     )
     ids, source, target = (torch.cat([dataset[index] for index in range(400)]) for dataset in (tokens, inputs, targets))
     content = int(((ids != BOS) & (ids != EOS)).sum())
@@ -135,7 +138,7 @@ def test_random_symbols_come_evenly_or_by_their_counts(weighted):
     tokens, positions, total = random_samples(1, [100] * 400)
     inputs, _ = masked_pair(
         *(tokens, positions, [SplitCoverage(total, 0.6, 3)], 0.6),
-        **{"leave_unmasked_prob": 0, "random_token_prob": 1, "freq_weighted_replacement": weighted},
+        **{"fates": MaskFates(leave_unmasked_prob=0, random_token_prob=1), "freq_weighted_replacement": weighted},
     )
     targets = masked_pair(tokens, positions, [SplitCoverage(total, 0.6, 3)], 0.6)[1]
     source, target = (torch.cat([dataset[index] for index in range(400)]) for dataset in (inputs, targets))
@@ -168,19 +171,19 @@ def test_every_covered_token_gets_its_turn_and_epochs_differ():
 def test_each_split_of_a_combined_one_has_its_own_coverage():
     splits = [SplitCoverage(7, 0.5, 1), SplitCoverage(30, 1.0, 0), SplitCoverage(100, 0.25, 4)]
     positions = torch.cat([torch.tensor([-1]), torch.arange(137)])  # one block through all three
-    found = MaskingProbabilityDataset(listed([positions]), splits, 0.2)[0]
+    found = masking_probabilities(positions.numpy(), splits, 0.2)
     expected = [
         covered_positions(np.arange(s.num_tokens), coverage=s.coverage, seed=s.seed) * 0.2 / s.coverage for s in splits
     ]
     np.testing.assert_allclose(found, np.concatenate([[0], *expected]))
     assert len(np.unique(found)) == 4
-    with pytest.raises(ValueError, match=r"mask_prob 0\.3 is more than the covered share 0\.25"):
-        MaskingProbabilityDataset(listed([positions]), splits, 0.3)
+    with pytest.raises(AssertionError):
+        masking_probabilities(positions.numpy(), splits, 0.3)
 
 
 def test_shares_of_the_masked_tokens_must_be_shares():
     with pytest.raises(ValueError, match=r"together above 1; got \(0\.6, 0\.5\)"):
-        masked_pair([], [], [], 0.1, leave_unmasked_prob=0.6, random_token_prob=0.5)
+        MaskFates(leave_unmasked_prob=0.6, random_token_prob=0.5)
 
 
 def cover(store_directory, target, coverage, seed):

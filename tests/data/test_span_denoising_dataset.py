@@ -11,9 +11,8 @@ from fairseq.data import FairseqDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.data.span_corruption import SpanNoise, restore_spans, write_sentinels
+from mlsm_plugin.data.span_corruption import SpanNoise, corrupt_spans, restore_spans
 from mlsm_plugin.data.span_datasets import (
-    ChosenBlocks,
     Corruption,
     SpanDenoisingDataset,
     WithoutEos,
@@ -56,7 +55,7 @@ def test_tokens_become_noise_where_words_are_not_asked_for(seed: int, length: in
     tokens, noise = np.arange(10, 10 + length), SpanNoise(0.3, 2.0, rotate)
     found = corruption(noise=noise).apply(tokens, np.random.default_rng(seed))
     rng = np.random.default_rng(seed)
-    expected = write_sentinels(tokens, noise, sentinels=SENTINELS, eos=EOS, rng=rng)
+    expected = corrupt_spans(tokens, **vars(noise), sentinels=SENTINELS, eos=EOS, rng=rng)
     assert [part.tolist() for part in found] == [part.tolist() for part in expected]
 
 
@@ -147,12 +146,6 @@ def test_sentences_lose_their_eos_and_boundaries_their_place() -> None:
     assert [without_boundaries[i].tolist() for i in range(2)] == [[5], [6, 7]]
     with pytest.raises(ValueError, match=r"do not end in </s>; write it with `mlsm binarize`"):
         WithoutEos(Texts([5, 6]), EOS)
-
-
-def test_chosen_blocks_are_those_of_their_numbers() -> None:
-    chosen = ChosenBlocks(Texts([5], [6, 7], [8, 9, 10]), np.array([2, 0]))
-    assert [chosen[i].tolist() for i in range(len(chosen))] == [[8, 9, 10], [5]]
-    assert chosen.sizes.tolist() == [3, 1]
 
 
 def denoising(seed: int = 7, *, shuffle: bool = True, rotate: bool = False) -> SpanDenoisingDataset:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq import tasks
 
-from mlsm_plugin.data.span_datasets import consecutive_groups
+from mlsm_plugin.data.span_groups import consecutive_groups
 from tests.conftest import Pipeline
 from tests.tiny_run import seeded_model, training_config
 

@@ -18,7 +18,6 @@ from mlsm_plugin.files.atomic_files import (
     atomic_open,
     check_output_file,
     copy_file,
-    publish_json,
     read_json,
     remove_leftovers,
     sha256_of_files,
@@ -188,16 +187,15 @@ def test_files_have_the_permissions_of_a_plain_open(tmp_path, umask):
             file.write(b"x")
         write_json(tmp_path / "json", 1)
         write_npy(tmp_path / "npy", np.zeros(1))
-        publish_json(tmp_path / "published", 1)
-        publish_json(tmp_path / "first", 1, keep_existing=True)
+        write_json(tmp_path / "first", 1, keep_existing=True)
         copy_file(tmp_path / "plain", tmp_path / "copy")
     finally:
         os.umask(before)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
-    assert len(names(tmp_path)) == 7
+    assert len(names(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("write", [write_json, publish_json, lambda path, value: write_npy(path, np.array(value))])
+@pytest.mark.parametrize("write", [write_json, lambda path, value: write_npy(path, np.array(value))])
 def test_what_is_being_written_is_not_a_leftover(tmp_path, monkeypatch, write):
     real_replace = os.replace
 
@@ -238,10 +236,10 @@ def test_the_first_plan_wins_and_the_last_file(tmp_path, monkeypatch):
         real_link(source, target)
 
     monkeypatch.setattr(os, "link", after_another_process_was_faster)
-    publish_json(tmp_path / "plan.json", {"a": 1}, keep_existing=True)
-    publish_json(tmp_path / "plan.json", {"a": 2}, keep_existing=True)
+    write_json(tmp_path / "plan.json", {"a": 1}, keep_existing=True)
+    write_json(tmp_path / "plan.json", {"a": 2}, keep_existing=True)
     assert read_json(tmp_path / "plan.json") == {"a": 1}
-    publish_json(tmp_path / "plan.json", {"a": 2})
+    write_json(tmp_path / "plan.json", {"a": 2})
     assert read_json(tmp_path / "plan.json") == {"a": 2}
     assert names(tmp_path) == ["plan.json"]
 
@@ -292,7 +290,7 @@ def test_links_stay_and_their_targets_are_written(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real" / "file")
     (tmp_path / "folder").symlink_to(tmp_path / "real")
     write_json(tmp_path / "link", 1)
-    publish_json(tmp_path / "link", 2)
+    write_json(tmp_path / "link", 2)
     with atomic_directory(tmp_path / "folder") as temporary:
         (temporary / "new").touch()
     assert (tmp_path / "link").is_symlink()
@@ -319,3 +317,10 @@ def test_a_copy_is_whole_and_a_missing_source_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         copy_file(tmp_path / "absent", tmp_path / "target")
     assert names(tmp_path) == ["source", "target"]
+
+
+def test_json_that_is_there_already_is_not_written_again(tmp_path):
+    write_json(tmp_path / "x.json", {"a": 1})
+    before = (tmp_path / "x.json").stat()
+    write_json(tmp_path / "x.json", {"a": 1})
+    assert (tmp_path / "x.json").stat() == before

@@ -102,6 +102,8 @@ def test_shares_of_the_work_are_the_whole_work(tmp_path, whole, order):
 def test_a_shard_that_is_replaced_takes_the_seal_away_first(tmp_path, monkeypatch):
     store = Numbers(tmp_path / "store")
     store.run()
+    for part in ("values.npy", "note.json"):
+        (store.directory / f"shard-00003.{part}").write_bytes(b"damaged")
     seen = []
     real_replace = os.replace
 
@@ -113,6 +115,15 @@ def test_a_shard_that_is_replaced_takes_the_seal_away_first(tmp_path, monkeypatc
     store.write(3)
     assert seen == [(f"shard-00003.{part}", False, False) for part in ("note.json", "values.npy", "count.npy")]
     assert store.has_shard(3)
+
+
+def test_a_whole_shard_stays_and_the_seal_too(tmp_path, whole):
+    store = Numbers(tmp_path / "store")
+    store.run()
+    before = {path: path.stat().st_ino for path in store.directory.iterdir()}
+    store.write(3)
+    assert {path: path.stat().st_ino for path in store.directory.iterdir()} == before
+    assert folder_bytes(store.directory) == whole
 
 
 @pytest.mark.parametrize("where", ["values.npy", "count.npy", "note.json", "meta.json", "plan.json"])
@@ -250,6 +261,37 @@ def test_writers_of_the_same_shards_at_the_same_time_leave_one_whole_store(tmp_p
             process.join(120)
         assert [process.exitcode for process in processes] == [0, 0, 0]
         assert folder_bytes(directory) == whole
+
+
+def watch_whole_shards(directory: Path) -> None:
+    """End when a shard that was whole is not whole any more."""
+    store, seen = Numbers(directory), set()
+    while seen <= (there := set(range(SHARDS)) - set(store.missing())):
+        seen |= there
+
+
+def write_all_at_once(directory: Path, barrier) -> None:
+    """Write every shard, as a process does that has computed it while others did the same."""
+    barrier.wait(60)
+    store = Numbers(directory)
+    for index in range(SHARDS):
+        store.write(index)
+
+
+def test_a_shard_that_is_whole_stays_whole_while_others_write_the_same(tmp_path):
+    for trial in range(6):
+        directory = tmp_path / f"store-{trial}"
+        barrier = FORK.Barrier(3)
+        watching = FORK.Process(target=watch_whole_shards, args=(directory,))
+        processes = [FORK.Process(target=write_all_at_once, args=(directory, barrier)) for _ in range(3)]
+        for process in (watching, *processes):
+            process.start()
+        for process in processes:
+            process.join(120)
+        watching.kill()
+        watching.join(60)
+        assert [process.exitcode for process in processes] == [0, 0, 0]
+        assert watching.exitcode == -signal.SIGKILL  # it has seen no shard vanish
 
 
 def test_another_plan_is_refused_before_a_file_is_written(tmp_path):

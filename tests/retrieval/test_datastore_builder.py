@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from mlsm_plugin.hidden_states.block_reader import BlockSettings
 from mlsm_plugin.retrieval import DatastoreSettings, PhraseDatastore
 from mlsm_plugin.retrieval.datastore_builder import ids_of_words, read_stopwords
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
-from tests.cli.coding_runs import contents, kill_once_there, start_mlsm
+from tests.cli.coding_runs import contents, kill_once_there, split_tokens, start_mlsm
 from tests.conftest import Pipeline, failing_mlsm, mlsm
 from tests.retrieval.conftest import Retrieval, build_words
 
@@ -138,6 +139,20 @@ def test_directory_of_something_else_is_left_alone(
     line = failing_mlsm(capsys, *build_words(retrieval, tmp_path / "new", "--tokens-per-sample", 100))
     assert "--tokens-per-sample 100 is more than the 64 positions of the model" in line
     assert not (tmp_path / "new").exists()
+
+
+def test_lines_between_documents_stay_in_the_text(retrieval: Retrieval, pipeline: Pipeline, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("The name is bound.\n\n\nReturn the value.\nIt is a list.\n\nThe target is the name.\n", "utf-8")
+    data = tmp_path / "data"
+    mlsm("binarize", "--tokenizer", pipeline.tokenizer, "--train", text, "--valid", text, "--output", data)
+    words = build_words(replace(retrieval, data_bin=data), tmp_path / "store", "--sample-break-mode", "complete_doc")
+    mlsm(*words)
+    store, sentences = PhraseDatastore(tmp_path / "store"), split_tokens(data, "valid")
+    assert min(map(len, sentences)) == 1  # a boundary
+    tokens = np.concatenate(sentences)
+    assert np.array_equal(store.tokens, tokens)
+    assert np.array_equal(store.positions_of(np.arange(len(store))), np.flatnonzero(is_content(tokens)))
 
 
 def settings_of_the_store() -> DatastoreSettings:

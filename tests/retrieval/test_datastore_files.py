@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlsm_plugin.files.atomic_files import read_json
 from mlsm_plugin.files.sharded_store import shard_path
-from mlsm_plugin.retrieval.datastore_files import DatastoreWriter
+from mlsm_plugin.retrieval.datastore_builder import DatastoreWriter
 
 PLAN = {"format": 1, "num_tokens": 10, "dim": 3, "dtype": "float16"}
 SIZES = [4, 5, 1]
@@ -34,7 +35,8 @@ def text() -> Iterator[np.ndarray]:
 
 def finish(writer: DatastoreWriter, folder: Path) -> dict[str, object]:
     (folder / "source.txt").write_text("a 1\n")
-    return writer.finish(text, np.array([0, 5]), folder / "source.txt")
+    writer.finish(text(), np.array([0, 5]), folder / "source.txt")
+    return read_json(writer.directory / "meta.json")
 
 
 def test_a_store_from_nothing_to_complete(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_text_of_another_length_is_not_written(tmp_path: Path) -> None:
         write(writer, index, 1)
     (tmp_path / "source.txt").write_text("a 1\n")
     with pytest.raises(AssertionError, match="the text has 10 tokens, and 3 were written"):
-        writer.finish(lambda: [np.arange(3)], np.array([0]), tmp_path / "source.txt")
+        writer.finish([np.arange(3)], np.array([0]), tmp_path / "source.txt")
     assert not writer.is_sealed
     assert not [path for path in (tmp_path / "store").iterdir() if path.name.endswith(".tmp")]
 

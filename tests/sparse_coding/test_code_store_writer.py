@@ -118,8 +118,9 @@ def test_full_disk_leaves_no_whole_store(tmp_path, monkeypatch, failing):
     assert folder_bytes(tmp_path / "s") == folder_bytes(whole)
 
 
-def test_failed_rewrite_of_a_finished_store_unseals_it(tmp_path, monkeypatch):
+def test_failed_repair_of_a_finished_store_unseals_it(tmp_path, monkeypatch):
     store = write_store(tmp_path / "s", random_codes(3, 10), BOUNDARIES)
+    (tmp_path / "s" / "shard-00000.weights.npy").write_bytes(b"damaged")
     writer = CodeStoreWriter(store, META, BOUNDARIES)
 
     def full_disk(file, array, allow_pickle):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.atomic_files import write_file, write_json
+from mlsm_plugin.files.atomic_files import atomic_open, write_json
 from mlsm_plugin.files.json_checks import anything, number, optional, text, whole
 from mlsm_plugin.sparse_coding.formats.foreign_files import (
     ConfigFile,
@@ -291,7 +291,8 @@ def write_saelens(coder: SaeCoder, folder: str | os.PathLike[str]) -> None:
     named["b_gate" if config.activation == "gated" else "b_enc"] = weights.encoder_bias
     named |= {"threshold": weights.threshold, "r_mag": weights.gate_scale, "b_mag": weights.gate_bias}
     content = save({name: tensor.contiguous() for name, tensor in named.items() if tensor is not None})
-    write_file(folder / WEIGHTS_FILE, lambda file: file.write(content))
+    with atomic_open(folder / WEIGHTS_FILE) as file:
+        file.write(content)
     write_json(folder / CONFIG_FILE, _configuration(coder))
 
 
