@@ -120,12 +120,9 @@ def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = Non
     Returns:
         ``(B, T, dim)``, or ``(n, dim)`` with ``chosen``.
     """
-    if num_layers(encoder) == 0:  # fairseq 0.12.2 cannot run an encoder without layers
-        hidden = encoder.forward_embedding(tokens)[0]
-    elif chosen is not None and getattr(encoder, "can_choose_tokens", False):
+    if chosen is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
         return hidden_states_in(encoder(tokens, chosen_tokens=chosen))[0].squeeze(0)
-    else:
-        hidden = hidden_states_in(encoder(tokens))[0]
+    hidden = hidden_states_in(encoder(tokens))[0]
     return hidden if chosen is None else hidden[chosen]
 
 
@@ -177,15 +174,10 @@ def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Ten
         hook = encoder.register_forward_hook(after_encoder)
     else:
         hook = encoder.layers[layer].register_forward_pre_hook(before_layer)
-    fast = [each for each in encoder.layers if getattr(each, "ever_training", None) is False]
-    for each in fast:  # the fused path of fairseq 0.12.2 runs batch first and without padding
-        each.ever_training = True
     try:
         yield
     finally:
         hook.remove()
-        for each in fast:
-            each.ever_training = False
 
 
 class DividedLMHead(RobertaLMHead):

@@ -219,19 +219,6 @@ def _raised_here(traceback: types.TracebackType | None) -> bool:
     return name.split(".")[0] == __name__.split(".")[0]
 
 
-def freeze_inference_copies(layers: Iterable[torch.nn.Module]) -> None:
-    """Let torch not train the copies of the weights that fairseq 0.12.2's encoder layers hold for inference.
-
-    They are filled when a checkpoint is loaded, and no training step uses them. torch's DistributedDataParallel
-    refuses trainable parameters that are not used.
-    """
-    names = ("in_proj", "out_proj", "fc1", "fc2")
-    for layer in layers:
-        for name in [f"{name}_{kind}" for name in names for kind in ("weight", "bias")]:
-            if isinstance(copy := getattr(layer, name, None), torch.nn.Parameter):
-                copy.requires_grad_(False)
-
-
 @contextmanager
 def open_config(cfg: Any) -> Iterator[Any]:
     """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) must be opened.

@@ -10,18 +10,12 @@ from fairseq.models.roberta.model import RobertaModel, base_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture as transformer_architecture
 from fairseq.utils import safe_getattr
 
-from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.model_parts import sentence_encoder
 from mlsm_plugin.models.latent_semantic_model import SIZES, LatentSemanticModel, register_sizes
 
 
 @register_model("mlsm_roberta")
 class MlsmRobertaModel(LatentSemanticModel):
     """fairseq's RoBERTa with a latent head; without one, its parameters start as those of ``roberta``."""
-
-    def finish_parameters(self) -> None:
-        """See :meth:`LatentSemanticModel.finish_parameters`."""
-        version_shims.freeze_inference_copies(sentence_encoder(self).layers)
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:

@@ -313,7 +313,7 @@ def check_masking_fits(
             "--mask-whole-words": cfg.mask_whole_words,
             "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
             "--mask-stdev above 0": cfg.mask_stdev > 0,
-            "--skip-masking": getattr(cfg, "skip_masking", False),  # fairseq 0.12.2 has no such option
+            "--skip-masking": cfg.skip_masking,
         }
         for option, given in whole.items():
             if given:
