@@ -21,7 +21,6 @@ from mlsm_plugin.data.token_datasets import (
     TokenPositionsDataset,
 )
 from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.batches import add_to_batches, masked_targets, replace_masks
 from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import check_top, recorded_coverage
@@ -143,36 +142,35 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             self._online_codes().load_encoder()  # reports errors before the first batch
             self._check_atoms(self._online_codes().num_atoms, str(self.cfg.latent_dictionary))
             self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
-        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
-        if self._computes_codes:
+            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
             return
+        samples = self.load_samples(split, epoch, combine)
         path = split_path(self.cfg.data, split, epoch)
         folder = os.path.dirname(split_path(self._codes_data, split, epoch))
         store = self._open_codes(combined_splits(path) if combine else [path], folder)
         coverages = coverages_of(store)
         check_masking_fits(self.cfg, self.mask_prob_of(split), store, coverages)
-        batches = self.datasets[split]
         positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
-            probabilities = MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split))
-            self._mask_covered_tokens(batches, self.samples_of(self.tokens, split), probabilities)
-        codes = MaskedCodesDataset(
-            positions, masked_targets(batches), store, self.source_dictionary.pad(), self.cfg.latent_top
-        )
-        add_to_batches(batches, "codes", codes)
+            inputs, targets = self._masked_where_covered(samples, positions, coverages, split)
+        else:
+            inputs, targets = self.masked(samples, split)
+        codes = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad(), self.cfg.latent_top)
+        self.set_batches(split, samples, inputs, targets, codes=codes)
 
-    def _mask_covered_tokens(self, batches: Any, samples: Any, probabilities: MaskingProbabilityDataset) -> None:
-        """Replace fairseq's inputs and targets by those with masks at covered positions."""
-        inputs, targets = CoveredMaskTokensDataset.apply_mask(
+    def _masked_where_covered(
+        self, samples: Any, positions: Any, coverages: list[SplitCoverage], split: str
+    ) -> tuple[Any, Any]:
+        """As :meth:`masked`, with masks at covered positions only."""
+        return CoveredMaskTokensDataset.apply_mask(
             samples,
-            probabilities,
+            MaskingProbabilityDataset(positions, coverages, self.mask_prob_of(split)),
             self.source_dictionary,
             seed=self.cfg.seed,
             leave_unmasked_prob=self.cfg.leave_unmasked_prob,
             random_token_prob=self.cfg.random_token_prob,
             freq_weighted_replacement=self.cfg.freq_weighted_replacement,
         )
-        replace_masks(batches, inputs, targets, pad=self.source_dictionary.pad())
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
