@@ -77,10 +77,15 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         """Compute the loss summed over tokens, the sample size, and the logging output.
 
         Raises:
-            ValueError: the model has no latent head.
+            ValueError: the batch has no codes, or the model has no latent head.
         """
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
         latent_weight = self.latent_weight
+        if latent_weight > 0 and "codes" not in sample:
+            raise ValueError(
+                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
+                "--latent-weight 0 for masked LM alone"
+            )
         token_logits, extra = model(
             **sample["net_input"],
             masked_tokens=masked,

@@ -34,10 +34,6 @@ OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
 }
-NO_LATENT_HEAD = (
-    "--criterion latent_semantic_kl needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta_base, "
-    "or another size of these"
-)
 CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the dictionary of the codes
 
 
@@ -97,7 +93,6 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
-        self._without_latent_head = False
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
@@ -111,20 +106,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             with version_shims.open_config(cfg):
                 cfg.num_atoms = self._num_atoms()
         self._atoms_of_model = cfg.num_atoms
-        model = super().build_model(cfg, from_checkpoint)
-        self._without_latent_head = type(model).__module__.partition(".")[0] == "fairseq"
-        return model
-
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion.
-
-        Raises:
-            ValueError: it is that of another task, or the model has no latent head for it.
-        """
-        criterion = super().build_criterion(cfg, *more, **named)
-        if self._without_latent_head and getattr(criterion, "latent_weight", 0) > 0:
-            raise ValueError(NO_LATENT_HEAD)
-        return criterion
+        return super().build_model(cfg, from_checkpoint)
 
     def _check_options_of_source(self) -> None:
         for source, options in OPTIONS_OF.items():

@@ -158,14 +158,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
             context_masking_ratio=self.cfg.context_masking_ratio,
         )
 
-    def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> Any:
-        """See :meth:`FairseqTask.train_step`; marks a batch that only stands in for a missing one."""
-        if ignore_grad:
-            sample = {**sample, "is_dummy": True}
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
 
 def _rules(cfg: NonparametricMaskedLMConfig) -> SpanRules:
     try:

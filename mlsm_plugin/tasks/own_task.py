@@ -1,7 +1,10 @@
-"""What the tasks of this package have in common: options, parts that fit, checkpoints that load from anywhere."""
+"""What the tasks of this package have in common: precision, parts that fit, checkpoints that load from anywhere."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
+import contextlib
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from fairseq import utils
 from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
 from omegaconf import II, MISSING
@@ -19,11 +22,15 @@ from mlsm_plugin.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, copy_tokenizer
-from mlsm_plugin.tasks.autocast import AutocastConfig, AutocastSteps
+from mlsm_plugin.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.optimizers.fused_adamw import mark_embeddings
 from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_of_dataset
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = (__name__.partition(".")[0], "fairseq")
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
+AUTOCAST_CHOICES = ChoiceEnum(["auto", "bf16", "off"])
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
     "where samples end (none: anywhere; complete: after a sentence; complete_doc: after a sentence or a document; eos: "
@@ -32,9 +39,19 @@ SAMPLE_BREAK_MODE_HELP = (
 
 
 @dataclass
-class SavedRunConfig(AutocastConfig):
-    """Options for the seed, for saving a run, for its loader processes, and for the precision of its steps."""
+class SavedRunConfig(FairseqDataclass):
+    """Options for the precision of a step, the seed, saving a run, and its loader processes."""
 
+    autocast: AUTOCAST_CHOICES = field(  # type: ignore[valid-type]
+        default="off",
+        metadata={
+            "help": "bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
+            "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights"
+        },
+    )
+    fp16: bool = II("common.fp16")
+    bf16: bool = II("common.bf16")
+    amp: bool = II("common.amp")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
@@ -60,10 +77,11 @@ class TextBlocksConfig(SavedRunConfig):
     tokens_per_sample: int = field(default=256, metadata={"help": "maximum number of tokens of a sample, BOS included"})
 
 
-class OwnTask(AutocastSteps, ABC):
+class OwnTask(ABC):
     """A mixin for tasks.
 
-    It refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
+    Criterions run under ``torch.autocast`` as ``--autocast`` says, and their loss functions compute in float32. It
+    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
     not known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints
     load from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
     (``data``), the first folder of which has the dictionary.
@@ -72,6 +90,9 @@ class OwnTask(AutocastSteps, ABC):
         criterions: names of the criterions of this package and of fairseq that fit.
         encoder_decoder: whether the task trains an encoder-decoder, or else an encoder.
         usual_arch: an architecture that fits, for errors.
+
+    Raises:
+        ValueError: ``--autocast bf16`` together with another kind of reduced precision.
     """
 
     criterions: ClassVar[tuple[str, ...]]
@@ -79,8 +100,15 @@ class OwnTask(AutocastSteps, ABC):
     usual_arch: ClassVar[str] = "mlsm_modern_small"
     cfg: Any
 
+    def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(cfg, *arguments, **named)
+        self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
+        if str(cfg.autocast) == "bf16" and self._others:
+            raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
+        self._logged = False
+
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model.
+        """Build the model, with marks that the optimizer reads (:func:`mark_embeddings`).
 
         Raises:
             ValueError: it has another structure than the task needs.
@@ -98,7 +126,9 @@ class OwnTask(AutocastSteps, ABC):
                     f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
                     f"such as --arch {self.usual_arch}"
                 )
-        return super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
+        mark_embeddings(model)
+        return model
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
         """Build the criterion.
@@ -119,17 +149,41 @@ class OwnTask(AutocastSteps, ABC):
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
         """How many content tokens of a batch are masked, and how many there are."""
 
-    def train_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
-        """See :meth:`FairseqTask.train_step`."""
-        result = super().train_step(sample, *arguments, **named)
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """See :meth:`FairseqTask.train_step`; marks a batch that only stands in for a missing one as ``is_dummy``."""
+        if ignore_grad:
+            sample = {**sample, "is_dummy": True}
+        compute = self._in_precision(criterion)
+        result = super().train_step(sample, model, compute, optimizer, update_num, ignore_grad)  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
 
-    def valid_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
+    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
         """See :meth:`FairseqTask.valid_step`."""
-        result = super().valid_step(sample, *arguments, **named)
+        result = super().valid_step(sample, model, self._in_precision(criterion))  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
+
+    def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
+        """What computes ``criterion`` for a model and a sample."""
+        if str(self.cfg.autocast) == "off":
+            return criterion
+
+        def compute(model: Any, sample: Any) -> Any:
+            with self.precision(next(model.parameters()).device):
+                return criterion(model, sample)
+
+        return compute
+
+    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """The context of a step on ``device``, unless ``--autocast`` is off."""
+        chosen = str(self.cfg.autocast) == "bf16" or (not self._others and has_fast_bf16(device))
+        if not self._logged:
+            self._logged = True
+            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if chosen else "off")
+        return torch.autocast(device.type, torch.bfloat16) if chosen else contextlib.nullcontext()
 
     def _count(self, sample: Any, logging_output: dict[str, Any]) -> None:
         logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
