@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.logging import meters
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
@@ -45,12 +45,8 @@ SHOWN_CHARACTERS = 60
 def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: Iterable[str] = ()) -> None:
     """Let checkpoints name further tasks, models and criterions; call it in the ``__init__.py`` of a ``--user-dir``.
 
-    Only trust what does not evaluate, import or run what its options say.
-
-    Args:
-        tasks: names that ``register_task`` was given.
-        models: names that ``register_model`` was given; all their architectures are trusted.
-        criterions: names that ``register_criterion`` was given.
+    Only trust what does not evaluate, import or run what its options say. The names are those that fairseq's decorators
+    were given; all architectures of a model are trusted.
     """
     for kind, names in (("task", tasks), ("model", models), ("criterion", criterions)):
         TRUSTED[kind].update(names)
@@ -152,24 +148,11 @@ def _check_contents(contents: Any) -> None:
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
             raise ValueError(f"the weight {_shown(name)} is {_kind(weight)}")
-    _check_moved_options(contents)
     _check_history(contents.get("optimizer_history"))
     _check_meters(contents.get("extra_state"))
 
 
-def _check_moved_options(contents: dict[str, Any]) -> None:
-    """In version 0.1 tasks had options that criterions have now; fairseq would drop them, and take default values."""
-    parts, names = _parts(contents), names_in(contents)
-    known = TASK_DATACLASS_REGISTRY.get(str(names["task"]))
-    wanted = CRITERION_DATACLASS_REGISTRY.get(str(names["criterion"]))
-    if contents.get("args") is None and known and wanted and wanted.__module__.startswith(f"{PACKAGE}."):
-        moved = set(wanted.__dataclass_fields__) - set(known.__dataclass_fields__)
-        if found := sorted(moved & set(parts["task"])):
-            raise ValueError(f"its task has options of the criterion, such as {found[0]}: it is of version 0.1")
-
-
 def _check_history(history: Any) -> None:
-    """The runs that trained the model."""
     if history is None:  # before fairseq 0.6
         return
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
@@ -196,11 +179,7 @@ def _check_meters(state: Any) -> None:
 
 
 def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The plain values in a configuration, each with its place.
-
-    Raises:
-        ValueError: something in it is not plain data, or it is nested too deeply.
-    """
+    """The plain values in a configuration, each with its place; ValueError if there is anything else."""
     if depth > DEEPEST:
         raise ValueError(f"{where} is nested too deeply")
     if isinstance(value, argparse.Namespace):
@@ -218,7 +197,7 @@ def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]
 
 
 def _parts(contents: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options of task, model and criterion; in checkpoints before fairseq 0.11, each of them has all options."""
+    """The options of task, model and criterion; in old checkpoints (``args``), each of them has all options."""
     if contents.get("args") is not None:
         args = _options(contents["args"])
         return {kind: {**args, "_name": args.get("arch" if kind == "model" else kind)} for kind in TRUSTED}
@@ -268,6 +247,7 @@ def _check_model(architecture: str, options: dict[str, Any]) -> None:
 
 
 def _actions(architecture: str) -> list[argparse.Action]:
+    """The options of an architecture."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ARCH_MODEL_REGISTRY[architecture].add_args(parser)
     return parser._actions

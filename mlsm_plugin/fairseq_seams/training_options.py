@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, optim, options
+from fairseq import optim, options
 from fairseq import utils as fairseq_utils
 from fairseq.data import data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.optim import lr_scheduler
 from fairseq.tasks import TASK_REGISTRY
-from fairseq.trainer import Trainer
 
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_seams.version_shims import is_fairseq_command
@@ -63,7 +62,6 @@ def apply() -> None:
         return
     _stay_on_cpu()
     options.parse_args_and_arch = _checking(options.parse_args_and_arch)
-    checkpoint_utils.verify_checkpoint_directory = _naming_folder(checkpoint_utils.verify_checkpoint_directory)
     name = "raise_if_valid_subsets_unintentionally_ignored"
     setattr(data_utils, name, _naming_splits(getattr(data_utils, name)))
     optim.build_optimizer = _naming_option(optim.build_optimizer, "--optimizer")
@@ -174,17 +172,6 @@ def _checking(original: Any) -> Any:
     return parse_args_and_arch
 
 
-def _naming_folder(original: Any) -> Any:
-    @functools.wraps(original)
-    def verify_checkpoint_directory(save_dir: str) -> None:
-        try:
-            original(save_dir)
-        except OSError as error:
-            raise ValueError(f"--save-dir {save_dir} is not a folder that can be written ({error.strerror})") from error
-
-    return verify_checkpoint_directory
-
-
 def _naming_splits(original: Any) -> Any:
     """Name the validation sets that would not be used."""
 
@@ -248,8 +235,7 @@ def _stay_on_cpu() -> None:
     if is_fairseq_command() and "--cpu" in sys.argv:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states there, and start a process for each
     fairseq_utils.clip_grad_norm_ = _on_cpu(fairseq_utils.clip_grad_norm_)
-    distributed_utils.call_main = _with_precision_checked(distributed_utils.call_main)  # before any data are loaded
-    Trainer.__init__ = _with_precision_checked(Trainer.__init__)  # where another program trains
+    distributed_utils.call_main = _checking_precision(distributed_utils.call_main)  # before any data are loaded
 
 
 def _on_cpu(original: Any) -> Any:
@@ -272,17 +258,14 @@ def _on_cpu(original: Any) -> Any:
     return clip_grad_norm_
 
 
-def _with_precision_checked(original: Any) -> Any:
-    """Check the precision of the run whose configuration is among the arguments."""
-
+def _checking_precision(original: Any) -> Any:
     @functools.wraps(original)
-    def checked(*arguments: Any, **named: Any) -> Any:
-        for given in (*arguments, *named.values()):
-            if getattr(given, "optimizer", None) is not None and hasattr(given, "common"):  # fairseq-validate has none
-                check_precision(given.common)
-        return original(*arguments, **named)
+    def call_main(cfg: Any, main: Any, **named: Any) -> Any:
+        if getattr(cfg, "optimizer", None) is not None:  # fairseq-validate has none
+            check_precision(cfg.common)
+        return original(cfg, main, **named)
 
-    return checked
+    return call_main
 
 
 def check_precision(common: Any) -> None:

@@ -1,7 +1,4 @@
-"""Workarounds for differences between versions of fairseq, torch and numpy; no other module has any.
-
-``apply()`` runs when the plugin is imported. Every shim does nothing where it is not needed.
-"""
+"""Workarounds for what fairseq-fixed does with today's Python, torch and numpy, and how its commands report errors."""
 
 from __future__ import annotations
 
@@ -42,8 +39,9 @@ def apply() -> None:
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
     _stop_loading_before_exit()
-    _leave_out_warnings_of_old_calls()
-    _report_no_missing_parameters()
+    for begin, category, module in OLD_CALLS:
+        warnings.filterwarnings("ignore", begin, category, module)
+    logging.getLogger(trainer.__name__).addFilter(_is_no_missing_bias)
 
 
 def _restore_numpy_compat() -> None:
@@ -221,11 +219,7 @@ def _raised_here(traceback: types.TracebackType | None) -> bool:
 
 @contextmanager
 def open_config(cfg: Any) -> Iterator[Any]:
-    """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) must be opened.
-
-    It is closed at the end, as fairseq's own models do: with omegaconf 2.0, ``getattr`` on an open one gives None for
-    a missing field, whatever default the call names.
-    """
+    """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) is opened."""
     if not OmegaConf.is_config(cfg):
         yield cfg
         return
@@ -236,7 +230,8 @@ def open_config(cfg: Any) -> Iterator[Any]:
         OmegaConf.set_struct(cfg, True)
 
 
-# how these warnings begin, their categories, and how the name of the module begins that they are attributed to
+# Warnings of calls that fairseq makes, and no user can change: how they begin, their categories, and how the name of
+# the module begins that they are attributed to
 OLD_CALLS = (
     (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, "hydra"),
     (r"\s*The version_base parameter is not specified", UserWarning, "hydra"),
@@ -248,24 +243,7 @@ OLD_CALLS = (
 )
 
 
-def _leave_out_warnings_of_old_calls() -> None:
-    """Leave out warnings of calls of Hydra and torch that fairseq makes, and no user can change."""
-    for begin, category, module in OLD_CALLS:
-        warnings.filterwarnings("ignore", begin, category, module)
-
-
-def _report_no_missing_parameters() -> None:
-    """Let the trainer not report the biases that layers were made without as one shared parameter."""
-    original = trainer._catalog_shared_params
-    if getattr(original, "skips_missing", False):
-        return
-
-    @functools.wraps(original)
-    def catalog_shared_params(module: Any, memo: Any = None, prefix: str = "") -> Any:
-        found = original(module, memo, prefix)  # it calls this function for the modules inside, with a memo
-        if memo is None:
-            return [names for names in found if trainer._get_module_by_path(module, names[0]) is not None]
-        return found
-
-    catalog_shared_params.skips_missing = True  # type: ignore[attr-defined]
-    trainer._catalog_shared_params = catalog_shared_params
+def _is_no_missing_bias(record: logging.LogRecord) -> bool:
+    """The trainer logs the biases that layers were made without as one shared parameter."""
+    text = str(record.msg)
+    return not (text.startswith("detected shared parameter") and text.endswith(".bias"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import logging.handlers
 import math
 import shutil
 import sys
@@ -30,13 +31,11 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, optim, options, trainer
 from fairseq import utils as fairseq_utils
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.data import (
     Dictionary,
     FairseqDataset,
     ListDataset,
     MaskTokensDataset,
-    SortDataset,
     TokenBlockDataset,
     data_utils,
     iterators,
@@ -69,7 +68,6 @@ from mlsm_plugin.fairseq_seams import (
     rank_gather,
     resumed_runs,
     training_options,
-    version_shims,
 )
 from mlsm_plugin.fairseq_seams.batches import UpdateLookahead, WholeEpochsDataset, WordBeginnings
 from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
@@ -420,12 +418,11 @@ def without_check(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
 
 
 @seam("training_options", "distributed.utils.call_main(cfg, main)", partial(without_check, distributed, "call_main"))
-@seam("training_options", "Trainer.__init__(cfg, ...)", partial(without_check, Trainer, "__init__"))
 def _beginning() -> None:
     cfg = deepcopy(masked_lm_config())
     cfg.common.fp16 = True
-    for begin in (fairseq_cli.train.distributed_utils.call_main, Trainer):
-        assert "--fp16 trains on a GPU" in refusal(begin, cfg, lambda cfg: None)
+    begin = fairseq_cli.train.distributed_utils.call_main
+    assert "--fp16 trains on a GPU" in refusal(begin, cfg, lambda cfg: None)
 
 
 # installation
@@ -564,19 +561,28 @@ def _model_options() -> None:
 # version_shims: quiet_start
 
 
-def parameters_as_pairs(patch: pytest.MonkeyPatch) -> None:
-    original = trainer._catalog_shared_params.__wrapped__  # type: ignore[attr-defined]
-    patch.setattr(trainer, "_catalog_shared_params", lambda module: [(0, name) for name in original(module)])
-
-
-@seam("version_shims", "trainer._catalog_shared_params, and its lists of names", parameters_as_pairs)
+@seam(
+    "version_shims",
+    "how the trainer logs shared parameters",
+    lambda patch: patch.setattr(trainer, "logger", trainer.logger.getChild("other")),
+)
 def _shared_parameters() -> None:
-    tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
-    assert trainer._catalog_shared_params(tied) == []
-    tied[2].weight = tied[0].weight
-    assert trainer._catalog_shared_params(tied) == [["0.weight", "2.weight"]]
-    version_shims.apply()  # once more
-    assert trainer._catalog_shared_params(tied) == [["0.weight", "2.weight"]]
+    cfg = deepcopy(masked_lm_config())
+    task = MaskedLMTask(cfg.task, symbols())
+    model = task.build_model(cfg.model)
+    model.encoder.sentence_encoder.layers[0].fc1.bias = None
+    model.encoder.sentence_encoder.layers[0].fc2.bias = None
+    log, said = logging.getLogger("fairseq.trainer"), logging.handlers.BufferingHandler(100)
+    level = log.level
+    log.addHandler(said)
+    log.setLevel(logging.INFO)
+    try:
+        Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
+    finally:
+        log.removeHandler(said)
+        log.setLevel(level)
+    shared = [record.getMessage() for record in said.buffer if "shared parameter" in record.getMessage()]
+    assert [line.split(" <- ")[1] for line in shared] == ["encoder.lm_head.weight"]
 
 
 # rank_gather
@@ -844,14 +850,9 @@ def unregistered(registry: dict[str, Any], name: str, patch: pytest.MonkeyPatch)
 
 
 @seam("checkpoint_contents", "TASK_DATACLASS_REGISTRY", partial(unregistered, TASK_DATACLASS_REGISTRY, "taco"))
-@seam(
-    "checkpoint_contents",
-    "CRITERION_DATACLASS_REGISTRY",
-    partial(unregistered, CRITERION_DATACLASS_REGISTRY, "token_contrastive"),
-)
 def _registries() -> None:
-    cfg = {"task": {"_name": "taco", "negatives": 7}, "criterion": {"_name": "token_contrastive"}}
-    assert "such as negatives" in refusal(checkpoint_contents._check_moved_options, {"cfg": cfg})
+    with pytest.raises(ValueError, match="seed"):
+        checkpoint_contents._check_task("taco", {"seed": "many"})
 
 
 def nameless(original: Any) -> Any:
@@ -937,13 +938,12 @@ def _options_of_a_run() -> None:
 )
 @seam(
     "training_options",
-    "fairseq_cli.train.main, which looks for further validation sets and for the folder of the checkpoints",
+    "fairseq_cli.train.main, which looks for further validation sets",
     partial(instead, fairseq_cli.train, "main", lambda cfg: None),
 )
 def _more_validation_sets() -> None:
     source = inspect.getsource(fairseq_cli.train.main)
     assert "data_utils.raise_if_valid_subsets_unintentionally_ignored(cfg)" in source
-    assert "checkpoint_utils.verify_checkpoint_directory(cfg.checkpoint.save_dir)" in source
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "valid1.idx").touch()
         cfg = deepcopy(masked_lm_config())
@@ -1053,7 +1053,7 @@ def _consumer() -> None:
 )  # fmt: skip
 def _loader_processes() -> None:
     task = FairseqTask(SimpleNamespace(reuse_dataloader=False))
-    iterator = task.get_batch_iterator(SortDataset(sentences(), [np.arange(2)]), max_sentences=1)
+    iterator = task.get_batch_iterator(Thirteen(), max_sentences=1)
     assert not getattr(iterator, "reuse_dataloader", False)
 
 
