@@ -1,7 +1,7 @@
 """The MLSM loss: KL divergence from the sparse code of a masked token (Berend, ACL Findings 2023)."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq import utils
@@ -11,6 +11,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 
 
@@ -18,19 +19,16 @@ from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, lat
 class LatentSemanticKlConfig(FairseqDataclass):
     """The options of the criterion."""
 
-    latent_weight: float = field(default=1.0, metadata={"help": "weight of the latent-semantic loss"})
-    mlm_weight: float = field(default=0.0, metadata={"help": "weight of the masked-LM cross entropy"})
+    latent_weight: float = option(1.0, help="weight of the latent-semantic loss")
+    mlm_weight: float = option(0.0, help="weight of the masked-LM cross entropy")
     # fairseq understands typing.Optional, but not `int | None`
-    latent_updates: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "the weight of the latent-semantic loss falls in a straight line and is 0 from this update on; "
-            "what follows is masked LM (default: the weight stays)"
-        },
+    latent_updates: Optional[int] = option(  # noqa: UP045
+        None,
+        help="the weight of the latent-semantic loss falls in a straight line and is 0 from this update on; "
+        "what follows is masked LM (default: the weight stays)",
     )
-    latent_target: ChoiceEnum(list(LATENT_LOSSES)) = field(  # type: ignore[valid-type]
-        default="distribution",
-        metadata={"help": "distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"},
+    latent_target: ChoiceEnum(list(LATENT_LOSSES)) = option(  # type: ignore[valid-type]
+        "distribution", help="distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"
     )
 
 

@@ -1,7 +1,7 @@
 """The NPM loss: the two ends of a masked span are retrieved from the tokens of other sequences (Min et al., 2022)."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -13,6 +13,7 @@ from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.fairseq_seams.model_parts import lm_head
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.span_contrastive import (
     NO_KEY,
     SIMILARITIES,
@@ -30,19 +31,16 @@ from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 class SpanContrastiveConfig(FairseqDataclass):
     """The options of the loss."""
 
-    similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
-        default="inner", metadata={"help": "score of a query and a key: inner product, or negative squared distance"}
+    similarity: ChoiceEnum(SIMILARITIES) = option(  # type: ignore[valid-type]
+        "inner", help="score of a query and a key: inner product, or negative squared distance"
     )
     # fairseq understands typing.Optional, but not `float | None`
-    similarity_temperature: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "divisor of the scores (default: square root of the width)"}
+    similarity_temperature: Optional[float] = option(  # noqa: UP045
+        None, help="divisor of the scores (default: square root of the width)"
     )
-    negatives_across_ranks: bool = field(
-        default=False, metadata={"help": "retrieve from the sequences of all ranks' batches"}
-    )
-    negative_group_size: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "number of ranks that share their sequences, with --negatives-across-ranks (default: all)"},
+    negatives_across_ranks: bool = option(False, help="retrieve from the sequences of all ranks' batches")
+    negative_group_size: Optional[int] = option(  # noqa: UP045
+        None, help="number of ranks that share their sequences, with --negatives-across-ranks (default: all)"
     )
 
 

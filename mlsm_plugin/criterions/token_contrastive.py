@@ -2,7 +2,7 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
@@ -19,6 +19,7 @@ from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
 from mlsm_plugin.data.token_blocks import is_known
 from mlsm_plugin.fairseq_seams.model_parts import recorded_hidden_states
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.token_contrastive import (
     ANCHORS,
     NONE,
@@ -38,23 +39,14 @@ logger = logging.getLogger(__name__)
 class TokenContrastiveConfig(FairseqDataclass):
     """The options of the contrastive loss."""
 
-    contrastive_weight: float = field(
-        default=1.0,
-        metadata={"help": "weight of the contrastive loss; 0 trains a plain masked LM and only logs the loss"},
+    contrastive_weight: float = option(
+        1.0, help="weight of the contrastive loss; 0 trains a plain masked LM and only logs the loss"
     )
-    contrastive_anchors: ChoiceEnum(ANCHORS) = field(  # type: ignore[valid-type]
-        default="all", metadata={"help": "tokens of the masked input that are anchors"}
-    )
-    positive_window: int = field(
-        default=5, metadata={"help": "W: a positive is less than W tokens from its anchor (published code: 3)"}
-    )
-    negatives: int = field(
-        default=50, metadata={"help": "K: number of tokens of other sequences that each anchor is compared with"}
-    )
-    temperature: float = field(default=0.07, metadata={"help": "divisor of the cosines"})
-    negatives_across_ranks: bool = field(
-        default=False, metadata={"help": "draw negatives from the batches of all ranks"}
-    )
+    contrastive_anchors: ChoiceEnum(ANCHORS) = option("all", help="tokens of the masked input that are anchors")  # type: ignore[valid-type]
+    positive_window: int = option(5, help="W: a positive is less than W tokens from its anchor (published code: 3)")
+    negatives: int = option(50, help="K: number of tokens of other sequences that each anchor is compared with")
+    temperature: float = option(0.07, help="divisor of the cosines")
+    negatives_across_ranks: bool = option(False, help="draw negatives from the batches of all ranks")
     seed: int = II("common.seed")
 
 

@@ -13,6 +13,8 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II, OmegaConf
 from torch import nn
 
+from mlsm_plugin.files.settings import option
+
 logger = logging.getLogger(__name__)
 
 # fairseq's FP16Optimizer copies this attribute to its float32 copies
@@ -24,14 +26,10 @@ SETTINGS = ("betas", "eps", "weight_decay")  # of a group
 class FusedAdamWConfig(FairseqDataclass):
     """The options of the optimizer; those that fairseq's ``adam`` has too are named as there."""
 
-    adam_betas: Any = field(
-        default=(0.9, 0.98), metadata={"help": "decay rates of the running averages, such as '(0.9, 0.98)'"}
-    )
-    adam_eps: float = field(default=1e-6, metadata={"help": "term added to the denominator"})
-    weight_decay: float = field(default=0.01, metadata={"help": "decoupled weight decay, multiplied by the rate"})
-    decay_matrices_only: bool = field(
-        default=False, metadata={"help": "no weight decay of norms, biases and embeddings"}
-    )
+    adam_betas: Any = option((0.9, 0.98), help="decay rates of the running averages, such as '(0.9, 0.98)'")
+    adam_eps: float = option(1e-6, help="term added to the denominator")
+    weight_decay: float = option(0.01, help="decoupled weight decay, multiplied by the rate")
+    decay_matrices_only: bool = option(False, help="no weight decay of norms, biases and embeddings")
     lr: list[float] = field(default=II("optimization.lr"))
 
 

@@ -3,7 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq import utils
@@ -22,6 +22,7 @@ from mlsm_plugin.data.token_datasets import (
 )
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import check_top, recorded_coverage
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
@@ -41,35 +42,23 @@ CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the di
 class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
     """The options of ``masked_lm``, and those for the source of the codes."""
 
-    latent_source: LATENT_SOURCE_CHOICES = field(  # type: ignore[valid-type]
-        default="store",
-        metadata={
-            "help": "store: read the codes that `mlsm encode` wrote; online: compute the codes of the masked tokens "
-            "in every step, with --auxiliary-checkpoint and --latent-dictionary"
-        },
+    latent_source: LATENT_SOURCE_CHOICES = option(  # type: ignore[valid-type]
+        "store",
+        help="store: read the codes that `mlsm encode` wrote; online: compute the codes of the masked tokens "
+        "in every step, with --auxiliary-checkpoint and --latent-dictionary",
     )
     # fairseq understands typing.Optional, but not `str | None`
-    latent_codes: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "store: folder of the codes, <split>.codes (default: the data; A:B as there)"},
+    latent_codes: Optional[str] = option(  # noqa: UP045
+        None, help="store: folder of the codes, <split>.codes (default: the data; A:B as there)"
     )
-    auxiliary_checkpoint: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: checkpoint of the auxiliary model, or hf:PATH"}
+    auxiliary_checkpoint: Optional[str] = option(None, help="online: checkpoint of the auxiliary model, or hf:PATH")  # noqa: UP045
+    latent_dictionary: Optional[str] = option(None, help="online: folder that `mlsm dictionary` wrote")  # noqa: UP045
+    latent_layer: Optional[int] = option(  # noqa: UP045
+        None, help="online: hidden state of the auxiliary model, by number (default: the dictionary's)"
     )
-    latent_dictionary: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: folder that `mlsm dictionary` wrote"}
-    )
-    latent_layer: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "online: hidden state of the auxiliary model, by number (default: the dictionary's)"},
-    )
-    latent_lambda: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: weight of the L1 penalty (default: the dictionary's)"}
-    )
-    latent_top: Optional[int] = field(  # noqa: UP045
-        default=None, metadata={"help": "keep the N strongest atoms of each code (default: all)"}
-    )
-    auxiliary_fp16: bool = field(default=False, metadata={"help": "online: run the auxiliary model in half precision"})
+    latent_lambda: Optional[float] = option(None, help="online: weight of the L1 penalty (default: the dictionary's)")  # noqa: UP045
+    latent_top: Optional[int] = option(None, help="keep the N strongest atoms of each code (default: all)")  # noqa: UP045
+    auxiliary_fp16: bool = option(False, help="online: run the auxiliary model in half precision")
 
 
 @register_task("masked_latent_semantic", dataclass=MaskedLatentSemanticConfig)
@@ -111,9 +100,9 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def _check_options_of_source(self) -> None:
         for source, options in OPTIONS_OF.items():
             given = [
-                f"--{option.replace('_', '-')}"
-                for option in options
-                if (value := getattr(self.cfg, option)) is not None and value is not False  # 0 is given, too
+                f"--{name.replace('_', '-')}"
+                for name in options
+                if (value := getattr(self.cfg, name)) is not None and value is not False  # 0 is given, too
             ]
             if given and source != str(self.cfg.latent_source):
                 raise ValueError(f"{', '.join(given)}: only --latent-source {source} reads this")
@@ -181,9 +170,9 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def _online_codes(self) -> OnlineCodes:
         """The object that computes codes, made on first use: a checkpoint loads without the auxiliary model."""
         if self._online is None:
-            for option in ("auxiliary_checkpoint", "latent_dictionary"):
-                if not getattr(self.cfg, option):
-                    raise ValueError(f"--latent-source online needs --{option.replace('_', '-')}")
+            for name in ("auxiliary_checkpoint", "latent_dictionary"):
+                if not getattr(self.cfg, name):
+                    raise ValueError(f"--latent-source online needs --{name.replace('_', '-')}")
             self._online = OnlineCodes(
                 utils.split_paths(self.cfg.data)[0],
                 checkpoint=self.cfg.auxiliary_checkpoint or "",
@@ -295,10 +284,10 @@ def check_masking_fits(
             "--mask-stdev above 0": cfg.mask_stdev > 0,
             "--skip-masking": cfg.skip_masking,
         }
-        for option, given in whole.items():
+        for flag, given in whole.items():
             if given:
                 raise ValueError(
-                    f"{option} needs codes of all positions, but {directory} covers {part.coverage} of them; "
+                    f"{flag} needs codes of all positions, but {directory} covers {part.coverage} of them; "
                     "run `mlsm encode` without --coverage, or leave that option out"
                 )
         if mask_prob > part.coverage:

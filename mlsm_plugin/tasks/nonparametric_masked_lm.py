@@ -3,7 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dict
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.tasks.own_task import TextBlocksConfig
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, added_symbols
@@ -33,33 +34,23 @@ GROUPS_TO_LOOK_AT = 64
 class NonparametricMaskedLMConfig(TextBlocksConfig):
     """The options of the data and the masking."""
 
-    group_size: int = field(default=16, metadata={"help": "samples per group; --batch-size counts groups"})
-    group_by: ChoiceEnum(["document", "random"]) = field(  # type: ignore[valid-type]
-        default="document", metadata={"help": "document: samples that follow each other; random: any samples"}
+    group_size: int = option(16, help="samples per group; --batch-size counts groups")
+    group_by: ChoiceEnum(["document", "random"]) = option(  # type: ignore[valid-type]
+        "document", help="document: samples that follow each other; random: any samples"
     )
-    mask_prob: float = field(default=0.15, metadata={"help": "maximum share of a group's tokens that is masked"})
-    span_length_p: float = field(
-        default=0.5, metadata={"help": "parameter p of the geometric distribution of span lengths"}
+    mask_prob: float = option(0.15, help="maximum share of a group's tokens that is masked")
+    span_length_p: float = option(0.5, help="parameter p of the geometric distribution of span lengths")
+    max_span_length: int = option(10, help="maximum number of tokens of a span")
+    punctuation_prob: float = option(0.1, help="probability that a single punctuation token may be masked")
+    max_ngram_masks: int = option(10, help="maximum number of times that one n-gram is masked in a group")
+    max_spans_per_sequence: int = option(64, help="maximum number of masked spans of a sample")
+    span_mode: ChoiceEnum(["phrase", "single"]) = option(  # type: ignore[valid-type]
+        "phrase", help="phrase: a span is masked and retrieved as a whole; single: each of its tokens separately"
     )
-    max_span_length: int = field(default=10, metadata={"help": "maximum number of tokens of a span"})
-    punctuation_prob: float = field(
-        default=0.1, metadata={"help": "probability that a single punctuation token may be masked"}
+    span_mask_symbols: ChoiceEnum(["distinct", "shared"]) = option(  # type: ignore[valid-type]
+        "distinct", help="distinct: a span becomes <mask_s> <mask_e>; shared: <mask> <mask>, which older models know"
     )
-    max_ngram_masks: int = field(
-        default=10, metadata={"help": "maximum number of times that one n-gram is masked in a group"}
-    )
-    max_spans_per_sequence: int = field(default=64, metadata={"help": "maximum number of masked spans of a sample"})
-    span_mode: ChoiceEnum(["phrase", "single"]) = field(  # type: ignore[valid-type]
-        default="phrase",
-        metadata={"help": "phrase: a span is masked and retrieved as a whole; single: each of its tokens separately"},
-    )
-    span_mask_symbols: ChoiceEnum(["distinct", "shared"]) = field(  # type: ignore[valid-type]
-        default="distinct",
-        metadata={"help": "distinct: a span becomes <mask_s> <mask_e>; shared: <mask> <mask>, which older models know"},
-    )
-    context_masking_ratio: float = field(
-        default=0.0, metadata={"help": "probability that the keys of a batch come from the masked text"}
-    )
+    context_masking_ratio: float = option(0.0, help="probability that the keys of a batch come from the masked text")
 
 
 @register_task("nonparametric_masked_lm", dataclass=NonparametricMaskedLMConfig)

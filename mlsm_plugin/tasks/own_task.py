@@ -5,7 +5,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from mlsm_plugin.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, copy_tokenizer
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.optimizers.fused_adamw import mark_embeddings
 from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_of_dataset
@@ -42,12 +43,10 @@ SAMPLE_BREAK_MODE_HELP = (
 class SavedRunConfig(FairseqDataclass):
     """Options for the precision of a step, the seed, saving a run, and its loader processes."""
 
-    autocast: AUTOCAST_CHOICES = field(  # type: ignore[valid-type]
-        default="off",
-        metadata={
-            "help": "bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
-            "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights"
-        },
+    autocast: AUTOCAST_CHOICES = option(  # type: ignore[valid-type]
+        "off",
+        help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
+        "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
     )
     fp16: bool = II("common.fp16")
     bf16: bool = II("common.bf16")
@@ -55,12 +54,10 @@ class SavedRunConfig(FairseqDataclass):
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
-    reuse_dataloader: bool = field(
-        default=False,
-        metadata={
-            "help": "keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
-            "of the first epoch, so that every epoch draws the same masks or spans"
-        },
+    reuse_dataloader: bool = option(
+        False,
+        help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
+        "of the first epoch, so that every epoch draws the same masks or spans",
     )
 
 
@@ -68,13 +65,9 @@ class SavedRunConfig(FairseqDataclass):
 class TextBlocksConfig(SavedRunConfig):
     """Options for cutting a binarized dataset into samples, for tasks that are not based on masked LM."""
 
-    data: str = field(
-        default=MISSING, metadata={"help": "binarized dataset, or several joined by colons, which epochs use in turn"}
-    )
-    sample_break_mode: SAMPLE_BREAK_MODES = field(  # type: ignore[valid-type]
-        default="complete", metadata={"help": SAMPLE_BREAK_MODE_HELP}
-    )
-    tokens_per_sample: int = field(default=256, metadata={"help": "maximum number of tokens of a sample, BOS included"})
+    data: str = option(MISSING, help="binarized dataset, or several joined by colons, which epochs use in turn")
+    sample_break_mode: SAMPLE_BREAK_MODES = option("complete", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
+    tokens_per_sample: int = option(256, help="maximum number of tokens of a sample, BOS included")
 
 
 class OwnTask(ABC):

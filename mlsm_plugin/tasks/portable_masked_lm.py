@@ -3,7 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 import numpy as np
@@ -29,6 +29,7 @@ from mlsm_plugin.data.token_blocks import is_content, load_dictionary, load_spli
 from mlsm_plugin.data.token_datasets import BatchPaddingDataset, KnownTargetsDataset
 from mlsm_plugin.fairseq_seams.batches import SortedWholeEpochsDataset, WordBeginnings
 from mlsm_plugin.files.model_files import bpe_options
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.tasks.own_task import OwnTask, SavedRunConfig
 from mlsm_plugin.tokenization.word_boundaries import in_long_words
 
@@ -40,12 +41,10 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     """The options of ``masked_lm``, that for the masks of validation, and those for saving the run."""
 
     # fairseq understands typing.Optional, but not `float | None`
-    valid_mask_prob: Optional[float] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
-            "to compare runs with other shares: the more is masked, the higher is the loss of the same model"
-        },
+    valid_mask_prob: Optional[float] = option(  # noqa: UP045
+        None,
+        help="share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
+        "to compare runs with other shares: the more is masked, the higher is the loss of the same model",
     )
     train_subset: str = II("dataset.train_subset")
 
@@ -156,9 +155,9 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
             ValueError: one of the two shares is not between 0 and 1.
         """
         shares = {"--mask-prob": self.cfg.mask_prob, "--valid-mask-prob": self.cfg.valid_mask_prob}
-        for option, share in shares.items():
+        for flag, share in shares.items():
             if share is not None and not 0 < share < 1:
-                raise ValueError(f"{option} {share:g} is not between 0 and 1")
+                raise ValueError(f"{flag} {share:g} is not between 0 and 1")
         if self.cfg.valid_mask_prob is None or split == self.cfg.train_subset:
             return float(self.cfg.mask_prob)
         return float(self.cfg.valid_mask_prob)

@@ -3,7 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from mlsm_plugin.data.token_blocks import BlockPiecesDataset, is_content, load_s
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import SOURCE_EMBEDDINGS
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.tasks.own_task import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
@@ -42,34 +43,24 @@ NO_LONG_TEXT = "no text of {split} can be corrupted, as all have fewer than 2 to
 class SpanDenoisingConfig(TextBlocksConfig):
     """The options of the data and the corruption."""
 
-    sample_break_mode: SAMPLE_BREAK_MODES = field(  # type: ignore[valid-type]
-        default="none", metadata={"help": SAMPLE_BREAK_MODE_HELP}
+    sample_break_mode: SAMPLE_BREAK_MODES = option("none", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
+    tokens_per_sample: int = option(
+        512,
+        help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer, so that the "
+        "corrupted source fills the block",
     )
-    tokens_per_sample: int = field(
-        default=512,
-        metadata={
-            "help": "maximum number of tokens of a corrupted source, </s> included; raw blocks are longer, so that the "
-            "corrupted source fills the block"
-        },
+    noise_density: float = option(0.15, help="share of the tokens that becomes noise")
+    mean_span_length: float = option(3.0, help="mean number of tokens of a noise span")
+    sentinels: int = option(
+        DEFAULT_SENTINELS,
+        help="number of sentinels <extra_id_0>, <extra_id_1>, ...; it limits the noise spans of a text",
     )
-    noise_density: float = field(default=0.15, metadata={"help": "share of the tokens that becomes noise"})
-    mean_span_length: float = field(default=3.0, metadata={"help": "mean number of tokens of a noise span"})
-    sentinels: int = field(
-        default=DEFAULT_SENTINELS,
-        metadata={"help": "number of sentinels <extra_id_0>, <extra_id_1>, ...; it limits the noise spans of a text"},
+    rotate: bool = option(
+        False, help="shift the noise by a random offset, so that a text may begin and end with noise or text"
     )
-    rotate: bool = field(
-        default=False,
-        metadata={"help": "shift the noise by a random offset, so that a text may begin and end with noise or text"},
-    )
-    closing_sentinel: bool = field(
-        default=False,
-        metadata={"help": "end every target with a sentinel, even if its text ends in noise"},
-    )
-    mask_whole_words: bool = field(default=False, metadata={"help": "let only whole words become noise"})
-    shuffle: bool = field(
-        default=True, metadata={"help": "draw the order of texts of the same length anew in every epoch"}
-    )
+    closing_sentinel: bool = option(False, help="end every target with a sentinel, even if its text ends in noise")
+    mask_whole_words: bool = option(False, help="let only whole words become noise")
+    shuffle: bool = option(True, help="draw the order of texts of the same length anew in every epoch")
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
@@ -125,8 +116,8 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
                 with version_shims.open_config(cfg):
                     setattr(cfg, name, self.target_positions)
             if getattr(cfg, name) < least:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {getattr(cfg, name)} is too few: --tokens-per-sample needs {least}")
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} {getattr(cfg, name)} is too few: --tokens-per-sample needs {least}")
         self.target_positions = cfg.max_target_positions
         model = super().build_model(cfg, from_checkpoint)
         before_loading(model, functools.partial(_check_sentinels, self))
