@@ -33,11 +33,7 @@ SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 7
 
 
 class LatentSemanticHead(DividedLMHead):
-    """RoBERTa's LM head with an optional second projection, to atom logits.
-
-    Args:
-        embed_dim, output_dim, activation_fn, weight: see fairseq's ``RobertaLMHead``.
-    """
+    """RoBERTa's LM head with an optional second projection, to atom logits."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
@@ -49,11 +45,7 @@ class LatentSemanticHead(DividedLMHead):
         init_bert_params(self.atom_projection)
 
     def atom_logits(self, transformed: Tensor) -> Tensor:
-        """The logits of the dictionary's atoms: ``(..., num_atoms)``.
-
-        Raises:
-            ValueError: the head has no projection to atom logits.
-        """
+        """The logits of the dictionary's atoms, ``(..., num_atoms)``; ValueError if the head has none."""
         if self.atom_projection is None:
             raise ValueError("this model has no atom logits; train it with --task masked_latent_semantic")
         return self.atom_projection(transformed)
@@ -120,8 +112,7 @@ class LatentSemanticEncoder(RobertaEncoder):
 class LatentSemanticModel(RobertaModel):
     """A RoBERTa-like model for masked latent semantic modeling (Berend, ACL Findings 2023).
 
-    The atom projection is made last, so that with the same seed all other parameters start with the same values as
-    without it.
+    The atom projection is made last: with the same seed, all other parameters start as without it.
     """
 
     encoder_class = LatentSemanticEncoder
@@ -210,13 +201,16 @@ class LatentSemanticModel(RobertaModel):
         return hub.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **kwargs)
 
 
+def set_missing(args: Any, **defaults: Any) -> None:
+    """Set the options that are not set."""
+    for name, value in defaults.items():
+        setattr(args, name, safe_getattr(args, name, value))
+
+
 def register_sizes(model: str, architecture: Callable[..., None], sizes: dict[str, tuple[int, int]]) -> None:
     """Register the architecture ``model`` with the size ``base``, and one for each size, such as ``model_tiny``.
 
-    Args:
-        model: a registered model.
-        architecture: sets the options that are not set, from ``args``, ``layers`` and ``dim``.
-        sizes: layers and width by name.
+    ``architecture`` sets the options that are not set, from ``args``, ``layers`` and ``dim``.
     """
     named = {model: sizes["base"]} | {f"{model}_{name}": size for name, size in sizes.items()}
     for name, (layers, dim) in named.items():

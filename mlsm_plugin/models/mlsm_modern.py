@@ -22,6 +22,7 @@ from mlsm_plugin.models.latent_semantic_model import (
     LatentSemanticHead,
     LatentSemanticModel,
     register_sizes,
+    set_missing,
 )
 from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
 
@@ -165,22 +166,11 @@ def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
 
 def architecture(args: Any, layers: int, dim: int) -> None:
     """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
-    args.encoder_layers = safe_getattr(args, "encoder_layers", layers)
-    args.encoder_embed_dim = safe_getattr(args, "encoder_embed_dim", dim)
-    defaults = {
-        "encoder_ffn_embed_dim": geglu_dim(args.encoder_embed_dim),
-        "encoder_attention_heads": max(1, args.encoder_embed_dim // 64),
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "attention_window": None,
-        "global_attention_every": 3,
-        "rope_theta": 10_000.0,
-        "local_rope_theta": 10_000.0,
-        "initialization": BY_BERT,
-        "num_atoms": None,
-    }
-    for name, value in defaults.items():
-        setattr(args, name, safe_getattr(args, name, value))
+    set_missing(args, encoder_layers=layers, encoder_embed_dim=dim)
+    dim = args.encoder_embed_dim
+    set_missing(args, encoder_ffn_embed_dim=geglu_dim(dim), encoder_attention_heads=max(1, dim // 64))
+    set_missing(args, dropout=0.0, attention_dropout=0.0, initialization=BY_BERT, num_atoms=None)
+    set_missing(args, attention_window=None, global_attention_every=3, rope_theta=10_000.0, local_rope_theta=10_000.0)
     base_architecture(args)
 
 

@@ -176,9 +176,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 class ModernLayer(nn.Module):
     """One layer: attention and GeGLU, each on normalized hidden states, and added to them.
 
-    Args:
-        size: of the whole encoder.
-        number: of the layer, from 0. The first one has no norm before its attention, since one follows the embeddings.
+    The first layer (``number`` 0) has no norm before its attention, since one follows the embeddings.
     """
 
     def __init__(self, size: ModernSize, number: int) -> None:
@@ -196,13 +194,9 @@ class ModernLayer(nn.Module):
     def forward(
         self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, only: ChosenTokens | None = None
     ) -> Tensor:
-        """Hidden states after this layer, ``(B, T, dim)``.
+        """Hidden states after this layer, ``(B, T, dim)`` as before it, or ``(n, dim)`` of the tokens ``only``.
 
-        Args:
-            hidden: ``(B, T, dim)``.
-            angles: of :func:`rotary_angles`.
-            mask: see :func:`attend`.
-            only: the result has only the hidden states of these tokens, ``(n, dim)``.
+        ``angles`` are those of :func:`rotary_angles`, and ``mask`` is that of :func:`attend`.
         """
         normalized = self.attention_norm(hidden)
         if only is None:
@@ -282,12 +276,6 @@ class ModernTransformer(nn.Module):
                 nn.init.normal_(projection.weight, std=std)
         self.scale_down_residual_projections(std)
 
-    def forward_embedding(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden state 0, ``(B, T, dim)``, and the embeddings before their norm."""
-        embedded = self.embed_tokens(src_tokens)
-        hidden = self.embedding_norm(embedded)
-        return F.dropout(hidden, self.size.dropout, training=self.training), embedded
-
     def forward(
         self,
         src_tokens: Tensor,
@@ -314,7 +302,7 @@ class ModernTransformer(nn.Module):
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:
             has_padding = bool(padding.any())
-        hidden = self.forward_embedding(src_tokens)[0]
+        hidden = F.dropout(self.embedding_norm(self.embed_tokens(src_tokens)), self.size.dropout, self.training)
         states = [hidden]
         masks = self._masks(hidden, padding if has_padding else None)
         angles = self._angles(hidden)
@@ -334,10 +322,10 @@ class ModernTransformer(nn.Module):
     def _angles(self, hidden: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
         """The rotary angles of global (False) and local (True) layers."""
         size, length = self.size, hidden.size(1)
-        of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
-        if size.window == 0 or size.local_theta == size.theta:
-            return {False: of_global, True: of_global}
-        return {False: of_global, True: rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)}
+        angles = of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
+        if size.window > 0 and size.local_theta != size.theta:
+            angles = rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)
+        return {False: of_global, True: angles}
 
     def _masks(self, hidden: Tensor, padding: Tensor | None) -> dict[bool, Tensor | None]:
         """The masks of global (False) and local (True) layers; None where a layer sees all tokens."""

@@ -65,11 +65,9 @@ class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
 class MaskedLatentSemanticTask(PortableMaskedLMTask):
     """Masked LM whose batches also carry the sparse codes of the masked tokens.
 
-    A batch is that of ``masked_lm`` plus ``codes``: ``atoms`` (n_masked, m) and ``weights`` (n_masked, m), see
-    :class:`MaskedCodesDataset`. The codes are read from ``DATA/<split>.codes``, written by ``mlsm encode``, or from
-    another folder (``--latent-codes``). If they cover only a share of the positions, masks are drawn only at covered
-    positions. With ``--latent-source online`` no store is needed: each step computes the codes of its masked tokens
-    (:class:`OnlineCodes`).
+    A batch is that of ``masked_lm`` plus ``codes``, see :class:`MaskedCodesDataset`. They are read from
+    ``DATA/<split>.codes`` or another folder (``--latent-codes``). If they cover only a share of the positions, masks
+    are drawn only there. With ``--latent-source online`` each step computes the codes of its masked tokens.
     """
 
     cfg: MaskedLatentSemanticConfig
@@ -89,23 +87,17 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         Raises:
             ValueError: an option is given that the source of the codes does not read.
         """
-        if not from_checkpoint:  # older checkpoints may have such options
-            self._check_options_of_source()
+        for source, names in OPTIONS_OF.items():
+            values = {name: getattr(self.cfg, name) for name in names}
+            given = [name for name, value in values.items() if value is not None and value is not False]  # 0 is given
+            if given and source != str(self.cfg.latent_source) and not from_checkpoint:
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+                raise ValueError(f"{flags}: only --latent-source {source} reads this")
         if getattr(cfg, "num_atoms", None) is None:
             with version_shims.open_config(cfg):
                 cfg.num_atoms = self._num_atoms()
         self._atoms_of_model = cfg.num_atoms
         return super().build_model(cfg, from_checkpoint)
-
-    def _check_options_of_source(self) -> None:
-        for source, options in OPTIONS_OF.items():
-            given = [
-                f"--{name.replace('_', '-')}"
-                for name in options
-                if (value := getattr(self.cfg, name)) is not None and value is not False  # 0 is given, too
-            ]
-            if given and source != str(self.cfg.latent_source):
-                raise ValueError(f"{', '.join(given)}: only --latent-source {source} reads this")
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the samples of ``masked_lm``, with its masks and order, plus the codes of the masked tokens."""
@@ -119,8 +111,11 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         path = split_path(self.cfg.data, split, epoch)
         folder = os.path.dirname(split_path(self._codes_data, split, epoch))
         store = self._open_codes(combined_splits(path) if combine else [path], folder)
-        coverages = coverages_of(store)
-        check_masking_fits(self.cfg, self.mask_prob_of(split), store, coverages)
+        coverages = [
+            SplitCoverage(meta["token_count"], *recorded_coverage(meta, directory))
+            for directory, meta in zip(store.directories, store.metas, strict=True)
+        ]
+        self._check_masks_fit(split, store, coverages)
         positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
             inputs, targets = self._masked_where_covered(samples, positions, coverages, split)
@@ -128,6 +123,35 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             inputs, targets = self.masked(samples, split)
         codes = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad(), self.cfg.latent_top)
         self.set_batches(split, samples, inputs, targets, codes=codes)
+
+    def _check_masks_fit(self, split: str, store: CodeStore, coverages: list[SplitCoverage]) -> None:
+        """Check that the options allow masks at coded positions only, and log how these are drawn."""
+        cfg, mask_prob = self.cfg, self.mask_prob_of(split)
+        whole = {
+            "--mask-whole-words": cfg.mask_whole_words,
+            "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
+            "--mask-stdev above 0": cfg.mask_stdev > 0,
+            "--skip-masking": cfg.skip_masking,
+        }
+        for directory, part in zip(store.directories, coverages, strict=True):
+            if part.coverage == 1:
+                continue
+            if found := [flag for flag, given in whole.items() if given]:
+                raise ValueError(
+                    f"{found[0]} needs codes of all positions, but {directory} covers {part.coverage} of them; "
+                    "run `mlsm encode` without --coverage, or leave that option out"
+                )
+            if mask_prob > part.coverage:
+                raise ValueError(
+                    f"masking {mask_prob} of the positions is more than the {part.coverage} that {directory} covers; "
+                    f"run `mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob (in "
+                    "validation: --valid-mask-prob)"
+                )
+            logger.info(
+                "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability "
+                "%.4g, so that the share %g of the content tokens is masked as with full coverage",
+                *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
+            )
 
     def _masked_where_covered(
         self, samples: Any, positions: Any, coverages: list[SplitCoverage], split: str
@@ -146,14 +170,13 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`; without a store, computes the codes of the masked tokens first."""
+        """See :meth:`OwnTask.train_step`; without a store, computes the codes of the masked tokens first."""
         if hasattr(criterion, "set_num_updates"):
             criterion.set_num_updates(update_num)
         sample = self._with_codes(sample, criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
-        """See :meth:`FairseqTask.valid_step`; without a store, computes the codes of the masked tokens first."""
         return super().valid_step(self._with_codes(sample, criterion), model, criterion)
 
     def _with_codes(self, sample: Any, criterion: Any) -> Any:
@@ -220,14 +243,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             )
 
     def check_resumes(self, saved: dict[str, Any]) -> None:
-        """Check that a run resumes with codes over the dictionary that it began with.
-
-        Args:
-            saved: the state of the task in the run's last checkpoint, see :meth:`state_dict`.
-
-        Raises:
-            ValueError: its codes were over another dictionary, whose atoms mean something else.
-        """
+        """Raise ValueError if a run resumes with codes over another dictionary than ``saved``, its state, says."""
         before, now = saved.get(CODES_OVER), self.state_dict().get(CODES_OVER)
         if before and now and before != now:
             raise ValueError(
@@ -248,56 +264,4 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         raise FileNotFoundError(
             f"{self._codes_data} has no codes ({', '.join(map(os.path.basename, directories))}); write them with "
             "`mlsm encode`"
-        )
-
-
-def coverages_of(store: CodeStore) -> list[SplitCoverage]:
-    """The share of each split of ``store`` that is coded.
-
-    Raises:
-        ValueError: a store covers only a share of its split, but lacks the seed of that share.
-    """
-    stores = zip(store.directories, store.metas, strict=True)
-    return [SplitCoverage(meta["token_count"], *recorded_coverage(meta, directory)) for directory, meta in stores]
-
-
-def check_masking_fits(
-    cfg: MaskedLatentSemanticConfig, mask_prob: float, store: CodeStore, coverages: list[SplitCoverage]
-) -> None:
-    """Check that ``cfg`` allows masks at coded positions only, and log how they are drawn.
-
-    Args:
-        cfg: the options.
-        mask_prob: the share of the tokens to mask.
-        store: the codes.
-        coverages: the share of each of their splits that is coded.
-
-    Raises:
-        ValueError: ``mask_prob`` is above the coverage, or an option does not mask each position independently.
-    """
-    for directory, part in zip(store.directories, coverages, strict=True):
-        if part.coverage == 1:
-            continue
-        whole = {
-            "--mask-whole-words": cfg.mask_whole_words,
-            "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
-            "--mask-stdev above 0": cfg.mask_stdev > 0,
-            "--skip-masking": cfg.skip_masking,
-        }
-        for flag, given in whole.items():
-            if given:
-                raise ValueError(
-                    f"{flag} needs codes of all positions, but {directory} covers {part.coverage} of them; "
-                    "run `mlsm encode` without --coverage, or leave that option out"
-                )
-        if mask_prob > part.coverage:
-            raise ValueError(
-                f"masking {mask_prob} of the positions is more than the {part.coverage} that {directory} covers; run "
-                f"`mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob (in validation: "
-                "--valid-mask-prob)"
-            )
-        logger.info(
-            "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability %.4g, "
-            "so that the share %g of the content tokens is masked as with full coverage",
-            *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
         )

@@ -29,6 +29,11 @@ from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_o
 
 logger = logging.getLogger(__name__)
 
+STRUCTURES = {
+    "a decoder": FairseqLanguageModel,
+    "an encoder": FairseqEncoderModel,
+    "an encoder-decoder": FairseqEncoderDecoderModel,
+}
 PACKAGES = (__name__.partition(".")[0], "fairseq")
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
 AUTOCAST_CHOICES = ChoiceEnum(["auto", "bf16", "off"])
@@ -101,20 +106,10 @@ class OwnTask(ABC):
         self._logged = False
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model, with marks that the optimizer reads (:func:`mark_embeddings`).
-
-        Raises:
-            ValueError: it has another structure than the task needs.
-        """
-        name = registered_name(cfg)
-        structures = {"a decoder": FairseqLanguageModel}
-        if self.encoder_decoder:
-            structures["an encoder"] = FairseqEncoderModel
-        else:
-            structures["an encoder-decoder"] = FairseqEncoderDecoderModel
-        for structure, kind in structures.items():
-            if issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
-                needed = "an encoder-decoder" if self.encoder_decoder else "an encoder"
+        """Build the model, with marks that the optimizer reads; ValueError if it has another structure than needed."""
+        name, needed = registered_name(cfg), "an encoder-decoder" if self.encoder_decoder else "an encoder"
+        for structure, kind in STRUCTURES.items():
+            if structure != needed and issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
                 raise ValueError(
                     f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
                     f"such as --arch {self.usual_arch}"
@@ -124,11 +119,7 @@ class OwnTask(ABC):
         return model
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion.
-
-        Raises:
-            ValueError: it is that of another task.
-        """
+        """Build the criterion; ValueError if it is that of another task."""
         name = registered_name(cfg)
         known = CRITERION_REGISTRY.get(name)
         if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
@@ -145,7 +136,7 @@ class OwnTask(ABC):
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`; marks a batch that only stands in for a missing one as ``is_dummy``."""
+        """Mark a batch that only stands in for a missing one as ``is_dummy``, then see :class:`FairseqTask`."""
         if ignore_grad:
             sample = {**sample, "is_dummy": True}
         compute = self._in_precision(criterion)
@@ -154,7 +145,6 @@ class OwnTask(ABC):
         return result
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
-        """See :meth:`FairseqTask.valid_step`."""
         result = super().valid_step(sample, model, self._in_precision(criterion))  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
@@ -182,7 +172,6 @@ class OwnTask(ABC):
         logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """See :meth:`FairseqTask.reduce_metrics`."""
         super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
         masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
         metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
@@ -196,23 +185,14 @@ class OwnTask(ABC):
         return symbols_fingerprint(symbols_of_dataset(self._data_folder))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`FairseqTask.load_state_dict`.
-
-        Raises:
-            ValueError: the state is that of another vocabulary.
-        """
+        """Load the state of a task; ValueError if it is that of another vocabulary."""
         self._check_vocabulary(state_dict.get(VOCABULARY), "the checkpoint", "pass the dict.txt that lies beside it")
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
-        """Check that a run may start from a checkpoint, or resume from it.
+        """Raise ValueError if a run must not start from a checkpoint, or resume from it: its vocabulary is another.
 
-        Args:
-            checkpoint: the file. Where its state lacks the vocabulary, the ``dict.txt`` beside it says which it is.
-            saved: the state of its task.
-
-        Raises:
-            ValueError: it was trained with another vocabulary.
+        Where ``saved``, the state of its task, lacks the vocabulary, the ``dict.txt`` beside it says which it is.
         """
         recorded = saved.get(VOCABULARY)
         if recorded is None and (checkpoint.parent / DICTIONARY_NAME).is_file():
@@ -232,7 +212,7 @@ class OwnTask(ABC):
         """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
 
         Raises:
-            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data do not have one.
+            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
         folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
@@ -244,11 +224,7 @@ class OwnTask(ABC):
     def filter_indices_by_size(
         self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
     ) -> Any:
-        """All ``indices``; tasks that cut text into samples leave none of it out, as fairseq would.
-
-        Raises:
-            ValueError: a sample is longer than ``max_positions``.
-        """
+        """All ``indices``, of which fairseq would leave some out; ValueError if a sample has over ``max_positions``."""
         _, others = dataset.filter_indices_by_size(indices, max_positions)
         if len(others):
             raise ValueError(

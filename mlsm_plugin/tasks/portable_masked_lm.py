@@ -66,11 +66,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         return cls(cfg, dictionary)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the samples of ``masked_lm``, all of them.
-
-        Raises:
-            ValueError: hardly anything is masked.
-        """
+        """Load the samples of ``masked_lm``, all of them; ValueError if hardly anything is masked."""
         samples = self.load_samples(split, epoch, combine)
         self.set_batches(split, samples, *self.masked(samples, split))
 
@@ -149,11 +145,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         return (masked & content).sum(), content.sum()
 
     def mask_prob_of(self, split: str) -> float:
-        """The share of the tokens of a split that is masked: ``valid_mask_prob`` unless it is the training split.
-
-        Raises:
-            ValueError: one of the two shares is not between 0 and 1.
-        """
+        """The share of a split that is masked: ``valid_mask_prob`` unless it is the training split."""
         shares = {"--mask-prob": self.cfg.mask_prob, "--valid-mask-prob": self.cfg.valid_mask_prob}
         for flag, share in shares.items():
             if share is not None and not 0 < share < 1:

@@ -14,23 +14,13 @@ from fairseq.tasks import FairseqTask, register_task
 
 from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.data.span_corruption import SpanNoise
-from mlsm_plugin.data.span_datasets import (
-    ChosenBlocks,
-    Corruption,
-    SpanDenoisingDataset,
-    WithoutEos,
-)
+from mlsm_plugin.data.span_datasets import ChosenBlocks, Corruption, SpanDenoisingDataset, WithoutEos
 from mlsm_plugin.data.token_blocks import BlockPiecesDataset, is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import SOURCE_EMBEDDINGS
 from mlsm_plugin.files.settings import option
-from mlsm_plugin.tasks.own_task import (
-    SAMPLE_BREAK_MODE_HELP,
-    SAMPLE_BREAK_MODES,
-    OwnTask,
-    TextBlocksConfig,
-)
+from mlsm_plugin.tasks.own_task import SAMPLE_BREAK_MODE_HELP, SAMPLE_BREAK_MODES, OwnTask, TextBlocksConfig
 from mlsm_plugin.tokenization.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
@@ -65,9 +55,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
 class SpanDenoisingTask(OwnTask, FairseqTask):
-    """Texts in which sentinels replace spans, with the spans as targets.
-
-    They are corrupted anew in every epoch.
+    """Texts in which sentinels replace spans, with the spans as targets; they are corrupted anew in every epoch.
 
     Raises:
         ValueError: an option is out of range.
@@ -104,11 +92,7 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
         return self.dictionary
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model; unless options set the numbers of positions, there are enough for sources and targets.
-
-        Raises:
-            ValueError: an option gives too few positions.
-        """
+        """Build the model; options may set enough positions for sources and targets, or none: ValueError otherwise."""
         # with whole words as noise, the lengths of targets vary
         needed = {"max_source_positions": self.cfg.tokens_per_sample, "max_target_positions": self.target_length}
         for name, least in needed.items():
@@ -126,17 +110,12 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`."""
-        return super().train_step(self._attended(sample), model, criterion, optimizer, update_num, ignore_grad)
-
-    def _attended(self, sample: Any) -> Any:
-        """The sample, with ``</s>`` in sources that are all padding: fairseq's attention to nothing is NaN."""
-        if not sample:
-            return sample
+        """Put ``</s>`` into sources that are all padding, as fairseq's attention to nothing is NaN."""
         tokens = sample["net_input"]["src_tokens"]
         empty = tokens.eq(self.dictionary.pad()).all(dim=1, keepdim=True)
         tokens = torch.cat([tokens[:, :1].masked_fill(empty, self.dictionary.eos()), tokens[:, 1:]], dim=1)
-        return {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
+        sample = {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load texts to corrupt."""
