@@ -28,7 +28,6 @@ from mlsm_plugin.losses.token_contrastive import (
     check_contrast_weight,
     contrastive_terms,
     sample_pairs,
-    sample_pairs_in_pool,
     unit_rows,
 )
 
@@ -149,9 +148,8 @@ class TokenContrastiveCriterion(FairseqCriterion):
         keys = None
         if cfg.negatives_across_ranks:
             keys, first = gather_rows(unit_rows(semantics[valid]))
-            positive, negative = sample_pairs_in_pool(valid, pool_size=len(keys), first=first, **how)
-        else:
-            positive, negative = sample_pairs(valid, **how)
+            how |= {"pool_size": len(keys), "first": first}
+        positive, negative = sample_pairs(valid, **how)
         if not self._warned and bool(valid.any()) and bool((negative == NONE).all()):
             self._warned = True
             logger.warning(

@@ -30,11 +30,7 @@ class WordBeginnings:
 
 
 class WholeEpochsDataset(FairseqDataset):
-    """A dataset whose last batch is kept, whatever its size.
-
-    fairseq-fixed leaves the last batch out if its size is not a multiple of ``--required-batch-size-multiple``. A
-    dataset of fewer than eight samples would not have a single batch.
-    """
+    """A dataset whose last batch is kept, also if its size is no multiple of ``--required-batch-size-multiple``."""
 
     def batch_by_size(
         self,
@@ -43,11 +39,7 @@ class WholeEpochsDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[Any]:
-        """The batches of :meth:`FairseqDataset.batch_by_size`, and a last one of the samples that those leave out.
-
-        Raises:
-            ValueError: a sample has more than ``max_tokens`` tokens.
-        """
+        """fairseq's batches and one of the samples that it leaves out; ValueError for a sample above ``max_tokens``."""
         try:
             batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
         except AssertionError as error:
@@ -67,9 +59,8 @@ class SortedWholeEpochsDataset(WholeEpochsDataset, SortDataset):
 class UpdateLookahead:
     """Records the batches that the trainer fetches from a data iterator.
 
-    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first. The batches
-    fetched since the last update therefore are this update, and its totals, which an exact mean needs, are known in
-    time.
+    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first, so that the
+    totals of an update, which an exact mean needs, are known in time.
     """
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,39 +87,30 @@ def load_model(
     try:
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError) as error:
-        raise ValueError(f"the model in {path} cannot be built: {_shortened(error)}") from error
+        reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder="...") or type(error).__name__
+        raise ValueError(f"the model in {path} cannot be built: {reason}") from error
     return models[0], cfg, task
 
 
-def _shortened(error: Exception) -> str:
-    """What an error says, in one line that is not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
 def updates_of(checkpoint: Path) -> int:
-    """Updates that a checkpoint has seen; 0 where there is none. The weights are not read."""
+    """Updates that a checkpoint has seen; 0 where there is none."""
     return 0 if not checkpoint.exists() else int(_last_run(checkpoint).get("num_updates", 0))
 
 
 def optimizer_of(checkpoint: Path) -> str:
-    """Class name of the optimizer whose averages a checkpoint holds; the weights are not read."""
+    """Class name of the optimizer whose averages a checkpoint holds."""
     return str(_last_run(checkpoint).get("optimizer_name"))
 
 
 def architecture_of(checkpoint: Path) -> str:
-    """Registered name of the architecture in a checkpoint; the weights are not read."""
+    """Registered name of the architecture in a checkpoint."""
     return str(names_in(read_contents(checkpoint))["model"])
 
 
 def model_fingerprint(checkpoint: Path) -> str:
     """SHA-256 of what decides the hidden states of a model: the weights, and the options of its architecture.
 
-    The state of the optimizer and times do not count, so that a run that was resumed gives the same.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: as :func:`read_state`.
+    A run that was resumed gives the same. Errors are those of :func:`read_state`.
     """
     contents = read_contents(checkpoint)
     check_configuration(contents, checkpoint)
@@ -148,13 +140,7 @@ def configuration_of(words: Sequence[str]) -> Any:
 def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
-    Args:
-        path: the file.
-        cfg: the whole configuration, see :func:`configuration_of`.
-        weights: by name.
-
-    Raises:
-        OSError: the file cannot be written.
+    ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
     """
     state = {
         "args": None,
@@ -172,11 +158,7 @@ def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, T
 
 
 def save_whole(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a state atomically.
-
-    Raises:
-        OSError: the file cannot be written; what was there stays.
-    """
+    """Write a state atomically; OSError if the file cannot be written, and what was there stays."""
     try:
         with atomic_open(path) as file:
             torch.save(state, file)

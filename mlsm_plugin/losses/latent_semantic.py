@@ -1,4 +1,8 @@
-"""The MLSM loss: KL divergence from the sparse code of a masked token, with and without MLM (Berend, 2023)."""
+"""The MLSM loss: KL divergence from the sparse code of a masked token, with and without MLM; in nats.
+
+Berend, "Masked Latent Semantic Modeling: an Efficient Pre-training Alternative to Masked Language Modeling", Findings
+of ACL 2023.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,6 @@ def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor
 
     Raises:
         ValueError: the shapes do not fit together.
-
-    Reference:
-        Berend, "Masked Latent Semantic Modeling: an Efficient Pre-training Alternative to Masked
-        Language Modeling", Findings of ACL 2023.
     """
     _check_shapes(logits, atoms, weights)
     target, coded = _normalized_targets(atoms, weights)
@@ -56,7 +56,6 @@ class _SparseKl(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None]:
-        """Scale the gradient that the forward pass computed."""
         (gradient,) = ctx.saved_tensors
         return (gradient * scale[:, None]).to(ctx.dtype), None, None, None
 
