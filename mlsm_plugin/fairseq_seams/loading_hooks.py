@@ -41,13 +41,11 @@ ROWS_BEFORE_POSITIONS = 2
 
 
 def before_loading(module: nn.Module, look: Look) -> None:
-    """Call ``look(weights, prefix)`` whenever ``module`` is to load weights.
+    """Call ``look(weights, prefix)`` whenever ``module`` is to load weights, of which its own begin with ``prefix``.
 
-    Args:
-        module: whose weights in the dictionary have names that begin with ``prefix``.
-        look: may change the dictionary in place, or raise.
+    ``look`` may change the dictionary in place, or raise.
     """
-    module._register_load_state_dict_pre_hook(functools.partial(_show, look))
+    module._register_load_state_dict_pre_hook(functools.partial(_show, look))  # which can be pickled
 
 
 def _show(look: Look, weights: dict[str, Tensor], prefix: str, *unused: Any) -> None:

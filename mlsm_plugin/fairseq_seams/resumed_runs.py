@@ -58,8 +58,7 @@ def newest_whole(folder: Path) -> tuple[Path, int] | None:
 def repair_last(last: Path) -> None:
     """Replace a last checkpoint that is damaged by the newest whole one beside it, and keep it under another name.
 
-    Raises:
-        ValueError: there is no whole checkpoint (says what to do).
+    ValueError if there is no whole one.
     """
     if not last.is_file():
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
 import math
 import os
@@ -74,14 +75,9 @@ def registered_name(cfg: Any) -> str:
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Check the options of a run.
+    """Raise ValueError if an option is missing, out of range, or excludes another one (says which, and what to do).
 
-    Args:
-        args: what fairseq made of the command line.
-        words: the command line.
-
-    Raises:
-        ValueError: one is missing, out of range, or excludes another one (says which, and what to do).
+    ``args`` are what fairseq made of the command line ``words``.
     """
     _check_missing(args, words)
     for name, (least, most) in RANGES.items():
@@ -132,7 +128,6 @@ def _check_together(args: argparse.Namespace) -> None:
 
 
 def _check_beginning(args: argparse.Namespace) -> None:
-    """Check the checkpoint that a run begins with."""
     start = args.finetune_from_model
     if start is None:
         return
@@ -149,8 +144,6 @@ def _check_beginning(args: argparse.Namespace) -> None:
 
 
 def _checking(original: Any) -> Any:
-    """Check the options of a training run of one of this package's tasks."""
-
     @functools.wraps(original)
     def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **named: Any) -> Any:
         words = sys.argv[1:] if input_args is None else input_args
@@ -173,8 +166,6 @@ def _checking(original: Any) -> Any:
 
 
 def _naming_splits(original: Any) -> Any:
-    """Name the validation sets that would not be used."""
-
     @functools.wraps(original)
     def raise_if_ignored(cfg: Any) -> None:
         try:
@@ -193,8 +184,6 @@ def _naming_splits(original: Any) -> Any:
 
 
 def _naming_option(original: Any, flag: str) -> Any:
-    """Say which choice does not take the options that it got."""
-
     @functools.wraps(original)
     def build(cfg: Any, *more: Any, **named: Any) -> Any:
         try:
@@ -214,16 +203,12 @@ def _is_own(task: str) -> bool:
 
 def _numbers(value: Any) -> list[float]:
     """The numbers in the value of an option, which may be a list, text, or not be set."""
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return [float(one) for one in map(_literal, parts) if isinstance(one, (int, float))]
-
-
-def _literal(value: Any) -> Any:
-    """What fairseq would make of text; text that it could not read stays as it is."""
-    try:
-        return ast.literal_eval(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
+    found = []
+    for part in value if isinstance(value, (list, tuple)) else [value]:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # fairseq cannot read it either
+            number = ast.literal_eval(part) if isinstance(part, str) else part
+            found += [float(number)] if isinstance(number, (int, float)) else []
+    return found
 
 
 def _flag(name: str) -> str:
@@ -231,7 +216,7 @@ def _flag(name: str) -> str:
 
 
 def _stay_on_cpu() -> None:
-    """Hide the GPUs from a command with ``--cpu``; fairseq asks ``torch.cuda.is_available()`` in many places."""
+    """fairseq asks ``torch.cuda.is_available()`` in many places."""
     if is_fairseq_command() and "--cpu" in sys.argv:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states there, and start a process for each
     fairseq_utils.clip_grad_norm_ = _on_cpu(fairseq_utils.clip_grad_norm_)
@@ -269,14 +254,7 @@ def _checking_precision(original: Any) -> Any:
 
 
 def check_precision(common: Any) -> None:
-    """Check that a run can train in the precision that was asked for.
-
-    Args:
-        common: the options of fairseq's group of this name.
-
-    Raises:
-        ValueError: its device cannot.
-    """
+    """Raise ValueError if the device of a run cannot train in the precision that its options ``common`` ask for."""
     instead = "leave it out, or pass --autocast bf16 in its place (in the tasks of mlsm_plugin)"
     if common.bf16 and common.tpu and fairseq_utils.xm is None:  # the flag turns on --tpu; Hydra's common.bf16 does not
         raise ValueError(f"fairseq's --bf16 trains on a TPU, with torch_xla; {instead}")

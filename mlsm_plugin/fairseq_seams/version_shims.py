@@ -55,11 +55,7 @@ def _restore_numpy_compat() -> None:
 
 
 def _accept_own_user_dir() -> None:
-    """Let ``--user-dir`` name this package by any path, even after it was imported.
-
-    fairseq compares path strings, and refuses a package that was already imported by another spelling of its path
-    (a symlink, ``..``, an installed copy).
-    """
+    """Let ``--user-dir`` name this package by any path; fairseq refuses another spelling of that of an imported one."""
     original = fairseq_utils.import_user_module
     if getattr(original, "accepts_own_user_dir", False):
         return
@@ -84,10 +80,7 @@ def _is_this_package(user_dir: str) -> bool:
 
 
 def _has_only_its_name(user_dir: str) -> bool:
-    """Whether this is a folder of this package's name that is no package, such as its repository: not what is imported.
-
-    Python prefers the package that is installed.
-    """
+    """Whether this is a folder of this package's name that is no package: Python prefers the one that is installed."""
     path = os.path.abspath(user_dir)
     is_package = os.path.exists(os.path.join(path, "__init__.py"))
     if os.path.basename(path) != os.path.basename(PACKAGE_DIR) or not os.path.isdir(path) or is_package:
@@ -127,9 +120,8 @@ def _report_user_errors_in_one_line() -> None:
 def _stop_loading_before_exit() -> None:
     """Let fairseq's background loader finish its batch before Python exits.
 
-    After a run that ends in the middle of an epoch (``--max-update``), that daemon thread is still running. Python
-    kills it when it returns from torch, and the C++ code around it then aborts the process: a complete, saved run
-    ends with exit status 134.
+    After a run that ends in the middle of an epoch, Python kills that thread when it returns from torch, whose C++ code
+    then aborts the process: a complete, saved run ends with exit status 134.
     """
     original = iterators.BackgroundConsumer
     if getattr(original, "stops_before_exit", False):
@@ -167,10 +159,7 @@ def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
 
 
 def _text_for_user(error: BaseException) -> str | None:
-    """The text of the error that this package raised for the user, also in a process that torch started, else None.
-
-    An error about a file is the user's whoever raised it.
-    """
+    """The text of an error that this package raised for the user, or of one about a file whoever raised it."""
     if isinstance(error, ProcessRaisedException):
         return _text_of_rank(str(error))
     own = _own_error(error)
@@ -198,10 +187,7 @@ def _text_of_rank(printed: str) -> str | None:
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:
-    """The error that this package raised for the user: this one or one of its causes, else None.
-
-    fairseq replaces errors in loading a checkpoint by a general one.
-    """
+    """This error or one of its causes, if this package raised it; fairseq replaces some by a general one."""
     while error is not None:
         if isinstance(error, (ValueError, OSError)) and _raised_here(error.__traceback__):
             return error
