@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
 from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 
@@ -33,7 +33,7 @@ class LatentSemanticKlConfig(FairseqDataclass):
 
 
 @register_criterion("latent_semantic_kl", dataclass=LatentSemanticKlConfig)
-class LatentSemanticKlCriterion(FairseqCriterion):
+class LatentSemanticKlCriterion(SummedCriterion):
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens.
 
     The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
@@ -134,7 +134,3 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         if means.has("mlm_loss"):
             means.log("mlm_loss", "mlm_loss", masked, unit=BIT)
             metrics.log_derived("mlm_ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

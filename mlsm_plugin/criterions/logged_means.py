@@ -1,13 +1,22 @@
-"""Log means over the logging outputs of several batches and workers."""
+"""Criterions whose logging outputs are summed, and means over those of several batches and workers."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from fairseq.criterions import FairseqCriterion
 from fairseq.logging import metrics
 
 BIT = math.log(2)  # in nats
+
+
+class SummedCriterion(FairseqCriterion):
+    """A criterion whose logging outputs are numbers that fairseq may sum over workers."""
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
 
 
 class LoggedMeans:

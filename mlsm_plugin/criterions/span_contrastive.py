@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor
 
-from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.fairseq_seams.model_parts import lm_head
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
@@ -45,7 +45,7 @@ class SpanContrastiveConfig(FairseqDataclass):
 
 
 @register_criterion("span_contrastive", dataclass=SpanContrastiveConfig)
-class SpanContrastiveCriterion(FairseqCriterion):
+class SpanContrastiveCriterion(SummedCriterion):
     """The loss of a span's start plus the loss of its end, as a mean over the spans.
 
     Raises:
@@ -68,7 +68,9 @@ class SpanContrastiveCriterion(FairseqCriterion):
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """Compute the loss summed over spans, the sample size, and the logging output."""
         features, key_features, key_tokens = self._encode(model, sample)
-        content = self._is_content(key_tokens)
+        content = is_content(key_tokens, self.dictionary)
+        for mask in self.masks:
+            content &= key_tokens != mask
         spans = sample["spans"]
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left
             content, spans = torch.zeros_like(content), without_spans(spans)
@@ -95,13 +97,6 @@ class SpanContrastiveCriterion(FairseqCriterion):
             **{f"{name}_loss": term.loss.detach() for name, term in terms.items()},
         }
         return loss, sample_size, logging_output
-
-    def _is_content(self, tokens: Tensor) -> Tensor:
-        """Which tokens are not BOS, EOS, padding or masks."""
-        content = is_content(tokens, self.dictionary)
-        for mask in self.masks:
-            content &= tokens != mask
-        return content
 
     def _encode(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states of the masked sequences, and the hidden states and ids of the sequences with the keys."""
@@ -137,7 +132,3 @@ class SpanContrastiveCriterion(FairseqCriterion):
         means.log("spans_per_group", "num_spans", groups)
         means.log("span_length", "num_masked", means.total("num_spans"))
         means.log("groups_without_spans", "num_groups_without_spans", groups)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

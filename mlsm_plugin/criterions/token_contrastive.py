@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from omegaconf import II
 from torch import Tensor
 
-from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
 from mlsm_plugin.data.token_blocks import is_known
 from mlsm_plugin.fairseq_seams.model_parts import recorded_hidden_states
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
@@ -50,7 +50,7 @@ class TokenContrastiveConfig(FairseqDataclass):
 
 
 @register_criterion("token_contrastive", dataclass=TokenContrastiveConfig)
-class TokenContrastiveCriterion(FairseqCriterion):
+class TokenContrastiveCriterion(SummedCriterion):
     """MLM + ``contrastive_weight`` x token contrastive loss, each a mean over its own tokens.
 
     Let M be the number of masked tokens and A the number of anchors in an update: in all its ``--update-freq`` batches
@@ -181,10 +181,6 @@ class TokenContrastiveCriterion(FairseqCriterion):
             "loss", lambda meters: round(float(meters["mlm_loss"].avg + meters["_weighted_contrastive_loss"].avg), 3)
         )
         metrics.log_derived("mlm_ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
 
 
 def _without_lonely_anchors(counts: Tensor) -> Tensor:

@@ -52,15 +52,15 @@ def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: 
         TRUSTED[kind].update(names)
 
 
-def read_contents(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint file holds, as plain data; tensors are mapped, so that the weights are not read yet.
+def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[str, Any]:
+    """What a checkpoint file holds, as plain data; tensors may be ``mapped``, so that the weights are not read yet.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not a checkpoint of fairseq, or holds more than plain data.
     """
     try:
-        contents = _loaded(os.fspath(path))
+        contents = _loaded(os.fspath(path), mapped)
     except OSError as error:
         if error.errno == errno.EINVAL:  # torch's, for a file that is too short
             raise unreadable(path, "it is too short") from None
@@ -119,14 +119,14 @@ def architecture_options(contents: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sorted(options.items()) if name in known}
 
 
-def _loaded(path: str) -> Any:
+def _loaded(path: str, mapped: bool) -> Any:
     """The content of a file of torch, on the CPU; only torch >= 2.6 is safe in this (CVE-2025-32434)."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except RuntimeError as error:
         if "mmap can only be used" not in str(error):
             raise
-    return torch.load(path, map_location="cpu", weights_only=True)  # the format of torch < 1.6
+    return _loaded(path, mapped=False)  # the format of torch < 1.6
 
 
 def _check_contents(contents: Any) -> None:

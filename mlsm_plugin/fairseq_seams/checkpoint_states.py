@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -52,8 +52,25 @@ def read_state(
     """
     if not Path(path).is_file():
         raise missing_checkpoint(path, kind)
-    check_configuration(read_contents(path), path)
-    state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), {**(overrides or {}), **NO_FILES})
+    contents = read_contents(path)
+    check_configuration(contents, path)
+    return state_of(contents, path, {**(overrides or {}), **NO_FILES})
+
+
+def state_of(
+    contents: dict[str, Any], path: str | os.PathLike[str], overrides: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The state in what :func:`read_contents` gave, as fairseq's ``load_checkpoint_to_cpu`` makes it of the file."""
+    try:
+        if contents.get("args") is not None:
+            for name, value in (overrides or {}).items():
+                setattr(contents["args"], name, value)
+        if contents.get("cfg") is not None:
+            contents["cfg"] = OmegaConf.create(contents["cfg"], flags={"allow_objects": True})
+            overwrite_args_by_name(contents["cfg"], overrides or {})
+        state: dict[str, Any] = checkpoint_utils._upgrade_state_dict(contents)
+    except Exception as error:  # updating older formats raises errors of no common type
+        raise unreadable(path, str(error) or type(error).__name__) from None
     return state
 
 

@@ -20,7 +20,8 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents, unreadable
+from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents
+from mlsm_plugin.fairseq_seams.checkpoint_states import state_of
 from mlsm_plugin.fairseq_seams.model_parts import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_seams.version_shims import open_config
@@ -61,15 +62,10 @@ def apply() -> None:
 
 def _reading_plain_data(original: Any) -> Any:
     @functools.wraps(original)
-    def load_checkpoint_to_cpu(path: str, *more: Any, **named: Any) -> Any:
-        if os.path.isfile(path):
-            read_contents(path)
-        try:
-            return original(path, *more, **named)
-        except OSError:
-            raise
-        except Exception as error:  # updating older formats raises errors of no common type
-            raise unreadable(path, str(error) or type(error).__name__) from None
+    def load_checkpoint_to_cpu(path: str, arg_overrides: dict[str, Any] | None = None, *more: Any, **named: Any) -> Any:
+        if not os.path.isfile(path):
+            return original(path, arg_overrides, *more, **named)
+        return state_of(read_contents(path, mapped=False), path, arg_overrides)
 
     return load_checkpoint_to_cpu
 

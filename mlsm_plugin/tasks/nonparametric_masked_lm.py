@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.data.masked_share import check_masked_share
 from mlsm_plugin.data.span_datasets import SpanGroupsDataset, SpanMasking, consecutive_groups
 from mlsm_plugin.data.span_groups import SpanRules
-from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split, split_path
+from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS
@@ -62,7 +61,17 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
 
     def __init__(self, cfg: NonparametricMaskedLMConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
-        self.rules = _rules(cfg)
+        try:
+            self.rules = SpanRules(
+                mask_prob=cfg.mask_prob,
+                length_p=cfg.span_length_p,
+                max_length=cfg.max_span_length,
+                punctuation_prob=cfg.punctuation_prob,
+                max_ngram_masks=cfg.max_ngram_masks,
+                max_spans_per_sequence=cfg.max_spans_per_sequence,
+            )
+        except ValueError as error:
+            raise ValueError(f"options of the span masking: {error}") from error
         if cfg.group_size < 2:
             raise ValueError(f"--group-size must be at least 2, got {cfg.group_size}: spans are found in other blocks")
         if not 0 <= cfg.context_masking_ratio <= 1:
@@ -70,11 +79,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         self.span_masks = [dictionary.add_symbol(symbol, n=0) for symbol in added_symbols(cfg)]
         self.span_masks = self.span_masks or [self.mask_idx, self.mask_idx]
         self.special_ids = sorted({*range(dictionary.nspecial), self.mask_idx, *self.span_masks})
-
-    @classmethod
-    def setup_task(cls, cfg: NonparametricMaskedLMConfig, **kwargs: Any) -> "NonparametricMaskedLMTask":
-        """Load only the dictionary, so that a checkpoint loads without the data."""
-        return cls(cfg, load_dictionary(utils.split_paths(cfg.data)[0]))
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model, with additional positions, as masks can be longer than the spans that they replace.
@@ -86,8 +90,7 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
                 cfg.max_positions = self.cfg.tokens_per_sample + self.cfg.max_spans_per_sequence
         self.model_positions = int(cfg.max_positions)
         model = super().build_model(cfg, from_checkpoint)
-        size, mask = len(self.source_dictionary), self.mask_idx
-        before_loading(model, functools.partial(_add_rows, size, mask))
+        before_loading(model, functools.partial(_add_rows, len(self.source_dictionary), self.mask_idx))
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -148,20 +151,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
             max_length=getattr(self, "model_positions", None),
             context_masking_ratio=self.cfg.context_masking_ratio,
         )
-
-
-def _rules(cfg: NonparametricMaskedLMConfig) -> SpanRules:
-    try:
-        return SpanRules(
-            mask_prob=cfg.mask_prob,
-            length_p=cfg.span_length_p,
-            max_length=cfg.max_span_length,
-            punctuation_prob=cfg.punctuation_prob,
-            max_ngram_masks=cfg.max_ngram_masks,
-            max_spans_per_sequence=cfg.max_spans_per_sequence,
-        )
-    except ValueError as error:
-        raise ValueError(f"options of the span masking: {error}") from error
 
 
 def _add_rows(size: int, mask: int, state_dict: dict[str, Any], prefix: str) -> None:

@@ -325,8 +325,13 @@ def _average() -> None:
 
 @seam(
     "checkpoint_states",
-    "checkpoint_utils.load_checkpoint_to_cpu(path, arg_overrides)",
-    partial(instead, checkpoint_utils, "load_checkpoint_to_cpu", lambda path: torch.load(path)),
+    "checkpoint_utils._upgrade_state_dict(state)",
+    partial(instead, checkpoint_utils, "_upgrade_state_dict", lambda state: {}),
+)
+@seam(
+    "checkpoint_states",
+    "dataclass.utils.overwrite_args_by_name(cfg, overrides)",
+    partial(instead, checkpoint_states, "overwrite_args_by_name", lambda cfg, overrides: None),
 )
 def _state() -> None:
     with tempfile.TemporaryDirectory() as folder:
