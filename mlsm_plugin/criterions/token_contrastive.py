@@ -55,9 +55,8 @@ class TokenContrastiveCriterion(SummedCriterion):
 
     Let M be the number of masked tokens and A the number of anchors in an update: in all its ``--update-freq`` batches
     on all ranks. A batch returns its summed cross entropy + contrastive_weight x (M / A) x its summed contrastive loss,
-    and its number of masked tokens as the sample size. fairseq divides the sum of all by M. The result is (sum of cross
-    entropies) / M + contrastive_weight x (sum of contrastive losses) / A, as if the update were one batch. A and M come
-    from :meth:`begin_update`; in validation, or if it is not called, they are those of the batch.
+    and fairseq divides the sum of all by M: as if the update were one batch. A and M come from :meth:`begin_update`; in
+    validation, or if it is not called, they are those of the batch.
 
     Raises:
         ValueError: the task does not announce updates, or an option is out of range.
@@ -78,12 +77,10 @@ class TokenContrastiveCriterion(SummedCriterion):
         self._warned = False
 
     def begin_update(self, batches: list[Any], update_num: int, *, device: torch.device) -> None:
-        """Count the masked tokens and the anchors of an update. All ranks have to call it.
+        """Count the masked tokens and the anchors of an update, after ``update_num``. All ranks have to call it.
 
-        Args:
-            batches: all batches of this rank, empty ones if it has none left; the same number on all ranks.
-            update_num: number of updates before this one.
-            device: device on which the ranks exchange their counts.
+        ``batches`` are those of this rank, empty ones if it has none left; the same number on all ranks. ``device`` is
+        that on which the ranks exchange their counts.
         """
         counts = torch.stack([self._counts(batch) for batch in batches]).to(device)  # (batches, 3)
         if not self.cfg.negatives_across_ranks:

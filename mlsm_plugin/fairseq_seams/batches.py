@@ -14,11 +14,8 @@ from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 class WordBeginnings:
     """Takes the place of the tensor ``(V,)`` that ``MaskTokensDataset`` asks which tokens of a sample begin words.
 
-    It asks by ``gather(0, ids)``. The tokens of long words are words.
-
-    Args:
-        begins_word: ``(V,)`` uint8, which symbols begin words.
-        in_long_words: from which tokens of a sample begin words, bool ``(T,)``, to which are in long words.
+    The tokens of long words are words: ``in_long_words`` says of the tokens of a sample that begin words, bool
+    ``(T,)``, which are in long ones. ``begins_word`` is uint8.
     """
 
     def __init__(self, begins_word: torch.Tensor, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:

@@ -90,11 +90,8 @@ class StreamingMMapBuilder:
     """Writes byte for byte what ``indexed_dataset.make_builder(out_file, "mmap", vocab_size)`` writes.
 
     fairseq's builder keeps every length, and at the end every pointer, as Python integers in lists. This one keeps the
-    lengths in an unnamed temporary file next to the data, and accepts many sentences at once.
-
-    Args:
-        out_file: path of the ``.bin`` file.
-        vocab_size: length of the dictionary, which decides the integer type, as in fairseq.
+    lengths in an unnamed temporary file next to the data, and accepts many sentences at once. ``vocab_size``, the
+    length of the dictionary, decides the integer type.
     """
 
     def __init__(self, out_file: str, vocab_size: int) -> None:

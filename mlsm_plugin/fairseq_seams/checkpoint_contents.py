@@ -61,6 +61,7 @@ def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[
     """
     try:
         contents = _loaded(os.fspath(path), mapped)
+        _check_contents(contents)
     except OSError as error:
         if error.errno == errno.EINVAL:  # torch's, for a file that is too short
             raise unreadable(path, "it is too short") from None
@@ -69,11 +70,8 @@ def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[
         raise unreadable(path, "it is damaged, or holds Python objects, which are not loaded") from None
     except Exception as error:  # reading another kind of file raises errors of no common type
         raise unreadable(path, str(error) or type(error).__name__) from None
-    try:
-        _check_contents(contents)
-    except ValueError as error:
-        raise unreadable(path, str(error)) from None
-    return contents
+    found: dict[str, Any] = contents
+    return found
 
 
 def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
@@ -83,14 +81,9 @@ def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
 
 
 def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Check that a model may be built from a checkpoint: names on the lists, options of the right type and size.
+    """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
 
-    Args:
-        contents: what :func:`read_contents` gave.
-        path: the file, for errors.
-
-    Raises:
-        ValueError: the configuration must not be used (says why).
+    Its names must be on the lists, and its options of the right type and size.
     """
     parts, names = _parts(contents), names_in(contents)
     for kind, name in names.items():

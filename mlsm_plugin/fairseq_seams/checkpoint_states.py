@@ -41,10 +41,7 @@ def read_state(
 ) -> dict[str, Any]:
     """The state in a checkpoint, on the CPU, with its configuration as it is written today.
 
-    Args:
-        path: the file.
-        overrides: options of the configuration to change, by name.
-        kind: how an error calls the file.
+    ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -90,10 +87,7 @@ def load_model(
 ) -> tuple[Any, Any, Any]:
     """The model in a checkpoint, the whole configuration, and the task.
 
-    Args:
-        path: the file.
-        overrides: options of the configuration to change, by name.
-        state: what :func:`read_state` gave for both; None reads it.
+    ``state`` is what :func:`read_state` gave for the same arguments; None reads it.
 
     Raises:
         FileNotFoundError: the file, or a file of the data such as the dictionary, does not exist.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_content
 from mlsm_plugin.fairseq_seams.checkpoint_states import state_of
 from mlsm_plugin.fairseq_seams.model_parts import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
-from mlsm_plugin.fairseq_seams.version_shims import open_config
+from mlsm_plugin.fairseq_seams.version_shims import causes, open_config
 
 Look = Callable[[dict[str, Tensor], str], None]
 
@@ -85,7 +85,7 @@ def _saying_what_does_not_fit(original: Any) -> Any:
             if loaded is not None:
                 _check_averages(self.optimizer.optimizer)
         except Exception as error:
-            for reason in _chain(error):
+            for reason in causes(error):
                 if problem := _problem(str(reason), filename, resumes):
                     raise ValueError(f"{filename} {problem}") from error
             raise
@@ -101,12 +101,6 @@ def _check_averages(optimizer: Any) -> None:
         average = state.get("exp_avg") if isinstance(state, dict) else None
         if isinstance(average, Tensor) and average.shape != parameter.shape:
             raise RuntimeError(f"{OTHER_AVERAGES}has averages of another size")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _problem(text: str, filename: str, resumes: bool) -> str | None:

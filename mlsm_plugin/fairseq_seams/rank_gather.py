@@ -33,12 +33,8 @@ def rank_group(size: int | None = None) -> Any:
 def gather_rows(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
     """Gather the rows of all ranks, without gradient. Every rank has to call this, even without rows.
 
-    Args:
-        rows: ``(n, ...)``; n may differ from rank to rank, the other sizes may not.
-        group: process group; None: all data-parallel ranks.
-
-    Returns:
-        the rows ``(sum of all n, ...)`` in the order of the ranks, and the index at which those of this rank begin.
+    From ``(n, ...)``, of which n may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the ranks,
+    and the index at which the rows of this rank begin.
     """
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:

@@ -188,11 +188,15 @@ def _text_of_rank(printed: str) -> str | None:
 
 def _own_error(error: BaseException | None) -> BaseException | None:
     """This error or one of its causes, if this package raised it; fairseq replaces some by a general one."""
+    found = (one for one in causes(error) if isinstance(one, (ValueError, OSError)) and _raised_here(one.__traceback__))
+    return next(found, None)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes."""
     while error is not None:
-        if isinstance(error, (ValueError, OSError)) and _raised_here(error.__traceback__):
-            return error
+        yield error
         error = error.__cause__ or error.__context__
-    return None
 
 
 def _raised_here(traceback: types.TracebackType | None) -> bool:

@@ -48,19 +48,12 @@ def temperature_of(cfg: Any, dim: int) -> float:
 
 
 class SpanTerms(NamedTuple):
-    """The loss, and what is logged with it.
+    """The loss in nats, and what is logged with it, ``(n,)`` each."""
 
-    Attributes:
-        loss: summed loss, float32 scalar with gradient.
-        losses: ``(n,)`` that of each query, 0 without positives.
-        found: ``(n,)`` bool, whether the best candidate of a query is a positive.
-        counted: ``(n,)`` bool, whether a query has positives.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    found: Tensor
-    counted: Tensor
+    loss: Tensor  # summed, float32 scalar with gradient
+    losses: Tensor  # that of each query, 0 without positives
+    found: Tensor  # bool, whether the best candidate of a query is a positive
+    counted: Tensor  # bool, whether a query has positives
 
 
 def span_contrastive_terms(
@@ -163,15 +156,12 @@ class _SpanLoss(torch.autograd.Function):
 
 
 def occurrences(tokens: Tensor, ngrams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where n-grams begin and end in sequences.
+    """Where n-grams begin and end in sequences, ``(n, S, T)`` bool: True at the first and last token of an occurrence.
 
     Args:
         tokens: ``(S, T)`` ids; negative ids match nothing.
         ngrams: ``(n, L)`` ids; ids of row i after its length are ignored.
         lengths: ``(n,)``, from 1 to L.
-
-    Returns:
-        begins and ends, ``(n, S, T)`` bool: True at the first and at the last token of each occurrence.
     """
     num_sequences, width = tokens.shape
     begins = torch.zeros(len(ngrams), num_sequences, width, dtype=torch.bool, device=tokens.device)

@@ -19,20 +19,11 @@ ANCHORS = ("all", "unmasked", "masked")
 
 @dataclass(frozen=True)
 class Contrast:
-    """What the tokens of a batch are compared with.
+    """What the tokens of a batch are compared with; ValueError if a value is out of range."""
 
-    Attributes:
-        positive_window: W; a positive is less than W tokens from its anchor.
-        negatives: K; number of tokens of other sequences that each anchor is compared with.
-        anchors: tokens that are anchors: ``all``, ``masked`` or ``unmasked``.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    positive_window: int = 5
-    negatives: int = 50
-    anchors: str = "all"
+    positive_window: int = 5  # W; a positive is less than W tokens from its anchor
+    negatives: int = 50  # K; number of tokens of other sequences that each anchor is compared with
+    anchors: str = "all"  # tokens that are anchors: all, masked or unmasked
 
     def __post_init__(self) -> None:
         if self.positive_window < 2:
@@ -136,21 +127,13 @@ def _draw_others(
 
 
 class ContrastiveTerms(NamedTuple):
-    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient.
+    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient."""
 
-    Attributes:
-        loss: InfoNCE in nats, summed, float32 scalar with gradient.
-        losses: that of each anchor.
-        correct: whether its positive is nearer than all negatives, bool.
-        positive_cosine: cosine of an anchor and its positive.
-        negative_cosine: mean cosine of an anchor and its negatives.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    correct: Tensor
-    positive_cosine: Tensor
-    negative_cosine: Tensor
+    loss: Tensor  # InfoNCE in nats, summed, float32 scalar with gradient
+    losses: Tensor  # that of each anchor
+    correct: Tensor  # whether its positive is nearer than all negatives, bool
+    positive_cosine: Tensor  # cosine of an anchor and its positive
+    negative_cosine: Tensor  # mean cosine of an anchor and its negatives
 
 
 def contrastive_terms(

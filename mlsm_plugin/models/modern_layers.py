@@ -26,36 +26,20 @@ NEVER = -30_000.0
 
 @dataclass(frozen=True)
 class ModernSize:
-    """What a :class:`ModernTransformer` looks like.
+    """What a :class:`ModernTransformer` looks like."""
 
-    Attributes:
-        num_symbols: rows of the embeddings.
-        padding: the padding id.
-        layers: number of layers.
-        dim: width of the hidden states.
-        ffn_dim: width of the GeGLU; its first matrix makes ``2 * ffn_dim`` values, of which one half gates the other.
-        heads: attention heads.
-        dropout: of the embeddings, and of what a block adds to the hidden states.
-        attention_dropout: of the attention weights.
-        activation_dropout: of the GeGLU.
-        window: tokens that a local layer sees, about half of them on each side; 0: all layers are global.
-        global_every: every so-many-th layer, beginning with the first, is global.
-        theta: base of the rotary angles in global layers.
-        local_theta: the same in local layers.
-    """
-
-    num_symbols: int
-    padding: int
+    num_symbols: int  # rows of the embeddings
+    padding: int  # the padding id
     layers: int
-    dim: int
-    ffn_dim: int
+    dim: int  # width of the hidden states
+    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, of which one half gates the other
     heads: int
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    window: int = 0
-    global_every: int = 3
-    theta: float = 10_000.0
+    dropout: float = 0.0  # of the embeddings, and of what a block adds to the hidden states
+    attention_dropout: float = 0.0  # of the attention weights
+    activation_dropout: float = 0.0  # of the GeGLU
+    window: int = 0  # tokens that a local layer sees, about half of them on each side; 0: all layers are global
+    global_every: int = 3  # every so-many-th layer, beginning with the first, is global
+    theta: float = 10_000.0  # base of the rotary angles in global layers
     local_theta: float = 10_000.0
 
     def is_local(self, layer: int) -> bool:
@@ -93,7 +77,6 @@ class _RotatedHeads(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
-        """Rotate the gradients back."""
         cos, sin = ctx.saved_tensors
         batch, heads, length, dim = value.shape
         gradient = value.new_empty(batch, length, 3, heads, dim)
@@ -244,15 +227,10 @@ class ModernLayer(nn.Module):
 
 
 class ModernTransformer(nn.Module):
-    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``.
+    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``."""
 
-    Attributes:
-        batch_first: its layers get hidden states as ``(B, T, dim)``; those of fairseq's as ``(T, B, dim)``.
-        can_choose_tokens: its last layer can compute some tokens only.
-    """
-
-    batch_first = True
-    can_choose_tokens = True
+    batch_first = True  # its layers get hidden states as (B, T, dim); those of fairseq's as (T, B, dim)
+    can_choose_tokens = True  # its last layer can compute some tokens only
 
     def __init__(self, size: ModernSize, embed_tokens: nn.Embedding) -> None:
         super().__init__()

@@ -70,13 +70,10 @@ class FusedAdamW(FairseqOptimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Load the averages of a checkpoint.
+        """Load the averages of a checkpoint; ValueError if they are those of other parameters.
 
-        The settings, also those of each group, stay those of this run, except the rate, which the scheduler sets.
-        What ``optimizer_overrides`` names (``--optimizer-overrides``) has its value in all groups.
-
-        Raises:
-            ValueError: the averages are those of other parameters.
+        The settings of each group stay those of this run, except the rate, which the scheduler sets, and what
+        ``optimizer_overrides`` names, in all groups.
         """
         overrides = optimizer_overrides or {}
         own = [{key: group[key] for key in SETTINGS} | overrides for group in self.param_groups]
@@ -121,14 +118,11 @@ def mark_embeddings(model: nn.Module) -> None:
 def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: matrices, with decay; and vectors and marked embeddings, without.
 
-    Raises:
-        ValueError: no parameter is a matrix, since ``--fp16`` has joined all into one vector.
+    ValueError if no parameter is a matrix, since ``--fp16`` has joined all into one vector.
     """
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in params:
-        is_embedding = getattr(parameter, GROUP_ATTRIBUTE, None) == EMBEDDINGS
-        (others if parameter.dim() < 2 or is_embedding else matrices).append(parameter)
+    embeddings = {id(one) for one in params if getattr(one, GROUP_ATTRIBUTE, None) == EMBEDDINGS}
+    matrices = [one for one in params if one.dim() >= 2 and id(one) not in embeddings]
+    others = [one for one in params if one.dim() < 2 or id(one) in embeddings]
     if not matrices:
         raise ValueError(
             "--decay-matrices-only needs separate parameters: use --autocast bf16 instead of --fp16 or --bf16, or add "
