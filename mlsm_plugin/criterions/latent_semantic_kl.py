@@ -43,8 +43,7 @@ class LatentSemanticKlCriterion(SummedCriterion):
     max(0, 1 - u / N); in validation it is always ``latent_weight``, so that the losses compare.
 
     Raises:
-        ValueError: a weight is negative, or both are 0; ``latent_updates`` is not positive, or nothing is left to
-            train when they are over.
+        ValueError: a weight is out of range, or nothing is left to train when ``latent_updates`` are over.
     """
 
     def __init__(self, cfg: LatentSemanticKlConfig, task: Any) -> None:
@@ -72,11 +71,7 @@ class LatentSemanticKlCriterion(SummedCriterion):
         return self._whole_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over tokens, the sample size, and the logging output.
-
-        Raises:
-            ValueError: the batch has no codes, or the model has no latent head.
-        """
+        """The loss summed over tokens, the sample size, and the logging output; ValueError without codes or head."""
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
         latent_weight = self.latent_weight
         if latent_weight > 0 and "codes" not in sample:
@@ -121,7 +116,7 @@ class LatentSemanticKlCriterion(SummedCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over the tokens of the updates, in bits (base 2) as fairseq does."""
+        """Log means over the tokens of the updates, in bits as fairseq does: ``kl`` too, which is computed in nats."""
         means = LoggedMeans(logging_outputs)
         masked, coded = means.total("num_masked"), means.total("num_coded")
         means.log("loss", "loss", means.total("sample_size"), unit=BIT)

@@ -20,11 +20,7 @@ class SummedCriterion(FairseqCriterion):
 
 
 class LoggedMeans:
-    """Logs sums over all batches and workers, divided by counts over all batches and workers.
-
-    Args:
-        logging_outputs: outputs of all batches and workers of an update; some may lack some keys.
-    """
+    """Logs sums over all batches and workers of an update, divided by counts over them; some may lack some keys."""
 
     def __init__(self, logging_outputs: list[dict[str, Any]]) -> None:
         self.logging_outputs = logging_outputs

@@ -34,8 +34,8 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | o
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.
-        ValueError: there are fewer than two, one of them is no checkpoint, they do not belong to the same model, or the
-            vocabulary in the folder of the output is another one.
+        ValueError: there are fewer than two, one is no checkpoint or of another model, or the vocabulary in the folder
+            of the output is another one.
         OSError: the file cannot be written.
     """
     files = [only_checkpoint(path) for path in paths]

@@ -108,15 +108,9 @@ def hidden_states_in(output: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
 
 
 def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """What the last layer of a sentence encoder gives, of one without layers the embeddings.
+    """What the last layer of a sentence encoder gives, ``(B, T, dim)``, or only of ``chosen`` tokens ``(n, dim)``.
 
-    Args:
-        tokens: ``(B, T)`` ids, right-padded, on the encoder's device.
-        chosen: ``(B, T)`` bool, the hidden states of these n tokens only; an encoder that can computes no others in its
-            last layer.
-
-    Returns:
-        ``(B, T, dim)``, or ``(n, dim)`` with ``chosen``.
+    ``tokens`` are ``(B, T)`` ids, right-padded. An encoder that can computes no others in its last layer.
     """
     if chosen is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
         return hidden_states_in(encoder(tokens, chosen_tokens=chosen))[0].squeeze(0)
@@ -252,12 +246,8 @@ def best_hypothesis(
 ) -> tuple[list[int], list[float]]:
     """The best target of an encoder-decoder in eval mode: ids, and their log-probabilities in nats.
 
-    Args:
-        task: a fairseq task, which builds the generator.
-        model: the encoder-decoder.
-        source: ids ``(T,)``, EOS included, on the model's device.
-        beam: hypotheses that are kept.
-        max_length: tokens of the target at most, without EOS.
+    ``source`` are ids ``(T,)``, EOS included, on the model's device; ``beam`` hypotheses are kept, and the target has
+    ``max_length`` tokens at most, without EOS.
     """
     options = argparse.Namespace(beam=beam, max_len_a=0, max_len_b=max_length)
     generator = task.build_generator([model], options)

@@ -78,8 +78,7 @@ def span_contrastive_terms(
         similarity: ``inner`` or ``l2``.
         temperature: a positive number; None: sqrt(d).
 
-    Returns:
-        the loss in nats, in float32 (float64 for float64 queries), and what is logged with it.
+    The loss is in float32, or float64 for float64 queries.
 
     Raises:
         ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
@@ -224,11 +223,9 @@ def span_batch_terms(
 
 
 def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
-    """The ids of each span, ``(n, longest)``; ids after its length do not count.
+    """The ids of each span, ``(n, longest)``, in ids without masks ``(B, T)``; those after its length do not count.
 
-    Args:
-        context: ``(B, T)`` ids without masks.
-        spans: the ``sequence``, ``start`` and ``length`` of each span in it, ``(n,)``.
+    ``spans`` has the ``sequence``, ``start`` and ``length`` of each, ``(n,)``.
     """
     lengths = spans["length"]
     if len(lengths) == 0:

@@ -84,9 +84,7 @@ class LatentSemanticEncoder(RobertaEncoder):
             project_atoms: compute the atom logits, as ``extra["atom_logits"]``.
             has_padding: whether ``src_tokens`` has padding, if that is known; not every encoder makes use of it.
 
-        Returns:
-            the vocabulary logits, or the features; and ``extra``. With logits, ``extra["zero_with_gradient"]`` is the
-            zero to add to a loss (:func:`~mlsm_plugin.losses.zero_gradients.zero_with_gradient`).
+        With logits, ``extra["zero_with_gradient"]`` is the zero to add to a loss (``losses.zero_gradients``).
         """
         if features_only:
             return self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)

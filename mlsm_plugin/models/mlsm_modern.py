@@ -62,11 +62,7 @@ class ModernEncoder(LatentSemanticEncoder):
     def features_to_project(
         self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """See :meth:`LatentSemanticEncoder.features_to_project`.
-
-        In training, the last layer computes masked tokens only. An evaluation may replace the hidden states of a whole
-        batch (``changed_hidden_states``).
-        """
+        # in training, the last layer computes masked tokens only; an evaluation may change all (changed_hidden_states)
         whole = not self.training or return_all_hiddens or num_layers(self.sentence_encoder) == 0
         if masked_tokens is None or whole:
             return super().features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
@@ -81,7 +77,6 @@ class MlsmModernModel(LatentSemanticModel):
     encoder_class = ModernEncoder
 
     def finish_parameters(self) -> None:
-        """See :meth:`LatentSemanticModel.finish_parameters`."""
         if safe_getattr(self.args, "initialization", BY_BERT) == BY_WIDTH:  # older checkpoints do not have it
             sentence_encoder(self).draw_weights_by_width()
             with torch.no_grad():  # a hidden state that holds a token's embedding predicts this token from the start
@@ -134,8 +129,7 @@ class MlsmModernModel(LatentSemanticModel):
 def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
     """The size of the encoder from the options of the model, among which the window is set if it is not.
 
-    Raises:
-        ValueError: an option is out of range.
+    ValueError if an option is out of range.
     """
     dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
     if heads < 1 or dim % (2 * heads):

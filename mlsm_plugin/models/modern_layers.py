@@ -104,18 +104,12 @@ def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ChosenTokens:
-    """The tokens whose final hidden states are asked for: the last layer computes no others.
+    """The tokens whose final hidden states are asked for: the last layer computes no others."""
 
-    Attributes:
-        chosen: ``(B, T)`` bool.
-        places: ``(B, M)``, the positions of the chosen tokens of each sample in order, then others up to M, which is
-            the number of chosen tokens of the sample that has most of them.
-        is_chosen: ``(B, M)`` bool, which of ``places`` are of chosen tokens.
-    """
-
-    chosen: Tensor
+    chosen: Tensor  # (B, T) bool
+    # (B, M), the positions of the chosen tokens of each sample in order, then others up to the M of the one with most
     places: Tensor
-    is_chosen: Tensor
+    is_chosen: Tensor  # (B, M) bool, which of the places are of chosen tokens
 
     @classmethod
     def of(cls, chosen: Tensor) -> ChosenTokens:
@@ -138,16 +132,9 @@ class ChosenTokens:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention.
+    """Scaled dot-product attention of queries ``(B, H, M, d)`` to keys and values ``(B, H, T, d)``: ``(B, H, M, d)``.
 
-    Args:
-        query: ``(B, H, M, d)``.
-        key, value: ``(B, H, T, d)``.
-        mask: added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
-        dropout: share of the attention weights that is set to 0.
-
-    Returns:
-        ``(B, H, M, d)``
+    The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
     """
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.size(2) <= LONGEST_UNFUSED:
         scores = (query * (1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
@@ -257,9 +244,8 @@ class ModernTransformer(nn.Module):
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
+        *,
         return_all_hiddens: bool = False,
-        token_embeddings: Tensor | None = None,
         has_padding: bool | None = None,
         chosen_tokens: Tensor | None = None,
     ) -> dict[str, Any]:
@@ -267,15 +253,13 @@ class ModernTransformer(nn.Module):
 
         Args:
             src_tokens: ``(B, T)`` ids, right-padded.
-            src_lengths, token_embeddings: not used.
             return_all_hiddens: also return the hidden states before and after each layer.
             has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
             chosen_tokens: ``(B, T)`` bool, compute the final hidden states of these n tokens only, ``(1, n, dim)``. The
                 last layer then needs a fraction of its time.
 
         Returns:
-            the final hidden states, and if asked for hidden states 0 to the number of layers, without the final norm;
-            see :func:`~mlsm_plugin.fairseq_seams.model_parts.encoder_output`.
+            see :func:`~mlsm_plugin.fairseq_seams.model_parts.encoder_output`; only the final ones have the final norm.
         """
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:
@@ -285,9 +269,8 @@ class ModernTransformer(nn.Module):
         masks = self._masks(hidden, padding if has_padding else None)
         angles = self._angles(hidden)
         for number, layer in enumerate(self.layers, start=1):
-            only = None
-            if chosen_tokens is not None and number == len(self.layers):
-                only = ChosenTokens.of(chosen_tokens)
+            is_last = number == len(self.layers)
+            only = ChosenTokens.of(chosen_tokens) if chosen_tokens is not None and is_last else None
             hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local], only)
             if return_all_hiddens:
                 states.append(hidden)

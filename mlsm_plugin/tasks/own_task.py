@@ -84,18 +84,13 @@ class OwnTask(ABC):
     load from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
     (``data``), the first folder of which has the dictionary.
 
-    Attributes:
-        criterions: names of the criterions of this package and of fairseq that fit.
-        encoder_decoder: whether the task trains an encoder-decoder, or else an encoder.
-        usual_arch: an architecture that fits, for errors.
-
     Raises:
         ValueError: ``--autocast bf16`` together with another kind of reduced precision.
     """
 
-    criterions: ClassVar[tuple[str, ...]]
-    encoder_decoder: ClassVar[bool] = False
-    usual_arch: ClassVar[str] = "mlsm_modern_small"
+    criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit
+    encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder, or else an encoder
+    usual_arch: ClassVar[str] = "mlsm_modern_small"  # one that fits, for errors
     cfg: Any
 
     def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:

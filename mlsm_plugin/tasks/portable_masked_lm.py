@@ -103,11 +103,8 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
     def set_batches(self, split: str, samples: Any, inputs: Any, targets: Any, **more: Any) -> None:
         """Let the batches of ``split`` be those of ``masked_lm``; the model is told which of them have padding.
 
-        Args:
-            split: its name.
-            samples: the dataset of the samples before masking.
-            inputs, targets: of each sample, ``(T,)``; a target is the id of a masked token, padding elsewhere.
-            more: what each batch also holds: datasets by the name of their entry.
+        ``inputs`` and ``targets`` are those of the ``samples``, ``(T,)`` each; a target is the id of a masked token,
+        padding elsewhere. ``more`` are datasets of what each batch also holds, by name.
         """
         pad, padded_targets = self.source_dictionary.pad(), RightPadDataset(targets, self.source_dictionary.pad())
         for_model = {
