@@ -1,7 +1,6 @@
 """Weights before they are loaded, with a hook that torch calls private; what to do where a checkpoint does not fit.
 
-All of fairseq's commands load checkpoints with ``checkpoint_utils.load_checkpoint_to_cpu``: it takes plain data only
-here, and reports a bad file in one line.
+``checkpoint_utils.load_checkpoint_to_cpu``, with which all of fairseq's commands load, takes plain data only.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _saying_what_does_not_fit(original: Any) -> Any:
         try:
             loaded = original(self, filename, *more, **named)
             if loaded is not None:
-                _check_averages(self.optimizer.optimizer)
+                check_averages(self.optimizer.optimizer)
         except Exception as error:
             for reason in causes(error):
                 if problem := _problem(str(reason), filename, resumes):
@@ -95,12 +94,12 @@ def _saying_what_does_not_fit(original: Any) -> Any:
     return load_checkpoint
 
 
-def _check_averages(optimizer: Any) -> None:
-    """torch loads averages of another size, and fails at the first update."""
+def check_averages(optimizer: Any) -> None:
+    """Raise ValueError if an optimizer of torch has loaded averages of another size, beyond which it would write."""
     for parameter, state in optimizer.state.items():
         average = state.get("exp_avg") if isinstance(state, dict) else None
         if isinstance(average, Tensor) and average.shape != parameter.shape:
-            raise RuntimeError(f"{OTHER_AVERAGES}has averages of another size")
+            raise ValueError(f"{OTHER_AVERAGES}has averages of another size")
 
 
 def _problem(text: str, filename: str, resumes: bool) -> str | None:

@@ -6,6 +6,7 @@ import argparse
 import atexit
 import builtins
 import functools
+import itertools
 import logging
 import os
 import queue
@@ -15,7 +16,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -133,7 +134,7 @@ def _stop_loading_before_exit() -> None:
         stops_before_exit = True
 
         def __init__(self, queue: Any, source: Any, *args: Any) -> None:
-            super().__init__(queue, _until(exiting, source), *args)
+            super().__init__(queue, itertools.takewhile(lambda _: not exiting.is_set(), source), *args)
             consumers.add(self)
 
     def wait_for_consumers(seconds: float = 10.0) -> None:
@@ -148,14 +149,6 @@ def _stop_loading_before_exit() -> None:
 
     iterators.BackgroundConsumer = BackgroundConsumer
     atexit.register(wait_for_consumers)
-
-
-def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
-    """The items of ``source`` until ``stop`` is set."""
-    for item in source:
-        if stop.is_set():
-            return
-        yield item
 
 
 def _text_for_user(error: BaseException) -> str | None:

@@ -13,6 +13,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II, OmegaConf
 from torch import nn
 
+from mlsm_plugin.fairseq_seams.loading_hooks import check_averages
 from mlsm_plugin.files.settings import option
 
 logger = logging.getLogger(__name__)
@@ -77,30 +78,15 @@ class FusedAdamW(FairseqOptimizer):
         """
         overrides = optimizer_overrides or {}
         own = [{key: group[key] for key in SETTINGS} | overrides for group in self.param_groups]
-        self._check_fits(state_dict)
-        super().load_state_dict(state_dict, overrides)
-        for group, settings in zip(self.param_groups, own, strict=True):
-            group.update(settings)
-
-    def _check_fits(self, state_dict: dict[str, Any]) -> None:
-        """torch's fused kernels would read and write beyond averages that are too small."""
-        groups, saved_groups = self.param_groups, state_dict["param_groups"]
-        if len(groups) != len(saved_groups):
+        if len(own) != len(state_dict["param_groups"]):
             raise ValueError(
                 "--decay-matrices-only differs from the run in the checkpoint; set it as there, or pass "
                 "--reset-optimizer"
             )
-        own = [tuple(parameter.shape) for group in groups for parameter in group["params"]]
-        indices = [index for group in saved_groups for index in group["params"]]
-        averages = [state_dict["state"].get(index, {}).get("exp_avg") for index in indices]
-        fits = len(own) == len(averages) and all(
-            average is None or tuple(average.shape) == shape for average, shape in zip(averages, own, strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                "the optimizer's averages in the checkpoint are those of a model of another size, such as one with "
-                "another number of atoms; pass another --save-dir, or --reset-optimizer"
-            )
+        super().load_state_dict(state_dict, overrides)
+        check_averages(self._optimizer)
+        for group, settings in zip(self.param_groups, own, strict=True):
+            group.update(settings)
 
     @property
     def supports_flat_params(self) -> bool:

@@ -29,7 +29,6 @@ from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, Portabl
 
 logger = logging.getLogger(__name__)
 
-LATENT_SOURCE_CHOICES = ChoiceEnum(["store", "online"])
 # the options that only one source of the codes reads
 OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
@@ -42,7 +41,7 @@ CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the di
 class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
     """The options of ``masked_lm``, and those for the source of the codes."""
 
-    latent_source: LATENT_SOURCE_CHOICES = option(  # type: ignore[valid-type]
+    latent_source: ChoiceEnum(["store", "online"]) = option(  # type: ignore[valid-type]
         "store",
         help="store: read the codes that `mlsm encode` wrote; online: compute the codes of the masked tokens "
         "in every step, with --auxiliary-checkpoint and --latent-dictionary",

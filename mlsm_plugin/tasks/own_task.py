@@ -36,7 +36,6 @@ STRUCTURES = {
 }
 PACKAGES = (__name__.partition(".")[0], "fairseq")
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
-AUTOCAST_CHOICES = ChoiceEnum(["auto", "bf16", "off"])
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
     "where samples end (none: anywhere; complete: after a sentence; complete_doc: after a sentence or a document; eos: "
@@ -48,7 +47,7 @@ SAMPLE_BREAK_MODE_HELP = (
 class SavedRunConfig(FairseqDataclass):
     """Options for the precision of a step, the seed, saving a run, and its loader processes."""
 
-    autocast: AUTOCAST_CHOICES = option(  # type: ignore[valid-type]
+    autocast: ChoiceEnum(["auto", "bf16", "off"]) = option(  # type: ignore[valid-type]
         "off",
         help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
         "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
@@ -94,7 +93,7 @@ class OwnTask(ABC):
     cfg: Any
 
     def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:
-        super().__init__(cfg, *arguments, **named)
+        super().__init__(cfg, *arguments, **named)  # type: ignore[call-arg]
         self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
         if str(cfg.autocast) == "bf16" and self._others:
             raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
