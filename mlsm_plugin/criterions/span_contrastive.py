@@ -66,7 +66,6 @@ class SpanContrastiveCriterion(SummedCriterion):
         self.masks = sorted({task.mask_idx, *task.span_masks})
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over spans, the sample size, and the logging output."""
         features, key_features, key_tokens = self._encode(model, sample)
         content = is_content(key_tokens, self.dictionary)
         for mask in self.masks:

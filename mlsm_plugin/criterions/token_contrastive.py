@@ -105,7 +105,6 @@ class TokenContrastiveCriterion(SummedCriterion):
         return is_known(original, self.dictionary), masked
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over tokens, the sample size, and the logging output."""
         valid, masked = self._valid_and_masked(sample)
         with recorded_hidden_states(model) as recorded:
             logits = model(**sample["net_input"], masked_tokens=masked, return_all_hiddens=True)[0]
@@ -138,7 +137,6 @@ class TokenContrastiveCriterion(SummedCriterion):
         return loss, num_masked, logging_output
 
     def _contrast(self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]) -> ContrastiveTerms:
-        """The loss terms of a batch."""
         cfg, generator = self.cfg, self._generator(sample, semantics.device)
         anchors = self.contrast.anchors_in(valid, masked)
         how: Any = {"window": cfg.positive_window, "num_negatives": cfg.negatives, "generator": generator}

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,11 +45,9 @@ def newest_whole(folder: Path) -> tuple[Path, int] | None:
     """The readable checkpoint in a folder with the most updates, and how many it has seen; None: there is none."""
     found = []
     for path in sorted(folder.glob("checkpoint*.pt")):
-        try:
+        with suppress(OSError, ValueError):
             history = read_contents(path).get("optimizer_history") or [{}]
-        except (OSError, ValueError):
-            continue
-        found.append((int(history[-1].get("num_updates", 0)), path.stat().st_mtime, path))
+            found.append((int(history[-1].get("num_updates", 0)), path.stat().st_mtime, path))
     if not found:
         return None
     updates, _, path = max(found)

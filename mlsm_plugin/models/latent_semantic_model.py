@@ -126,7 +126,6 @@ class LatentSemanticModel(RobertaModel):
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
-        """Add the size of the latent head."""
         parser.add_argument(
             "--num-atoms",
             type=int,
@@ -155,12 +154,10 @@ class LatentSemanticModel(RobertaModel):
 
     def _drop_span_masks(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         num_symbols = len(token_embeddings(sentence_encoder(self)).weight)
-        dropped = False
-        for key in VOCABULARY_WEIGHTS:
-            saved = state_dict.get(prefix + key)
-            if saved is not None and len(saved) == num_symbols + len(SPAN_MASKS):
-                state_dict[prefix + key] = saved[:num_symbols]
-                dropped = True
+        longer = num_symbols + len(SPAN_MASKS)
+        dropped = [key for key in VOCABULARY_WEIGHTS if len(state_dict.get(prefix + key, ())) == longer]
+        for key in dropped:
+            state_dict[prefix + key] = state_dict[prefix + key][:num_symbols]
         if dropped:
             logger.info("the checkpoint's %s are not used by this task and are left out", " and ".join(SPAN_MASKS))
 

@@ -19,7 +19,6 @@ class MlsmRobertaModel(LatentSemanticModel):
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add the options of ``roberta``, and the size of the latent head."""
         RobertaModel.add_args(parser)
         LatentSemanticModel.add_atoms_option(parser)
 

@@ -129,7 +129,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         check_masked_share(split, counts, self.cfg.mask_prob, remedy=remedy)
 
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many content tokens of a batch are masked, and how many there are."""
         content = is_content(sample["context"]["src_tokens"], self.source_dictionary)
         return sample["spans"]["length"].sum(), content.sum()
 

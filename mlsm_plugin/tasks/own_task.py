@@ -144,7 +144,6 @@ class OwnTask(ABC):
         return result
 
     def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
-        """What computes ``criterion`` for a model and a sample."""
         if str(self.cfg.autocast) == "off":
             return criterion
 

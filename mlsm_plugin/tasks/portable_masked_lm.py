@@ -133,7 +133,6 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)
 
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many content tokens of a batch are masked, and how many there are."""
         return self._counts(sample["net_input"]["src_tokens"], sample["target"])
 
     def _counts(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

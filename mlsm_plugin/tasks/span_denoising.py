@@ -140,7 +140,6 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
         self.datasets[split] = dataset
 
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many tokens of the texts of a batch are noise, and how many there are."""
         sentinels = torch.as_tensor(self.sentinels, device=sample["target"].device)
         noise, rest = (
             (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()

@@ -22,13 +22,11 @@ class TacoTask(PortableMaskedLMTask):
         self._lookahead = UpdateLookahead()
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`FairseqTask.get_batch_iterator`; the batches are recorded for :meth:`train_step`."""
         return self._lookahead.watch(super().get_batch_iterator(*args, **kwargs))
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`; announces all batches of an update to the criterion at the first one."""
         batches = self._lookahead.take()
         if batches and hasattr(criterion, "begin_update"):
             criterion.begin_update(batches, update_num, device=sample["target"].device)
