@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +15,6 @@ from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of
 from tests.conftest import TINY_MODEL, TINY_TRAINING
 
 T = TypeVar("T")
-
-# fairseq 0.12.2 keeps a second copy of every layer's weights for inference: loading overwrites it from
-# the first, training gives it no gradient, with its own models too
-INFERENCE_COPY = re.compile(r"layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$")
 
 
 def training_config(

@@ -1,16 +1,17 @@
 """The MLSM loss: KL divergence from the sparse code of a masked token (Berend, ACL Findings 2023)."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 
 
@@ -18,24 +19,21 @@ from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, lat
 class LatentSemanticKlConfig(FairseqDataclass):
     """The options of the criterion."""
 
-    latent_weight: float = field(default=1.0, metadata={"help": "weight of the latent-semantic loss"})
-    mlm_weight: float = field(default=0.0, metadata={"help": "weight of the masked-LM cross entropy"})
+    latent_weight: float = option(1.0, help="weight of the latent-semantic loss")
+    mlm_weight: float = option(0.0, help="weight of the masked-LM cross entropy")
     # fairseq understands typing.Optional, but not `int | None`
-    latent_updates: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "the weight of the latent-semantic loss falls in a straight line and is 0 from this update on; "
-            "what follows is masked LM (default: the weight stays)"
-        },
+    latent_updates: Optional[int] = option(  # noqa: UP045
+        None,
+        help="the weight of the latent-semantic loss falls in a straight line and is 0 from this update on; "
+        "what follows is masked LM (default: the weight stays)",
     )
-    latent_target: ChoiceEnum(list(LATENT_LOSSES)) = field(  # type: ignore[valid-type]
-        default="distribution",
-        metadata={"help": "distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"},
+    latent_target: ChoiceEnum(list(LATENT_LOSSES)) = option(  # type: ignore[valid-type]
+        "distribution", help="distribution: KL divergence from the code; argmax: cross entropy with its strongest atom"
     )
 
 
 @register_criterion("latent_semantic_kl", dataclass=LatentSemanticKlConfig)
-class LatentSemanticKlCriterion(FairseqCriterion):
+class LatentSemanticKlCriterion(SummedCriterion):
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens.
 
     The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
@@ -45,8 +43,7 @@ class LatentSemanticKlCriterion(FairseqCriterion):
     max(0, 1 - u / N); in validation it is always ``latent_weight``, so that the losses compare.
 
     Raises:
-        ValueError: a weight is negative, or both are 0; ``latent_updates`` is not positive, or nothing is left to
-            train when they are over.
+        ValueError: a weight is out of range, or nothing is left to train when ``latent_updates`` are over.
     """
 
     def __init__(self, cfg: LatentSemanticKlConfig, task: Any) -> None:
@@ -74,13 +71,14 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         return self._whole_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over tokens, the sample size, and the logging output.
-
-        Raises:
-            ValueError: the model has no latent head.
-        """
+        """The loss summed over tokens, the sample size, and the logging output; ValueError without codes or head."""
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
         latent_weight = self.latent_weight
+        if latent_weight > 0 and "codes" not in sample:
+            raise ValueError(
+                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
+                "--latent-weight 0 for masked LM alone"
+            )
         token_logits, extra = model(
             **sample["net_input"],
             masked_tokens=masked,
@@ -118,7 +116,7 @@ class LatentSemanticKlCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over the tokens of the updates, in bits (base 2) as fairseq does."""
+        """Log means over the tokens of the updates, in bits as fairseq does: ``kl`` too, which is computed in nats."""
         means = LoggedMeans(logging_outputs)
         masked, coded = means.total("num_masked"), means.total("num_coded")
         means.log("loss", "loss", means.total("sample_size"), unit=BIT)
@@ -131,7 +129,3 @@ class LatentSemanticKlCriterion(FairseqCriterion):
         if means.has("mlm_loss"):
             means.log("mlm_loss", "mlm_loss", masked, unit=BIT)
             metrics.log_derived("mlm_ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

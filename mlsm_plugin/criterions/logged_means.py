@@ -1,21 +1,26 @@
-"""Log means over the logging outputs of several batches and workers."""
+"""Criterions whose logging outputs are summed, and means over those of several batches and workers."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from fairseq.criterions import FairseqCriterion
 from fairseq.logging import metrics
 
 BIT = math.log(2)  # in nats
 
 
-class LoggedMeans:
-    """Logs sums over all batches and workers, divided by counts over all batches and workers.
+class SummedCriterion(FairseqCriterion):
+    """A criterion whose logging outputs are numbers that fairseq may sum over workers."""
 
-    Args:
-        logging_outputs: outputs of all batches and workers of an update; some may lack some keys.
-    """
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+class LoggedMeans:
+    """Logs sums over all batches and workers of an update, divided by counts over them; some may lack some keys."""
 
     def __init__(self, logging_outputs: list[dict[str, Any]]) -> None:
         self.logging_outputs = logging_outputs

@@ -1,18 +1,19 @@
 """The NPM loss: the two ends of a masked span are retrieved from the tokens of other sequences (Min et al., 2022)."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor
 
-from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
 from mlsm_plugin.data.token_blocks import is_content
 from mlsm_plugin.fairseq_seams.model_parts import lm_head
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, gather_rows_with_gradient, largest_over_ranks, rank_group
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.span_contrastive import (
     NO_KEY,
     SIMILARITIES,
@@ -30,24 +31,21 @@ from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 class SpanContrastiveConfig(FairseqDataclass):
     """The options of the loss."""
 
-    similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
-        default="inner", metadata={"help": "score of a query and a key: inner product, or negative squared distance"}
+    similarity: ChoiceEnum(SIMILARITIES) = option(  # type: ignore[valid-type]
+        "inner", help="score of a query and a key: inner product, or negative squared distance"
     )
     # fairseq understands typing.Optional, but not `float | None`
-    similarity_temperature: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "divisor of the scores (default: square root of the width)"}
+    similarity_temperature: Optional[float] = option(  # noqa: UP045
+        None, help="divisor of the scores (default: square root of the width)"
     )
-    negatives_across_ranks: bool = field(
-        default=False, metadata={"help": "retrieve from the sequences of all ranks' batches"}
-    )
-    negative_group_size: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "number of ranks that share their sequences, with --negatives-across-ranks (default: all)"},
+    negatives_across_ranks: bool = option(False, help="retrieve from the sequences of all ranks' batches")
+    negative_group_size: Optional[int] = option(  # noqa: UP045
+        None, help="number of ranks that share their sequences, with --negatives-across-ranks (default: all)"
     )
 
 
 @register_criterion("span_contrastive", dataclass=SpanContrastiveConfig)
-class SpanContrastiveCriterion(FairseqCriterion):
+class SpanContrastiveCriterion(SummedCriterion):
     """The loss of a span's start plus the loss of its end, as a mean over the spans.
 
     Raises:
@@ -68,9 +66,10 @@ class SpanContrastiveCriterion(FairseqCriterion):
         self.masks = sorted({task.mask_idx, *task.span_masks})
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over spans, the sample size, and the logging output."""
         features, key_features, key_tokens = self._encode(model, sample)
-        content = self._is_content(key_tokens)
+        content = is_content(key_tokens, self.dictionary)
+        for mask in self.masks:
+            content &= key_tokens != mask
         spans = sample["spans"]
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left
             content, spans = torch.zeros_like(content), without_spans(spans)
@@ -97,13 +96,6 @@ class SpanContrastiveCriterion(FairseqCriterion):
             **{f"{name}_loss": term.loss.detach() for name, term in terms.items()},
         }
         return loss, sample_size, logging_output
-
-    def _is_content(self, tokens: Tensor) -> Tensor:
-        """Which tokens are not BOS, EOS, padding or masks."""
-        content = is_content(tokens, self.dictionary)
-        for mask in self.masks:
-            content &= tokens != mask
-        return content
 
     def _encode(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states of the masked sequences, and the hidden states and ids of the sequences with the keys."""
@@ -139,7 +131,3 @@ class SpanContrastiveCriterion(FairseqCriterion):
         means.log("spans_per_group", "num_spans", groups)
         means.log("span_length", "num_masked", means.total("num_spans"))
         means.log("groups_without_spans", "num_groups_without_spans", groups)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

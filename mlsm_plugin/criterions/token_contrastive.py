@@ -2,22 +2,23 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from omegaconf import II
 from torch import Tensor
 
-from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans
+from mlsm_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
 from mlsm_plugin.data.token_blocks import is_known
 from mlsm_plugin.fairseq_seams.model_parts import recorded_hidden_states
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.losses.token_contrastive import (
     ANCHORS,
     NONE,
@@ -27,7 +28,6 @@ from mlsm_plugin.losses.token_contrastive import (
     contrastive_terms,
     generator_of,
     sample_pairs,
-    sample_pairs_in_pool,
     unit_rows,
 )
 
@@ -38,35 +38,25 @@ logger = logging.getLogger(__name__)
 class TokenContrastiveConfig(FairseqDataclass):
     """The options of the contrastive loss."""
 
-    contrastive_weight: float = field(
-        default=1.0,
-        metadata={"help": "weight of the contrastive loss; 0 trains a plain masked LM and only logs the loss"},
+    contrastive_weight: float = option(
+        1.0, help="weight of the contrastive loss; 0 trains a plain masked LM and only logs the loss"
     )
-    contrastive_anchors: ChoiceEnum(ANCHORS) = field(  # type: ignore[valid-type]
-        default="all", metadata={"help": "tokens of the masked input that are anchors"}
-    )
-    positive_window: int = field(
-        default=5, metadata={"help": "W: a positive is less than W tokens from its anchor (published code: 3)"}
-    )
-    negatives: int = field(
-        default=50, metadata={"help": "K: number of tokens of other sequences that each anchor is compared with"}
-    )
-    temperature: float = field(default=0.07, metadata={"help": "divisor of the cosines"})
-    negatives_across_ranks: bool = field(
-        default=False, metadata={"help": "draw negatives from the batches of all ranks"}
-    )
+    contrastive_anchors: ChoiceEnum(ANCHORS) = option("all", help="tokens of the masked input that are anchors")  # type: ignore[valid-type]
+    positive_window: int = option(5, help="W: a positive is less than W tokens from its anchor (published code: 3)")
+    negatives: int = option(50, help="K: number of tokens of other sequences that each anchor is compared with")
+    temperature: float = option(0.07, help="divisor of the cosines")
+    negatives_across_ranks: bool = option(False, help="draw negatives from the batches of all ranks")
     seed: int = II("common.seed")
 
 
 @register_criterion("token_contrastive", dataclass=TokenContrastiveConfig)
-class TokenContrastiveCriterion(FairseqCriterion):
+class TokenContrastiveCriterion(SummedCriterion):
     """MLM + ``contrastive_weight`` x token contrastive loss, each a mean over its own tokens.
 
     Let M be the number of masked tokens and A the number of anchors in an update: in all its ``--update-freq`` batches
     on all ranks. A batch returns its summed cross entropy + contrastive_weight x (M / A) x its summed contrastive loss,
-    and its number of masked tokens as the sample size. fairseq divides the sum of all by M. The result is (sum of cross
-    entropies) / M + contrastive_weight x (sum of contrastive losses) / A, as if the update were one batch. A and M come
-    from :meth:`begin_update`; in validation, or if it is not called, they are those of the batch.
+    and fairseq divides the sum of all by M: as if the update were one batch. A and M come from :meth:`begin_update`; in
+    validation, or if it is not called, they are those of the batch.
 
     Raises:
         ValueError: the task does not announce updates, or an option is out of range.
@@ -87,12 +77,10 @@ class TokenContrastiveCriterion(FairseqCriterion):
         self._warned = False
 
     def begin_update(self, batches: list[Any], update_num: int, *, device: torch.device) -> None:
-        """Count the masked tokens and the anchors of an update. All ranks have to call it.
+        """Count the masked tokens and the anchors of an update, after ``update_num``. All ranks have to call it.
 
-        Args:
-            batches: all batches of this rank, empty ones if it has none left; the same number on all ranks.
-            update_num: number of updates before this one.
-            device: device on which the ranks exchange their counts.
+        ``batches`` are those of this rank, empty ones if it has none left; the same number on all ranks. ``device`` is
+        that on which the ranks exchange their counts.
         """
         counts = torch.stack([self._counts(batch) for batch in batches]).to(device)  # (batches, 3)
         if not self.cfg.negatives_across_ranks:
@@ -117,7 +105,6 @@ class TokenContrastiveCriterion(FairseqCriterion):
         return is_known(original, self.dictionary), masked
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Compute the loss summed over tokens, the sample size, and the logging output."""
         valid, masked = self._valid_and_masked(sample)
         with recorded_hidden_states(model) as recorded:
             logits = model(**sample["net_input"], masked_tokens=masked, return_all_hiddens=True)[0]
@@ -150,16 +137,14 @@ class TokenContrastiveCriterion(FairseqCriterion):
         return loss, num_masked, logging_output
 
     def _contrast(self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]) -> ContrastiveTerms:
-        """The loss terms of a batch."""
         cfg, generator = self.cfg, self._generator(sample, semantics.device)
         anchors = self.contrast.anchors_in(valid, masked)
         how: Any = {"window": cfg.positive_window, "num_negatives": cfg.negatives, "generator": generator}
         keys = None
         if cfg.negatives_across_ranks:
             keys, first = gather_rows(unit_rows(semantics[valid]))
-            positive, negative = sample_pairs_in_pool(valid, pool_size=len(keys), first=first, **how)
-        else:
-            positive, negative = sample_pairs(valid, **how)
+            how |= {"pool_size": len(keys), "first": first}
+        positive, negative = sample_pairs(valid, **how)
         if not self._warned and bool(valid.any()) and bool((negative == NONE).all()):
             self._warned = True
             logger.warning(
@@ -190,10 +175,6 @@ class TokenContrastiveCriterion(FairseqCriterion):
             "loss", lambda meters: round(float(meters["mlm_loss"].avg + meters["_weighted_contrastive_loss"].avg), 3)
         )
         metrics.log_derived("mlm_ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
 
 
 def _without_lonely_anchors(counts: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 A line for each module: what of fairseq, and why. ``tests/fairseq_seams/seam_checks.py`` has a check for each of them.
 
-- ``batches``: the datasets inside those of ``masked_lm`` and its samples, which samples ``batch_by_size`` leaves out,
-  and the iterators of the trainer; batches get codes and other masks, those of an update are known before the first.
+- ``batches``: how masks look for words, which samples ``batch_by_size`` leaves out, and the iterators of the trainer;
+  long words are cut, every sample is in a batch, and the batches of an update are known before the first.
 - ``binarized_files``: the format of a binarized split, the fields of its builder, and where blocks begin; a split is
   checked before fairseq maps it, and written with little memory.
 - ``checkpoint_averaging``: where a checkpoint has its weights, vocabulary and optimizer; the mean of several.

@@ -1,77 +1,22 @@
-"""The samples and batches of ``masked_lm``, datasets that keep their last batch, and the batches of an update."""
+"""Words in the masks of ``masked_lm``, datasets that keep their last batch, and the batches of an update."""
 
 from __future__ import annotations
 
-import argparse
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, LRUCacheDataset, NumelDataset, RightPadDataset, SortDataset
+from fairseq.data import FairseqDataset, SortDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
-from fairseq.tasks.masked_lm import MaskedLMTask
 
 
-class OwnSamplesMaskedLMTask(MaskedLMTask, ABC):
-    """``masked_lm`` that masks the samples of :meth:`load_samples`.
+class WordBeginnings:
+    """Takes the place of the tensor ``(V,)`` that ``MaskTokensDataset`` asks which tokens of a sample begin words.
 
-    ``MaskedLMTask.load_dataset`` gets the samples from its private method ``_load_dataset_split``, in fairseq 0.12.2
-    and in fairseq-fixed 0.12.3. Only this method is replaced. For ``--mask-whole-words`` it reads its attribute
-    ``args``, which it does not set.
+    The tokens of long words are words: ``in_long_words`` says of the tokens of a sample that begin words, bool
+    ``(T,)``, which are in long ones. ``begins_word`` is uint8.
     """
-
-    @abstractmethod
-    def tokenizer_options(self) -> dict[str, Any]:
-        """The options with which fairseq opens the tokenizer of the data, by name."""
-
-    @property
-    def args(self) -> argparse.Namespace:
-        """What ``--mask-whole-words`` reads."""
-        return argparse.Namespace(**self.tokenizer_options())
-
-    @abstractmethod
-    def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
-        """The samples of a split before masking, each beginning with BOS: a dataset of ids ``(T,)``."""
-
-    def _load_dataset_split(self, split: str, epoch: int, combine: bool) -> Any:
-        return self.load_samples(split, epoch, combine)
-
-
-def masked_targets(batches: Any) -> Any:
-    """The targets before they are padded: the id of a masked token, padding elsewhere, ``(T,)`` for each sample.
-
-    Args:
-        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
-    """
-    return _entries(batches)["target"].dataset
-
-
-def masked_inputs(batches: Any) -> Any:
-    """The inputs before they are padded, ``(T,)`` for each sample.
-
-    Args:
-        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
-    """
-    return _entries(batches)["net_input.src_tokens"].dataset
-
-
-def cut_long_words(batches: Any, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Let ``--mask-whole-words`` take the tokens of long words for words.
-
-    Args:
-        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
-        in_long_words: from which tokens of a sample begin words, bool ``(T,)``, to which are in long words.
-    """
-    for cached in (masked_inputs(batches), masked_targets(batches)):
-        masking = cached.dataset
-        if masking.mask_whole_words is not None:
-            masking.mask_whole_words = _WordBeginnings(masking.mask_whole_words, in_long_words)
-
-
-class _WordBeginnings:
-    """Takes the place of the tensor ``(V,)`` that fairseq asks, by ``gather``, which tokens of a sample begin words."""
 
     def __init__(self, begins_word: torch.Tensor, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:
         self.begins_word, self.in_long_words = begins_word, in_long_words
@@ -81,44 +26,8 @@ class _WordBeginnings:
         return torch.from_numpy(begins | self.in_long_words(begins)).byte()
 
 
-def replace_masks(batches: Any, inputs: Any, targets: Any, *, pad: int) -> None:
-    """Put other inputs and targets in the place of fairseq's.
-
-    Args:
-        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
-        inputs, targets: ids of each sample, ``(T,)``.
-        pad: the padding id.
-    """
-    entries = _entries(batches)
-    entries["net_input.src_tokens"] = RightPadDataset(inputs, pad_idx=pad)
-    entries["net_input.src_lengths"] = NumelDataset(inputs, reduce=False)
-    entries["ntokens"] = NumelDataset(inputs, reduce=True)
-    entries["target"] = RightPadDataset(targets, pad_idx=pad)
-    if "net_input.target_tokens" in entries:  # --include-target-tokens
-        entries["net_input.target_tokens"] = entries["target"]
-
-
-def add_to_batches(batches: Any, key: str, dataset: Any) -> None:
-    """Let each batch also hold what ``dataset`` collates, as ``key``."""
-    _entries(batches)[key] = dataset
-
-
-def tell_model(batches: Any, name: str, dataset: Any) -> None:
-    """Hand what ``dataset`` collates to the model, as its argument ``name``."""
-    _entries(batches)[f"net_input.{name}"] = dataset
-
-
-def _entries(batches: Any) -> dict[str, Any]:
-    entries: dict[str, Any] = batches.dataset.defn
-    return entries
-
-
 class WholeEpochsDataset(FairseqDataset):
-    """A dataset whose last batch is kept, whatever its size.
-
-    fairseq-fixed leaves the last batch out if its size is not a multiple of ``--required-batch-size-multiple``. A
-    dataset of fewer than eight samples would not have a single batch.
-    """
+    """A dataset whose last batch is kept, also if its size is no multiple of ``--required-batch-size-multiple``."""
 
     def batch_by_size(
         self,
@@ -127,11 +36,7 @@ class WholeEpochsDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[Any]:
-        """The batches of :meth:`FairseqDataset.batch_by_size`, and a last one of the samples that those leave out.
-
-        Raises:
-            ValueError: a sample has more than ``max_tokens`` tokens.
-        """
+        """fairseq's batches and one of the samples that it leaves out; ValueError for a sample above ``max_tokens``."""
         try:
             batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
         except AssertionError as error:
@@ -145,29 +50,14 @@ class WholeEpochsDataset(FairseqDataset):
 
 
 class SortedWholeEpochsDataset(WholeEpochsDataset, SortDataset):
-    """A :class:`SortDataset` whose batches hold every sample, with the masks of their epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; the last samples of another one, which fairseq keeps by their index alone, are forgotten."""
-        super().set_epoch(epoch)
-        LRUCacheDataset.__getitem__.cache_clear()
-
-
-def with_whole_epochs(batches: SortDataset) -> SortedWholeEpochsDataset:
-    """The same samples in the same order, with a last batch of what fairseq would leave out.
-
-    Args:
-        batches: the dataset of a split, as ``MaskedLMTask.load_dataset`` leaves it.
-    """
-    return SortedWholeEpochsDataset(batches.dataset, batches.sort_order)
+    """A ``SortDataset`` whose last batch is kept."""
 
 
 class UpdateLookahead:
     """Records the batches that the trainer fetches from a data iterator.
 
-    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first. The batches
-    fetched since the last update therefore are this update, and its totals, which an exact mean needs, are known in
-    time.
+    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first, so that the
+    totals of an update, which an exact mean needs, are known in time.
     """
 
     def __init__(self) -> None:

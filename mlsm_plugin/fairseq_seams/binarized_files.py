@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import struct
@@ -13,11 +12,7 @@ from typing import Any
 
 import numpy as np
 from fairseq.data import indexed_dataset
-from fairseq.data.indexed_dataset import (
-    IndexedDataset,
-    MMapIndexedDataset,
-    best_fitting_int_dtype,
-)
+from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset, best_fitting_int_dtype
 
 MAGIC = MMapIndexedDataset.Index._HDR_MAGIC
 OLD_MAGIC = IndexedDataset._HDR_MAGIC  # not mapped; fairseq checks what it reads
@@ -28,23 +23,16 @@ AT_A_TIME = 1 << 24
 def check_splits(path: str | os.PathLike[str], num_symbols: int, *, combine: bool = False) -> None:
     """Check the split at ``path`` (``DATA_BIN/train``), and with ``combine`` those that follow it (``train1``, ...).
 
-    Args:
-        path: without ``.idx`` and ``.bin``; a split that does not exist is not checked.
-        num_symbols: length of the dictionary.
+    A split that does not exist is not checked.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: the index or the data are damaged, or hold symbols that the dictionary lacks (names the file).
+        ValueError: the index or the data are damaged, or hold symbols that the dictionary of ``num_symbols`` lacks.
     """
-    for number in itertools.count():
-        own = f"{os.fspath(path)}{number or ''}"
-        if not os.path.isfile(f"{own}.idx"):
-            return
-        problem = _problem(Path(f"{own}.idx"), Path(f"{own}.bin"), num_symbols)
-        if problem:
+    for own in combined_splits(os.fspath(path)) if combine else [os.fspath(path)]:
+        index = Path(f"{own}.idx")
+        if index.is_file() and (problem := _problem(index, Path(f"{own}.bin"), num_symbols)):
             raise ValueError(f"{problem}; write it again with `mlsm binarize`")
-        if not combine:
-            return
 
 
 def _problem(index: Path, data: Path, num_symbols: int) -> str | None:
@@ -102,11 +90,8 @@ class StreamingMMapBuilder:
     """Writes byte for byte what ``indexed_dataset.make_builder(out_file, "mmap", vocab_size)`` writes.
 
     fairseq's builder keeps every length, and at the end every pointer, as Python integers in lists. This one keeps the
-    lengths in an unnamed temporary file next to the data, and accepts many sentences at once.
-
-    Args:
-        out_file: path of the ``.bin`` file.
-        vocab_size: length of the dictionary, which decides the integer type, as in fairseq.
+    lengths in an unnamed temporary file next to the data, and accepts many sentences at once. ``vocab_size``, the
+    length of the dictionary, decides the integer type.
     """
 
     def __init__(self, out_file: str, vocab_size: int) -> None:
@@ -116,12 +101,7 @@ class StreamingMMapBuilder:
         self._sentences = 0
 
     def add_sentences(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        """Append sentences.
-
-        Args:
-            ids: the token ids of all sentences, shape (sum of lengths,).
-            lengths: number of tokens of each sentence, shape (n_sentences,).
-        """
+        """Append sentences: the ids of all ``(sum of lengths,)``, and the number of tokens of each."""
         assert len(ids) == int(lengths.sum())
         self._data_file.write(ids.astype(self._dtype).tobytes())
         self._lengths.write(lengths.astype(np.int32).tobytes())

@@ -16,11 +16,7 @@ from mlsm_plugin.files.model_files import DICTIONARY_NAME, NUMBERED, only_checkp
 
 
 def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
-    """The newest checkpoints of a run that are numbered, one for each number of updates, oldest first.
-
-    Raises:
-        ValueError: there are fewer.
-    """
+    """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
     named = [path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)]
     of_update = {updates_of(path): path for path in named}
     if len(of_update) < number:
@@ -36,14 +32,10 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | o
 
     Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
 
-    Args:
-        paths: the checkpoints.
-        output: the file to write, atomically.
-
     Raises:
         FileNotFoundError: a checkpoint does not exist.
-        ValueError: there are fewer than two, one of them is no checkpoint, they do not belong to the same model, or the
-            vocabulary in the folder of the output is another one.
+        ValueError: there are fewer than two, one is no checkpoint or of another model, or the vocabulary in the folder
+            of the output is another one.
         OSError: the file cannot be written.
     """
     files = [only_checkpoint(path) for path in paths]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.logging import meters
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
@@ -45,26 +45,23 @@ SHOWN_CHARACTERS = 60
 def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: Iterable[str] = ()) -> None:
     """Let checkpoints name further tasks, models and criterions; call it in the ``__init__.py`` of a ``--user-dir``.
 
-    Only trust what does not evaluate, import or run what its options say.
-
-    Args:
-        tasks: names that ``register_task`` was given.
-        models: names that ``register_model`` was given; all their architectures are trusted.
-        criterions: names that ``register_criterion`` was given.
+    Only trust what does not evaluate, import or run what its options say. The names are those that fairseq's decorators
+    were given; all architectures of a model are trusted.
     """
     for kind, names in (("task", tasks), ("model", models), ("criterion", criterions)):
         TRUSTED[kind].update(names)
 
 
-def read_contents(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint file holds, as plain data; tensors are mapped, so that the weights are not read yet.
+def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[str, Any]:
+    """What a checkpoint file holds, as plain data; tensors may be ``mapped``, so that the weights are not read yet.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not a checkpoint of fairseq, or holds more than plain data.
     """
     try:
-        contents = _loaded(os.fspath(path))
+        contents = _loaded(os.fspath(path), mapped)
+        _check_contents(contents)
     except OSError as error:
         if error.errno == errno.EINVAL:  # torch's, for a file that is too short
             raise unreadable(path, "it is too short") from None
@@ -73,11 +70,8 @@ def read_contents(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise unreadable(path, "it is damaged, or holds Python objects, which are not loaded") from None
     except Exception as error:  # reading another kind of file raises errors of no common type
         raise unreadable(path, str(error) or type(error).__name__) from None
-    try:
-        _check_contents(contents)
-    except ValueError as error:
-        raise unreadable(path, str(error)) from None
-    return contents
+    found: dict[str, Any] = contents
+    return found
 
 
 def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
@@ -87,14 +81,9 @@ def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
 
 
 def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Check that a model may be built from a checkpoint: names on the lists, options of the right type and size.
+    """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
 
-    Args:
-        contents: what :func:`read_contents` gave.
-        path: the file, for errors.
-
-    Raises:
-        ValueError: the configuration must not be used (says why).
+    Its names must be on the lists, and its options of the right type and size.
     """
     parts, names = _parts(contents), names_in(contents)
     for kind, name in names.items():
@@ -123,14 +112,14 @@ def architecture_options(contents: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sorted(options.items()) if name in known}
 
 
-def _loaded(path: str) -> Any:
+def _loaded(path: str, mapped: bool) -> Any:
     """The content of a file of torch, on the CPU; only torch >= 2.6 is safe in this (CVE-2025-32434)."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except RuntimeError as error:
         if "mmap can only be used" not in str(error):
             raise
-    return torch.load(path, map_location="cpu", weights_only=True)  # the format of torch < 1.6
+    return _loaded(path, mapped=False)  # the format of torch < 1.6
 
 
 def _check_contents(contents: Any) -> None:
@@ -152,24 +141,11 @@ def _check_contents(contents: Any) -> None:
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
             raise ValueError(f"the weight {_shown(name)} is {_kind(weight)}")
-    _check_moved_options(contents)
     _check_history(contents.get("optimizer_history"))
     _check_meters(contents.get("extra_state"))
 
 
-def _check_moved_options(contents: dict[str, Any]) -> None:
-    """In version 0.1 tasks had options that criterions have now; fairseq would drop them, and take default values."""
-    parts, names = _parts(contents), names_in(contents)
-    known = TASK_DATACLASS_REGISTRY.get(str(names["task"]))
-    wanted = CRITERION_DATACLASS_REGISTRY.get(str(names["criterion"]))
-    if contents.get("args") is None and known and wanted and wanted.__module__.startswith(f"{PACKAGE}."):
-        moved = set(wanted.__dataclass_fields__) - set(known.__dataclass_fields__)
-        if found := sorted(moved & set(parts["task"])):
-            raise ValueError(f"its task has options of the criterion, such as {found[0]}: it is of version 0.1")
-
-
 def _check_history(history: Any) -> None:
-    """The runs that trained the model."""
     if history is None:  # before fairseq 0.6
         return
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
@@ -196,11 +172,7 @@ def _check_meters(state: Any) -> None:
 
 
 def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The plain values in a configuration, each with its place.
-
-    Raises:
-        ValueError: something in it is not plain data, or it is nested too deeply.
-    """
+    """The plain values in a configuration, each with its place; ValueError if there is anything else."""
     if depth > DEEPEST:
         raise ValueError(f"{where} is nested too deeply")
     if isinstance(value, argparse.Namespace):
@@ -218,7 +190,7 @@ def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]
 
 
 def _parts(contents: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options of task, model and criterion; in checkpoints before fairseq 0.11, each of them has all options."""
+    """The options of task, model and criterion; in old checkpoints (``args``), each of them has all options."""
     if contents.get("args") is not None:
         args = _options(contents["args"])
         return {kind: {**args, "_name": args.get("arch" if kind == "model" else kind)} for kind in TRUSTED}
@@ -268,6 +240,7 @@ def _check_model(architecture: str, options: dict[str, Any]) -> None:
 
 
 def _actions(architecture: str) -> list[argparse.Action]:
+    """The options of an architecture."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ARCH_MODEL_REGISTRY[architecture].add_args(parser)
     return parser._actions

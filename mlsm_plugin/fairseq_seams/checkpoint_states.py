@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -40,10 +41,7 @@ def read_state(
 ) -> dict[str, Any]:
     """The state in a checkpoint, on the CPU, with its configuration as it is written today.
 
-    Args:
-        path: the file.
-        overrides: options of the configuration to change, by name.
-        kind: how an error calls the file.
+    ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -51,8 +49,25 @@ def read_state(
     """
     if not Path(path).is_file():
         raise missing_checkpoint(path, kind)
-    check_configuration(read_contents(path), path)
-    state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), {**(overrides or {}), **NO_FILES})
+    contents = read_contents(path)
+    check_configuration(contents, path)
+    return state_of(contents, path, {**(overrides or {}), **NO_FILES})
+
+
+def state_of(
+    contents: dict[str, Any], path: str | os.PathLike[str], overrides: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The state in what :func:`read_contents` gave, as fairseq's ``load_checkpoint_to_cpu`` makes it of the file."""
+    try:
+        if contents.get("args") is not None:
+            for name, value in (overrides or {}).items():
+                setattr(contents["args"], name, value)
+        if contents.get("cfg") is not None:
+            contents["cfg"] = OmegaConf.create(contents["cfg"], flags={"allow_objects": True})
+            overwrite_args_by_name(contents["cfg"], overrides or {})
+        state: dict[str, Any] = checkpoint_utils._upgrade_state_dict(contents)
+    except Exception as error:  # updating older formats raises errors of no common type
+        raise unreadable(path, str(error) or type(error).__name__) from None
     return state
 
 
@@ -72,10 +87,7 @@ def load_model(
 ) -> tuple[Any, Any, Any]:
     """The model in a checkpoint, the whole configuration, and the task.
 
-    Args:
-        path: the file.
-        overrides: options of the configuration to change, by name.
-        state: what :func:`read_state` gave for both; None reads it.
+    ``state`` is what :func:`read_state` gave for the same arguments; None reads it.
 
     Raises:
         FileNotFoundError: the file, or a file of the data such as the dictionary, does not exist.
@@ -86,39 +98,30 @@ def load_model(
     try:
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError) as error:
-        raise ValueError(f"the model in {path} cannot be built: {_shortened(error)}") from error
+        reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder="...") or type(error).__name__
+        raise ValueError(f"the model in {path} cannot be built: {reason}") from error
     return models[0], cfg, task
 
 
-def _shortened(error: Exception) -> str:
-    """What an error says, in one line that is not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
 def updates_of(checkpoint: Path) -> int:
-    """Updates that a checkpoint has seen; 0 where there is none. The weights are not read."""
+    """Updates that a checkpoint has seen; 0 where there is none."""
     return 0 if not checkpoint.exists() else int(_last_run(checkpoint).get("num_updates", 0))
 
 
 def optimizer_of(checkpoint: Path) -> str:
-    """Class name of the optimizer whose averages a checkpoint holds; the weights are not read."""
+    """Class name of the optimizer whose averages a checkpoint holds."""
     return str(_last_run(checkpoint).get("optimizer_name"))
 
 
 def architecture_of(checkpoint: Path) -> str:
-    """Registered name of the architecture in a checkpoint; the weights are not read."""
+    """Registered name of the architecture in a checkpoint."""
     return str(names_in(read_contents(checkpoint))["model"])
 
 
 def model_fingerprint(checkpoint: Path) -> str:
     """SHA-256 of what decides the hidden states of a model: the weights, and the options of its architecture.
 
-    The state of the optimizer and times do not count, so that a run that was resumed gives the same.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: as :func:`read_state`.
+    A run that was resumed gives the same. Errors are those of :func:`read_state`.
     """
     contents = read_contents(checkpoint)
     check_configuration(contents, checkpoint)
@@ -148,13 +151,7 @@ def configuration_of(words: Sequence[str]) -> Any:
 def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
-    Args:
-        path: the file.
-        cfg: the whole configuration, see :func:`configuration_of`.
-        weights: by name.
-
-    Raises:
-        OSError: the file cannot be written.
+    ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
     """
     state = {
         "args": None,
@@ -172,11 +169,7 @@ def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, T
 
 
 def save_whole(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a state atomically.
-
-    Raises:
-        OSError: the file cannot be written; what was there stays.
-    """
+    """Write a state atomically; OSError if the file cannot be written, and what was there stays."""
     try:
         with atomic_open(path) as file:
             torch.save(state, file)

@@ -12,7 +12,7 @@ from importlib import metadata
 
 DISTRIBUTION = "mlsm_plugin"
 INSTALL = "pip install -c constraints.txt"
-FAIRSEQS = ("fairseq-fixed", "fairseq")
+FIXED, ORIGINAL = "fairseq-fixed", "fairseq"  # the second does not import on Python 3.11 and newer
 DEVELOPMENT = re.compile(r"extra == .(test|dev)\b")
 # the subcommands of `mlsm` that work where fairseq is not installed
 WITHOUT_FAIRSEQ = ("adapt", "binarize --format sequences", "encode, of sequences", "convert, of dictionaries")
@@ -29,17 +29,16 @@ def installed_version(distribution: str) -> str | None:
 
 def fairseq_problem() -> str | None:
     """Why fairseq cannot be used, and the fix, in one line; None if nothing speaks against it."""
-    fixed, original = map(installed_version, FAIRSEQS)
-    needs_fixed = sys.version_info >= (3, 11)  # the original one does not import there
-    install = f"{INSTALL} {'fairseq-fixed' if needs_fixed else 'fairseq==0.12.2'}"
+    fixed, original = installed_version(FIXED), installed_version(ORIGINAL)
+    install = f"{INSTALL} {FIXED}"
     if fixed and original:
         return (
             f"fairseq {original} and fairseq-fixed {fixed} are both installed and overwrite each other; "
             f"fix: pip uninstall fairseq fairseq-fixed; {install}"
         )
-    if original and needs_fixed:
+    if original:
         return f"fairseq {original} does not import on Python 3.11 and newer; fix: pip uninstall fairseq; {install}"
-    return None if fixed or original else f"fairseq is missing; fix: {install}"
+    return None if fixed else f"fairseq is missing; fix: {install}"
 
 
 def versions() -> dict[str, str | None]:
@@ -49,8 +48,7 @@ def versions() -> dict[str, str | None]:
     except metadata.PackageNotFoundError:
         needed = []
     names = [re.split(r"[^\w.-]", text)[0] for text in needed if not DEVELOPMENT.search(text)]
-    found = {name: installed_version(name) for name in (*FAIRSEQS, *names)}
-    return {name: version for name, version in found.items() if version or name not in FAIRSEQS}
+    return {name: installed_version(name) for name in (FIXED, *names)}
 
 
 def conflicts() -> list[str]:

@@ -1,7 +1,6 @@
 """Weights before they are loaded, with a hook that torch calls private; what to do where a checkpoint does not fit.
 
-All of fairseq's commands load checkpoints with ``checkpoint_utils.load_checkpoint_to_cpu``: it takes plain data only
-here, and reports a bad file in one line.
+``checkpoint_utils.load_checkpoint_to_cpu``, with which all of fairseq's commands load, takes plain data only.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents, unreadable
+from mlsm_plugin.fairseq_seams.checkpoint_contents import names_in, read_contents
+from mlsm_plugin.fairseq_seams.checkpoint_states import state_of
 from mlsm_plugin.fairseq_seams.model_parts import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
-from mlsm_plugin.fairseq_seams.version_shims import open_config
+from mlsm_plugin.fairseq_seams.version_shims import causes, open_config
 
 Look = Callable[[dict[str, Tensor], str], None]
 
@@ -41,13 +41,11 @@ ROWS_BEFORE_POSITIONS = 2
 
 
 def before_loading(module: nn.Module, look: Look) -> None:
-    """Call ``look(weights, prefix)`` whenever ``module`` is to load weights.
+    """Call ``look(weights, prefix)`` whenever ``module`` is to load weights, of which its own begin with ``prefix``.
 
-    Args:
-        module: whose weights in the dictionary have names that begin with ``prefix``.
-        look: may change the dictionary in place, or raise.
+    ``look`` may change the dictionary in place, or raise.
     """
-    module._register_load_state_dict_pre_hook(functools.partial(_show, look))
+    module._register_load_state_dict_pre_hook(functools.partial(_show, look))  # which can be pickled
 
 
 def _show(look: Look, weights: dict[str, Tensor], prefix: str, *unused: Any) -> None:
@@ -63,15 +61,10 @@ def apply() -> None:
 
 def _reading_plain_data(original: Any) -> Any:
     @functools.wraps(original)
-    def load_checkpoint_to_cpu(path: str, *more: Any, **named: Any) -> Any:
-        if os.path.isfile(path):
-            read_contents(path)
-        try:
-            return original(path, *more, **named)
-        except OSError:
-            raise
-        except Exception as error:  # updating older formats raises errors of no common type
-            raise unreadable(path, str(error) or type(error).__name__) from None
+    def load_checkpoint_to_cpu(path: str, arg_overrides: dict[str, Any] | None = None, *more: Any, **named: Any) -> Any:
+        if not os.path.isfile(path):
+            return original(path, arg_overrides, *more, **named)
+        return state_of(read_contents(path, mapped=False), path, arg_overrides)
 
     return load_checkpoint_to_cpu
 
@@ -89,9 +82,9 @@ def _saying_what_does_not_fit(original: Any) -> Any:
         try:
             loaded = original(self, filename, *more, **named)
             if loaded is not None:
-                _check_averages(self.optimizer.optimizer)
+                check_averages(self.optimizer.optimizer)
         except Exception as error:
-            for reason in _chain(error):
+            for reason in causes(error):
                 if problem := _problem(str(reason), filename, resumes):
                     raise ValueError(f"{filename} {problem}") from error
             raise
@@ -101,18 +94,12 @@ def _saying_what_does_not_fit(original: Any) -> Any:
     return load_checkpoint
 
 
-def _check_averages(optimizer: Any) -> None:
-    """torch loads averages of another size, and fails at the first update."""
+def check_averages(optimizer: Any) -> None:
+    """Raise ValueError if an optimizer of torch has loaded averages of another size, beyond which it would write."""
     for parameter, state in optimizer.state.items():
         average = state.get("exp_avg") if isinstance(state, dict) else None
         if isinstance(average, Tensor) and average.shape != parameter.shape:
-            raise RuntimeError(f"{OTHER_AVERAGES}has averages of another size")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+            raise ValueError(f"{OTHER_AVERAGES}has averages of another size")
 
 
 def _problem(text: str, filename: str, resumes: bool) -> str | None:

@@ -95,11 +95,9 @@ def keep_first_layers(encoder: Any, number: int) -> Any:
 
 
 def encoder_output(final: Tensor, states: list[Tensor]) -> dict[str, Any]:
-    """What a sentence encoder returns, in the form of fairseq's ``TransformerEncoder``.
+    """What a sentence encoder returns, in the form of fairseq's ``TransformerEncoder``; all are ``(B, T, dim)``.
 
-    Args:
-        final: ``(B, T, dim)``, the final hidden states.
-        states: the embeddings and the output of each layer, ``(B, T, dim)``; empty if nobody asked for them.
+    ``states`` are the embeddings and the output of each layer; empty if nobody asked for them.
     """
     return {"encoder_out": [final.transpose(0, 1)], "encoder_states": [state.transpose(0, 1) for state in states]}
 
@@ -110,30 +108,19 @@ def hidden_states_in(output: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
 
 
 def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """What the last layer of a sentence encoder gives, of one without layers the embeddings.
+    """What the last layer of a sentence encoder gives, ``(B, T, dim)``, or only of ``chosen`` tokens ``(n, dim)``.
 
-    Args:
-        tokens: ``(B, T)`` ids, right-padded, on the encoder's device.
-        chosen: ``(B, T)`` bool, the hidden states of these n tokens only; an encoder that can computes no others in its
-            last layer.
-
-    Returns:
-        ``(B, T, dim)``, or ``(n, dim)`` with ``chosen``.
+    ``tokens`` are ``(B, T)`` ids, right-padded. An encoder that can computes no others in its last layer.
     """
-    if num_layers(encoder) == 0:  # fairseq 0.12.2 cannot run an encoder without layers
-        hidden = encoder.forward_embedding(tokens)[0]
-    elif chosen is not None and getattr(encoder, "can_choose_tokens", False):
+    if chosen is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
         return hidden_states_in(encoder(tokens, chosen_tokens=chosen))[0].squeeze(0)
-    else:
-        hidden = hidden_states_in(encoder(tokens))[0]
+    hidden = hidden_states_in(encoder(tokens))[0]
     return hidden if chosen is None else hidden[chosen]
 
 
 @contextmanager
 def recorded_hidden_states(model: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The hidden states of each call of ``model`` while the context is open.
-
-    Whatever wraps the model, only its forward is called. It has to be called with ``return_all_hiddens=True``.
+    """The hidden states of each call of ``model`` with ``return_all_hiddens=True`` while the context is open.
 
     Yields:
         a list that each call makes longer: (embeddings, output of the last layer), both ``(T, B, dim)``.
@@ -154,13 +141,8 @@ def recorded_hidden_states(model: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
 def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let ``change`` replace hidden state ``layer`` in each call of ``model`` while the context is open.
 
-    Hidden states are counted as in :func:`keep_first_layers`: 0 is the embeddings, and that of the last layer comes
-    after the model's final norm.
-
-    Args:
-        model: whatever wraps its sentence encoder, only that one's forward and its layers are called.
-        layer: number of the hidden state.
-        change: from and to ``(B, T, dim)``.
+    Hidden state 0 is the embeddings, and that of the last layer comes after the model's final norm. ``change`` goes
+    from and to ``(B, T, dim)``.
     """
     encoder = sentence_encoder(model)
     batch_first = getattr(encoder, "batch_first", False)
@@ -177,25 +159,14 @@ def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Ten
         hook = encoder.register_forward_hook(after_encoder)
     else:
         hook = encoder.layers[layer].register_forward_pre_hook(before_layer)
-    fast = [each for each in encoder.layers if getattr(each, "ever_training", None) is False]
-    for each in fast:  # the fused path of fairseq 0.12.2 runs batch first and without padding
-        each.ever_training = True
     try:
         yield
     finally:
         hook.remove()
-        for each in fast:
-            each.ever_training = False
 
 
 class DividedLMHead(RobertaLMHead):
-    """RoBERTa's LM head, whose transform can also feed another projection.
-
-    ``RobertaLMHead.forward`` computes both halves at once, from the parts that are used here.
-
-    Args:
-        embed_dim, output_dim, activation_fn, weight: as of :class:`RobertaLMHead`; without ``weight`` it has its own.
-    """
+    """RoBERTa's LM head, whose transform can also feed another projection; without ``weight`` it has its own."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
@@ -222,9 +193,7 @@ class DividedLMHead(RobertaLMHead):
 class RobertaHub(RobertaHubInterface):
     """``RobertaHubInterface``: ``encode``, ``decode``, ``extract_features``, ``fill_mask``, ...
 
-    Attributes:
-        cfg: the whole configuration of the checkpoint.
-        task, model, bpe: built from it.
+    ``task``, ``model`` and ``bpe`` are built from ``cfg``, the whole configuration of the checkpoint.
     """
 
     cfg: Any
@@ -255,12 +224,9 @@ TRAINING_OPTIONS = frozenset(
 
 
 def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, without: Collection[str]) -> list[str]:
-    """The flags that give options of a model the values in ``cfg``; those with their default are left out.
+    """The flags that give the options of ``add_args``, of a model's class, the values in ``cfg``.
 
-    Args:
-        add_args: of the model's class; what it adds to a parser says which options there are.
-        cfg: the model's configuration.
-        without: names of options to leave out.
+    Options with their default are left out, and those of which the names are in ``without``.
     """
     parser = argparse.ArgumentParser(add_help=False)
     add_args(parser)
@@ -278,17 +244,10 @@ def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, wi
 def best_hypothesis(
     task: Any, model: Any, source: Tensor, *, beam: int, max_length: int
 ) -> tuple[list[int], list[float]]:
-    """The best target of an encoder-decoder for a source.
+    """The best target of an encoder-decoder in eval mode: ids, and their log-probabilities in nats.
 
-    Args:
-        task: a fairseq task, which builds the generator.
-        model: the encoder-decoder, in eval mode.
-        source: ids ``(T,)``, EOS included, on the model's device.
-        beam: hypotheses that are kept.
-        max_length: tokens of the target at most, without EOS.
-
-    Returns:
-        ids, and their log-probabilities in nats.
+    ``source`` are ids ``(T,)``, EOS included, on the model's device; ``beam`` hypotheses are kept, and the target has
+    ``max_length`` tokens at most, without EOS.
     """
     options = argparse.Namespace(beam=beam, max_len_a=0, max_len_b=max_length)
     generator = task.build_generator([model], options)

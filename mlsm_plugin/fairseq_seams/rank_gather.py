@@ -12,21 +12,14 @@ from torch import Tensor
 
 @functools.cache
 def _consecutive_ranks(size: int) -> Any:
-    """The group of ``size`` consecutive ranks that this rank belongs to; every rank has to create all groups."""
-    own = None
-    for first in range(0, torch.distributed.get_world_size(), size):
-        ranks = list(range(first, first + size))
-        group = torch.distributed.new_group(ranks)
-        if torch.distributed.get_rank() in ranks:
-            own = group
-    return own
+    """The group of ``size`` consecutive ranks that this rank belongs to; every rank has to call this."""
+    return torch.distributed.new_subgroups(size)[0]
 
 
 def rank_group(size: int | None = None) -> Any:
     """The process group of ``size`` consecutive ranks to which this rank belongs; None: all data-parallel ranks.
 
-    Raises:
-        ValueError: the number of ranks is not a multiple of ``size``.
+    ValueError if the number of ranks is not a multiple of ``size``.
     """
     everyone = distributed.get_data_parallel_group()
     world = distributed.get_world_size(everyone)
@@ -40,12 +33,8 @@ def rank_group(size: int | None = None) -> Any:
 def gather_rows(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
     """Gather the rows of all ranks, without gradient. Every rank has to call this, even without rows.
 
-    Args:
-        rows: ``(n, ...)``; n may differ from rank to rank, the other sizes may not.
-        group: process group; None: all data-parallel ranks.
-
-    Returns:
-        the rows ``(sum of all n, ...)`` in the order of the ranks, and the index at which those of this rank begin.
+    From ``(n, ...)``, of which n may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the ranks,
+    and the index at which the rows of this rank begin.
     """
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,11 +45,9 @@ def newest_whole(folder: Path) -> tuple[Path, int] | None:
     """The readable checkpoint in a folder with the most updates, and how many it has seen; None: there is none."""
     found = []
     for path in sorted(folder.glob("checkpoint*.pt")):
-        try:
+        with suppress(OSError, ValueError):
             history = read_contents(path).get("optimizer_history") or [{}]
-        except (OSError, ValueError):
-            continue
-        found.append((int(history[-1].get("num_updates", 0)), path.stat().st_mtime, path))
+            found.append((int(history[-1].get("num_updates", 0)), path.stat().st_mtime, path))
     if not found:
         return None
     updates, _, path = max(found)
@@ -58,8 +57,7 @@ def newest_whole(folder: Path) -> tuple[Path, int] | None:
 def repair_last(last: Path) -> None:
     """Replace a last checkpoint that is damaged by the newest whole one beside it, and keep it under another name.
 
-    Raises:
-        ValueError: there is no whole checkpoint (says what to do).
+    ValueError if there is no whole one.
     """
     if not last.is_file():
         return
@@ -137,21 +135,21 @@ def _resuming(original: Any) -> Any:
         if resumes and trainer.is_data_parallel_master:
             repair_last(last)
         start = last if cfg.restore_file == LAST else Path(cfg.restore_file)
-        if cfg.restore_file == LAST and not last.is_file():
+        if cfg.restore_file == LAST and not resumes:
             start = Path(getattr(cfg, "continue_once", None) or cfg.finetune_from_model or last)
-        check_starts_from = getattr(trainer.task, "check_starts_from", None)
-        if check_starts_from is not None and start.is_file():
-            check_starts_from(start, read_contents(start).get("task_state") or {})
+        saved = (read_contents(start).get("task_state") or {}) if start.is_file() else {}
+        if start.is_file() and hasattr(trainer.task, "check_starts_from"):
+            trainer.task.check_starts_from(start, saved)
         extra_state, epoch_itr = original(cfg, trainer, **more)
-        check_resumes = getattr(trainer.task, "check_resumes", None)
-        if resumes and trainer.is_data_parallel_master and check_resumes is not None:
-            check_resumes(read_contents(last).get("task_state") or {})
+        if resumes and trainer.is_data_parallel_master and hasattr(trainer.task, "check_resumes"):
+            trainer.task.check_resumes(saved)
         counted = (extra_state or {}).get(PATIENCE) if not cfg.reset_meters else None
         if counted is not None:
             for function in _functions_that_stop_early():
                 vars(function).update({name: counted[name] for name in COUNTERS})
         updates, limit = trainer.get_num_updates(), trainer.cfg.optimization.max_update or math.inf
-        if resumes and extra_state is not None and (updates >= limit or _is_early_stop(counted, cfg.patience)):
+        stopped_early = counted is not None and 0 < cfg.patience <= counted["num_runs"]
+        if resumes and extra_state is not None and (updates >= limit or stopped_early):
             logger.info("this run is finished after %d updates; there is nothing to train", updates)
             # never at most the largest epoch, which may be infinite
             epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
@@ -159,10 +157,6 @@ def _resuming(original: Any) -> Any:
 
     load_checkpoint.resumes = True  # type: ignore[attr-defined]
     return load_checkpoint
-
-
-def _is_early_stop(counted: dict[str, Any] | None, patience: int) -> bool:
-    return counted is not None and 0 < patience <= counted["num_runs"]
 
 
 def _functions_that_stop_early() -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
 import math
 import os
@@ -15,14 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, optim, options
+from fairseq import optim, options
 from fairseq import utils as fairseq_utils
 from fairseq.data import data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.optim import lr_scheduler
 from fairseq.tasks import TASK_REGISTRY
-from fairseq.trainer import Trainer
 
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_seams.version_shims import is_fairseq_command
@@ -63,7 +63,6 @@ def apply() -> None:
         return
     _stay_on_cpu()
     options.parse_args_and_arch = _checking(options.parse_args_and_arch)
-    checkpoint_utils.verify_checkpoint_directory = _naming_folder(checkpoint_utils.verify_checkpoint_directory)
     name = "raise_if_valid_subsets_unintentionally_ignored"
     setattr(data_utils, name, _naming_splits(getattr(data_utils, name)))
     optim.build_optimizer = _naming_option(optim.build_optimizer, "--optimizer")
@@ -76,14 +75,9 @@ def registered_name(cfg: Any) -> str:
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Check the options of a run.
+    """Raise ValueError if an option is missing, out of range, or excludes another one (says which, and what to do).
 
-    Args:
-        args: what fairseq made of the command line.
-        words: the command line.
-
-    Raises:
-        ValueError: one is missing, out of range, or excludes another one (says which, and what to do).
+    ``args`` are what fairseq made of the command line ``words``.
     """
     _check_missing(args, words)
     for name, (least, most) in RANGES.items():
@@ -134,7 +128,6 @@ def _check_together(args: argparse.Namespace) -> None:
 
 
 def _check_beginning(args: argparse.Namespace) -> None:
-    """Check the checkpoint that a run begins with."""
     start = args.finetune_from_model
     if start is None:
         return
@@ -151,8 +144,6 @@ def _check_beginning(args: argparse.Namespace) -> None:
 
 
 def _checking(original: Any) -> Any:
-    """Check the options of a training run of one of this package's tasks."""
-
     @functools.wraps(original)
     def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **named: Any) -> Any:
         words = sys.argv[1:] if input_args is None else input_args
@@ -174,20 +165,7 @@ def _checking(original: Any) -> Any:
     return parse_args_and_arch
 
 
-def _naming_folder(original: Any) -> Any:
-    @functools.wraps(original)
-    def verify_checkpoint_directory(save_dir: str) -> None:
-        try:
-            original(save_dir)
-        except OSError as error:
-            raise ValueError(f"--save-dir {save_dir} is not a folder that can be written ({error.strerror})") from error
-
-    return verify_checkpoint_directory
-
-
 def _naming_splits(original: Any) -> Any:
-    """Name the validation sets that would not be used."""
-
     @functools.wraps(original)
     def raise_if_ignored(cfg: Any) -> None:
         try:
@@ -206,8 +184,6 @@ def _naming_splits(original: Any) -> Any:
 
 
 def _naming_option(original: Any, flag: str) -> Any:
-    """Say which choice does not take the options that it got."""
-
     @functools.wraps(original)
     def build(cfg: Any, *more: Any, **named: Any) -> Any:
         try:
@@ -227,16 +203,12 @@ def _is_own(task: str) -> bool:
 
 def _numbers(value: Any) -> list[float]:
     """The numbers in the value of an option, which may be a list, text, or not be set."""
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return [float(one) for one in map(_literal, parts) if isinstance(one, (int, float))]
-
-
-def _literal(value: Any) -> Any:
-    """What fairseq would make of text; text that it could not read stays as it is."""
-    try:
-        return ast.literal_eval(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
+    found = []
+    for part in value if isinstance(value, (list, tuple)) else [value]:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # fairseq cannot read it either
+            number = ast.literal_eval(part) if isinstance(part, str) else part
+            found += [float(number)] if isinstance(number, (int, float)) else []
+    return found
 
 
 def _flag(name: str) -> str:
@@ -244,12 +216,11 @@ def _flag(name: str) -> str:
 
 
 def _stay_on_cpu() -> None:
-    """Hide the GPUs from a command with ``--cpu``; fairseq asks ``torch.cuda.is_available()`` in many places."""
+    """fairseq asks ``torch.cuda.is_available()`` in many places."""
     if is_fairseq_command() and "--cpu" in sys.argv:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states there, and start a process for each
     fairseq_utils.clip_grad_norm_ = _on_cpu(fairseq_utils.clip_grad_norm_)
-    distributed_utils.call_main = _with_precision_checked(distributed_utils.call_main)  # before any data are loaded
-    Trainer.__init__ = _with_precision_checked(Trainer.__init__)  # where another program trains
+    distributed_utils.call_main = _checking_precision(distributed_utils.call_main)  # before any data are loaded
 
 
 def _on_cpu(original: Any) -> Any:
@@ -272,28 +243,18 @@ def _on_cpu(original: Any) -> Any:
     return clip_grad_norm_
 
 
-def _with_precision_checked(original: Any) -> Any:
-    """Check the precision of the run whose configuration is among the arguments."""
-
+def _checking_precision(original: Any) -> Any:
     @functools.wraps(original)
-    def checked(*arguments: Any, **named: Any) -> Any:
-        for given in (*arguments, *named.values()):
-            if getattr(given, "optimizer", None) is not None and hasattr(given, "common"):  # fairseq-validate has none
-                check_precision(given.common)
-        return original(*arguments, **named)
+    def call_main(cfg: Any, main: Any, **named: Any) -> Any:
+        if getattr(cfg, "optimizer", None) is not None:  # fairseq-validate has none
+            check_precision(cfg.common)
+        return original(cfg, main, **named)
 
-    return checked
+    return call_main
 
 
 def check_precision(common: Any) -> None:
-    """Check that a run can train in the precision that was asked for.
-
-    Args:
-        common: the options of fairseq's group of this name.
-
-    Raises:
-        ValueError: its device cannot.
-    """
+    """Raise ValueError if the device of a run cannot train in the precision that its options ``common`` ask for."""
     instead = "leave it out, or pass --autocast bf16 in its place (in the tasks of mlsm_plugin)"
     if common.bf16 and common.tpu and fairseq_utils.xm is None:  # the flag turns on --tpu; Hydra's common.bf16 does not
         raise ValueError(f"fairseq's --bf16 trains on a TPU, with torch_xla; {instead}")

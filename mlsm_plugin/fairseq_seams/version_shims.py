@@ -1,7 +1,4 @@
-"""Workarounds for differences between versions of fairseq, torch and numpy; no other module has any.
-
-``apply()`` runs when the plugin is imported. Every shim does nothing where it is not needed.
-"""
+"""Workarounds for what fairseq-fixed does with today's Python, torch and numpy, and how its commands report errors."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import argparse
 import atexit
 import builtins
 import functools
+import itertools
 import logging
 import os
 import queue
@@ -18,7 +16,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -42,8 +40,9 @@ def apply() -> None:
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
     _stop_loading_before_exit()
-    _leave_out_warnings_of_old_calls()
-    _report_no_missing_parameters()
+    for begin, category, module in OLD_CALLS:
+        warnings.filterwarnings("ignore", begin, category, module)
+    logging.getLogger(trainer.__name__).addFilter(_is_no_missing_bias)
 
 
 def _restore_numpy_compat() -> None:
@@ -57,11 +56,7 @@ def _restore_numpy_compat() -> None:
 
 
 def _accept_own_user_dir() -> None:
-    """Let ``--user-dir`` name this package by any path, even after it was imported.
-
-    fairseq compares path strings, and refuses a package that was already imported by another spelling of its path
-    (a symlink, ``..``, an installed copy).
-    """
+    """Let ``--user-dir`` name this package by any path; fairseq refuses another spelling of that of an imported one."""
     original = fairseq_utils.import_user_module
     if getattr(original, "accepts_own_user_dir", False):
         return
@@ -86,10 +81,7 @@ def _is_this_package(user_dir: str) -> bool:
 
 
 def _has_only_its_name(user_dir: str) -> bool:
-    """Whether this is a folder of this package's name that is no package, such as its repository: not what is imported.
-
-    Python prefers the package that is installed.
-    """
+    """Whether this is a folder of this package's name that is no package: Python prefers the one that is installed."""
     path = os.path.abspath(user_dir)
     is_package = os.path.exists(os.path.join(path, "__init__.py"))
     if os.path.basename(path) != os.path.basename(PACKAGE_DIR) or not os.path.isdir(path) or is_package:
@@ -129,9 +121,8 @@ def _report_user_errors_in_one_line() -> None:
 def _stop_loading_before_exit() -> None:
     """Let fairseq's background loader finish its batch before Python exits.
 
-    After a run that ends in the middle of an epoch (``--max-update``), that daemon thread is still running. Python
-    kills it when it returns from torch, and the C++ code around it then aborts the process: a complete, saved run
-    ends with exit status 134.
+    After a run that ends in the middle of an epoch, Python kills that thread when it returns from torch, whose C++ code
+    then aborts the process: a complete, saved run ends with exit status 134.
     """
     original = iterators.BackgroundConsumer
     if getattr(original, "stops_before_exit", False):
@@ -143,7 +134,7 @@ def _stop_loading_before_exit() -> None:
         stops_before_exit = True
 
         def __init__(self, queue: Any, source: Any, *args: Any) -> None:
-            super().__init__(queue, _until(exiting, source), *args)
+            super().__init__(queue, itertools.takewhile(lambda _: not exiting.is_set(), source), *args)
             consumers.add(self)
 
     def wait_for_consumers(seconds: float = 10.0) -> None:
@@ -160,19 +151,8 @@ def _stop_loading_before_exit() -> None:
     atexit.register(wait_for_consumers)
 
 
-def _until(stop: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
-    """The items of ``source`` until ``stop`` is set."""
-    for item in source:
-        if stop.is_set():
-            return
-        yield item
-
-
 def _text_for_user(error: BaseException) -> str | None:
-    """The text of the error that this package raised for the user, also in a process that torch started, else None.
-
-    An error about a file is the user's whoever raised it.
-    """
+    """The text of an error that this package raised for the user, or of one about a file whoever raised it."""
     if isinstance(error, ProcessRaisedException):
         return _text_of_rank(str(error))
     own = _own_error(error)
@@ -200,15 +180,16 @@ def _text_of_rank(printed: str) -> str | None:
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:
-    """The error that this package raised for the user: this one or one of its causes, else None.
+    """This error or one of its causes, if this package raised it; fairseq replaces some by a general one."""
+    found = (one for one in causes(error) if isinstance(one, (ValueError, OSError)) and _raised_here(one.__traceback__))
+    return next(found, None)
 
-    fairseq replaces errors in loading a checkpoint by a general one.
-    """
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes."""
     while error is not None:
-        if isinstance(error, (ValueError, OSError)) and _raised_here(error.__traceback__):
-            return error
+        yield error
         error = error.__cause__ or error.__context__
-    return None
 
 
 def _raised_here(traceback: types.TracebackType | None) -> bool:
@@ -219,26 +200,9 @@ def _raised_here(traceback: types.TracebackType | None) -> bool:
     return name.split(".")[0] == __name__.split(".")[0]
 
 
-def freeze_inference_copies(layers: Iterable[torch.nn.Module]) -> None:
-    """Let torch not train the copies of the weights that fairseq 0.12.2's encoder layers hold for inference.
-
-    They are filled when a checkpoint is loaded, and no training step uses them. torch's DistributedDataParallel
-    refuses trainable parameters that are not used.
-    """
-    names = ("in_proj", "out_proj", "fc1", "fc2")
-    for layer in layers:
-        for name in [f"{name}_{kind}" for name in names for kind in ("weight", "bias")]:
-            if isinstance(copy := getattr(layer, name, None), torch.nn.Parameter):
-                copy.requires_grad_(False)
-
-
 @contextmanager
 def open_config(cfg: Any) -> Iterator[Any]:
-    """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) must be opened.
-
-    It is closed at the end, as fairseq's own models do: with omegaconf 2.0, ``getattr`` on an open one gives None for
-    a missing field, whatever default the call names.
-    """
+    """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) is opened."""
     if not OmegaConf.is_config(cfg):
         yield cfg
         return
@@ -249,7 +213,8 @@ def open_config(cfg: Any) -> Iterator[Any]:
         OmegaConf.set_struct(cfg, True)
 
 
-# how these warnings begin, their categories, and how the name of the module begins that they are attributed to
+# Warnings of calls that fairseq makes, and no user can change: how they begin, their categories, and how the name of
+# the module begins that they are attributed to
 OLD_CALLS = (
     (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, "hydra"),
     (r"\s*The version_base parameter is not specified", UserWarning, "hydra"),
@@ -261,24 +226,7 @@ OLD_CALLS = (
 )
 
 
-def _leave_out_warnings_of_old_calls() -> None:
-    """Leave out warnings of calls of Hydra and torch that fairseq makes, and no user can change."""
-    for begin, category, module in OLD_CALLS:
-        warnings.filterwarnings("ignore", begin, category, module)
-
-
-def _report_no_missing_parameters() -> None:
-    """Let the trainer not report the biases that layers were made without as one shared parameter."""
-    original = trainer._catalog_shared_params
-    if getattr(original, "skips_missing", False):
-        return
-
-    @functools.wraps(original)
-    def catalog_shared_params(module: Any, memo: Any = None, prefix: str = "") -> Any:
-        found = original(module, memo, prefix)  # it calls this function for the modules inside, with a memo
-        if memo is None:
-            return [names for names in found if trainer._get_module_by_path(module, names[0]) is not None]
-        return found
-
-    catalog_shared_params.skips_missing = True  # type: ignore[attr-defined]
-    trainer._catalog_shared_params = catalog_shared_params
+def _is_no_missing_bias(record: logging.LogRecord) -> bool:
+    """The trainer logs the biases that layers were made without as one shared parameter."""
+    text = str(record.msg)
+    return not (text.startswith("detected shared parameter") and text.endswith(".bias"))

@@ -22,7 +22,7 @@ from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.stock_models import library_classes, modernbert_names
 from mlsm_plugin.models.latent_semantic_model import SIZES
 from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture
-from mlsm_plugin.tasks.portable_masked_lm import PlainMaskedLMConfig
+from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
 
 CHECKPOINT = "model.pt"
@@ -121,7 +121,7 @@ def architecture_flags(config: Any) -> list[str]:
     Samples are as long as the default, or as the model can take if that is less.
     """
     dim, positions = int(config.hidden_size), int(config.max_position_embeddings)
-    tokens = min(positions, int(PlainMaskedLMConfig.tokens_per_sample))
+    tokens = min(positions, int(PortableMaskedLMConfig.tokens_per_sample))
     rope = config.rope_parameters
     values: dict[str, Any] = {
         "encoder_layers": int(config.num_hidden_layers),
@@ -146,7 +146,7 @@ def architecture_flags(config: Any) -> list[str]:
     defaults.encoder_embed_dim = _defaults().encoder_embed_dim
     changed = {name: _text(value) for name, value in values.items() if value != getattr(defaults, name, None)}
     flags = flags_of(MlsmModernModel.add_args, Namespace(**changed), without=())
-    if tokens != PlainMaskedLMConfig.tokens_per_sample:
+    if tokens != PortableMaskedLMConfig.tokens_per_sample:
         flags += ["--tokens-per-sample", str(tokens)]
     return flags
 

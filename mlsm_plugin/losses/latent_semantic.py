@@ -1,4 +1,8 @@
-"""The MLSM loss: KL divergence from the sparse code of a masked token, with and without MLM (Berend, 2023)."""
+"""The MLSM loss: KL divergence from the sparse code of a masked token, with and without MLM; in nats.
+
+Berend, "Masked Latent Semantic Modeling: an Efficient Pre-training Alternative to Masked Language Modeling", Findings
+of ACL 2023.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,6 @@ def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor
 
     Raises:
         ValueError: the shapes do not fit together.
-
-    Reference:
-        Berend, "Masked Latent Semantic Modeling: an Efficient Pre-training Alternative to Masked
-        Language Modeling", Findings of ACL 2023.
     """
     _check_shapes(logits, atoms, weights)
     target, coded = _normalized_targets(atoms, weights)
@@ -56,7 +56,6 @@ class _SparseKl(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None]:
-        """Scale the gradient that the forward pass computed."""
         (gradient,) = ctx.saved_tensors
         return (gradient * scale[:, None]).to(ctx.dtype), None, None, None
 
@@ -96,19 +95,14 @@ LATENT_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 class LatentSemanticTerms(NamedTuple):
     """The loss of a batch of n masked tokens, and what is logged with it; only the loss has a gradient.
 
-    Attributes:
-        loss: ``latent_weight`` x KL + ``mlm_weight`` x MLM, summed, float32 scalar; to be divided by ``sample_size``.
-        sample_size: masked tokens that have a code; all masked tokens if ``latent_weight`` is 0.
-        latent, nonzeros: ``(n,)`` each, the latent loss in nats, and the atoms in the code; None if ``latent_weight``
-            is 0.
-        mlm, mlm_sum: ``(n,)``, the cross entropy in nats, and its sum; None if ``mlm_weight`` is 0.
+    What has the weight 0 is None.
     """
 
-    loss: Tensor
-    sample_size: Any
-    latent: Tensor | None
-    nonzeros: Tensor | None
-    mlm: Tensor | None
+    loss: Tensor  # latent_weight x KL + mlm_weight x MLM, summed, float32 scalar; to be divided by sample_size
+    sample_size: Any  # masked tokens that have a code; all masked tokens if latent_weight is 0
+    latent: Tensor | None  # (n,) the latent loss in nats
+    nonzeros: Tensor | None  # (n,) the atoms in the code
+    mlm: Tensor | None  # (n,) the cross entropy in nats
     mlm_sum: Tensor | None
 
 

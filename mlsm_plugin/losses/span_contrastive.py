@@ -1,4 +1,7 @@
-"""The NPM loss: the two ends of a masked span are retrieved from the tokens of other sequences (Min et al., 2022)."""
+"""The NPM loss: the two ends of a masked span are retrieved from the tokens of other sequences.
+
+Min et al., "Nonparametric Masked Language Modeling", 2022.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,7 @@ CHUNK_ENTRIES_GPU = 1 << 26
 def similarities(queries: Tensor, keys: Tensor, similarity: str) -> Tensor:
     """The scores of all pairs: ``inner`` products, or negative squared ``l2`` distances.
 
-    Args:
-        queries: ``(n, d)``.
-        keys: ``(m, d)``, with the same dtype.
-        similarity: one of :data:`SIMILARITIES`.
-
-    Returns:
-        ``(n, m)``; more similar pairs have larger scores.
+    From queries ``(n, d)`` and keys ``(m, d)`` of one dtype to ``(n, m)``; more similar pairs have larger scores.
     """
     products = queries @ keys.T
     if similarity == "inner":
@@ -40,38 +37,23 @@ def check_similarity(similarity: str, temperature: float | None) -> None:
         raise ValueError(f"similarity temperature must be positive, got {temperature}")
 
 
-def default_temperature(dim: int) -> float:
-    """The default temperature, by which scores are divided: the square root of the width ``dim``."""
-    return math.sqrt(dim)
-
-
 def similarity_of(cfg: Any) -> str:
-    """The similarity with which a model was trained, from the whole configuration in its checkpoint.
-
-    It is ``inner`` if the criterion does not have this option.
-    """
+    """The similarity with which a model was trained, from the whole configuration in its checkpoint."""
     return str(getattr(cfg.criterion, "similarity", None) or "inner")
 
 
 def temperature_of(cfg: Any, dim: int) -> float:
     """The temperature with which a model of width ``dim`` was trained; ``cfg`` is as in :func:`similarity_of`."""
-    return getattr(cfg.criterion, "similarity_temperature", None) or default_temperature(dim)
+    return getattr(cfg.criterion, "similarity_temperature", None) or math.sqrt(dim)
 
 
 class SpanTerms(NamedTuple):
-    """The loss, and what is logged with it.
+    """The loss in nats, and what is logged with it, ``(n,)`` each."""
 
-    Attributes:
-        loss: summed loss, float32 scalar with gradient.
-        losses: ``(n,)`` that of each query, 0 without positives.
-        found: ``(n,)`` bool, whether the best candidate of a query is a positive.
-        counted: ``(n,)`` bool, whether a query has positives.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    found: Tensor
-    counted: Tensor
+    loss: Tensor  # summed, float32 scalar with gradient
+    losses: Tensor  # that of each query, 0 without positives
+    found: Tensor  # bool, whether the best candidate of a query is a positive
+    counted: Tensor  # bool, whether a query has positives
 
 
 def span_contrastive_terms(
@@ -96,14 +78,10 @@ def span_contrastive_terms(
         similarity: ``inner`` or ``l2``.
         temperature: a positive number; None: sqrt(d).
 
-    Returns:
-        the loss in nats, in float32 (float64 for float64 queries), and what is logged with it.
+    The loss is in float32, or float64 for float64 queries.
 
     Raises:
         ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
-
-    Reference:
-        Min et al., "Nonparametric Masked Language Modeling", 2022.
     """
     expected = (len(queries), len(keys))
     if queries.dim() != 2 or keys.dim() != 2 or queries.size(1) != keys.size(1):
@@ -113,7 +91,7 @@ def span_contrastive_terms(
             f"expected positives and candidates {expected}, got {tuple(positives.shape)} and {tuple(candidates.shape)}"
         )
     check_similarity(similarity, temperature)
-    temperature = default_temperature(queries.size(1)) if temperature is None else temperature
+    temperature = math.sqrt(queries.size(1)) if temperature is None else temperature
     with torch.autocast(queries.device.type, enabled=False):  # --amp would round the scores
         return SpanTerms(*_SpanLoss.apply(queries, keys, positives, candidates, similarity, temperature))
 
@@ -131,7 +109,6 @@ class _SpanLoss(torch.autograd.Function):
         similarity: str,
         temperature: float,
     ) -> tuple[Tensor, ...]:
-        """Compute the parts of :class:`SpanTerms`."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         q, k = queries.detach().to(dtype), keys.detach().to(dtype)
         with_gradient = any(ctx.needs_input_grad[:2])
@@ -172,22 +149,18 @@ class _SpanLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-        """Scale the gradients that the forward pass computed."""
         q_gradient, k_gradient = ctx.saved_tensors
         q_dtype, k_dtype = ctx.dtypes
         return (q_gradient * gradient).to(q_dtype), (k_gradient * gradient).to(k_dtype), None, None, None, None
 
 
 def occurrences(tokens: Tensor, ngrams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where n-grams begin and end in sequences.
+    """Where n-grams begin and end in sequences, ``(n, S, T)`` bool: True at the first and last token of an occurrence.
 
     Args:
         tokens: ``(S, T)`` ids; negative ids match nothing.
         ngrams: ``(n, L)`` ids; ids of row i after its length are ignored.
         lengths: ``(n,)``, from 1 to L.
-
-    Returns:
-        begins and ends, ``(n, S, T)`` bool: True at the first and at the last token of each occurrence.
     """
     num_sequences, width = tokens.shape
     begins = torch.zeros(len(ngrams), num_sequences, width, dtype=torch.bool, device=tokens.device)
@@ -250,11 +223,9 @@ def span_batch_terms(
 
 
 def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
-    """The ids of each span, ``(n, longest)``; ids after its length do not count.
+    """The ids of each span, ``(n, longest)``, in ids without masks ``(B, T)``; those after its length do not count.
 
-    Args:
-        context: ``(B, T)`` ids without masks.
-        spans: the ``sequence``, ``start`` and ``length`` of each span in it, ``(n,)``.
+    ``spans`` has the ``sequence``, ``start`` and ``length`` of each, ``(n,)``.
     """
     lengths = spans["length"]
     if len(lengths) == 0:

@@ -1,4 +1,7 @@
-"""The TACO loss, and the tokens that it compares: positives nearby, negatives in other sequences (Fu et al., 2022)."""
+"""The TACO loss, and the tokens that it compares: positives nearby, negatives in other sequences.
+
+Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,11 @@ ANCHORS = ("all", "unmasked", "masked")
 
 @dataclass(frozen=True)
 class Contrast:
-    """What the tokens of a batch are compared with (Fu et al., 2022).
+    """What the tokens of a batch are compared with; ValueError if a value is out of range."""
 
-    Attributes:
-        positive_window: W; a positive is less than W tokens from its anchor.
-        negatives: K; number of tokens of other sequences that each anchor is compared with.
-        anchors: tokens that are anchors: ``all``, ``masked`` or ``unmasked``.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    positive_window: int = 5
-    negatives: int = 50
-    anchors: str = "all"
+    positive_window: int = 5  # W; a positive is less than W tokens from its anchor
+    negatives: int = 50  # K; number of tokens of other sequences that each anchor is compared with
+    anchors: str = "all"  # tokens that are anchors: all, masked or unmasked
 
     def __post_init__(self) -> None:
         if self.positive_window < 2:
@@ -60,57 +54,50 @@ def check_contrast_weight(weight: float, temperature: float) -> None:
 
 
 def sample_pairs(
-    valid: Tensor, *, window: int, num_negatives: int, generator: torch.Generator
+    valid: Tensor,
+    *,
+    window: int,
+    num_negatives: int,
+    generator: torch.Generator,
+    pool_size: int | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Draw a positive and negatives for every valid token of a batch.
 
     The positive of token t is drawn uniformly from the valid tokens t' of its sequence with 0 < |t - t'| < window; if
     there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with
-    replacement, from the valid tokens of the other sequences.
+    replacement, from the valid tokens of the other sequences (Fu et al., ACL 2022).
 
     Args:
         valid: ``(B, T)`` bool, False for padding, BOS and EOS.
         window: limit of the distance, at least 2.
         num_negatives: K, at least 1.
         generator: source of randomness, on the device of ``valid``.
+        pool_size: draw the negatives from a pool of so many valid tokens, in which those of the batch follow each
+            other; None: from the batch.
+        first: index in the pool of the first valid token of the batch.
 
     Returns:
-        positive ``(B, T)`` and negative ``(B, T, K)``: int64 indices into the flattened batch x length. A token gets
-        -1 if it is not valid, or if there is nothing to draw from.
+        positive ``(B, T)`` and negative ``(B, T, K)``: int64 indices into the flattened batch x length, or into the
+        pool. A token gets -1 if it is not valid, or if there is nothing to draw from.
 
     Raises:
         ValueError: ``window`` or ``num_negatives`` is too small, or ``valid`` is not a bool matrix.
-
-    Reference:
-        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
-    """
-    flat = valid.flatten().nonzero().squeeze(1)  # (N,), the valid tokens of one sequence after the other
-    positive, negative = sample_pairs_in_pool(
-        valid, window=window, num_negatives=num_negatives, pool_size=len(flat), first=0, generator=generator
-    )
-    if len(flat) == 0:
-        return positive, negative
-    return torch.where(positive == NONE, NONE, flat[positive]), torch.where(negative == NONE, NONE, flat[negative])
-
-
-def sample_pairs_in_pool(
-    valid: Tensor, *, window: int, num_negatives: int, pool_size: int, first: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """:func:`sample_pairs` with negatives from a pool of tokens, and indices into that pool.
-
-    Args:
-        pool_size: number of tokens in the pool; all are valid.
-        first: index in the pool of the first valid token of this batch; the others follow in order.
     """
     if valid.dim() != 2 or valid.dtype != torch.bool:
         raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
     if window < 2 or num_negatives < 1:
         raise ValueError(f"expected window >= 2 and num_negatives >= 1, got {window} and {num_negatives}")
+    flat = valid.flatten().nonzero().squeeze(1)  # (N,), the valid tokens of one sequence after the other
     counts = valid.sum(dim=1)
     starts = counts.cumsum(0) - counts + first  # index of each sequence in the pool
     nearby = _draw_nearby(valid, window, generator)
     positive = torch.where(nearby == NONE, NONE, nearby + starts[:, None])
-    return positive, _draw_others(valid, starts, counts, pool_size, num_negatives, generator)
+    size = len(flat) if pool_size is None else pool_size
+    negative = _draw_others(valid, starts, counts, size, num_negatives, generator)
+    if pool_size is not None or len(flat) == 0:
+        return positive, negative
+    return torch.where(positive == NONE, NONE, flat[positive]), torch.where(negative == NONE, NONE, flat[negative])
 
 
 def _draw(number: Tensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -147,21 +134,13 @@ def _draw_others(
 
 
 class ContrastiveTerms(NamedTuple):
-    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient.
+    """The loss, and what is logged with it: ``(a,)`` one value for each anchor, without gradient."""
 
-    Attributes:
-        loss: InfoNCE in nats, summed, float32 scalar with gradient.
-        losses: that of each anchor.
-        correct: whether its positive is nearer than all negatives, bool.
-        positive_cosine: cosine of an anchor and its positive.
-        negative_cosine: mean cosine of an anchor and its negatives.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    correct: Tensor
-    positive_cosine: Tensor
-    negative_cosine: Tensor
+    loss: Tensor  # InfoNCE in nats, summed, float32 scalar with gradient
+    losses: Tensor  # that of each anchor
+    correct: Tensor  # whether its positive is nearer than all negatives, bool
+    positive_cosine: Tensor  # cosine of an anchor and its positive
+    negative_cosine: Tensor  # mean cosine of an anchor and its negatives
 
 
 def contrastive_terms(
@@ -189,9 +168,6 @@ def contrastive_terms(
 
     Raises:
         ValueError: the shapes do not fit together.
-
-    Reference:
-        Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
     """
     shape = semantics.shape[:2]
     if semantics.dim() != 3 or not shape == anchors.shape == positive.shape == negative.shape[:2]:
@@ -222,10 +198,9 @@ def _norms(vectors: Tensor) -> Tensor:
 
 
 def _cosines(anchor: Tensor, keys: Tensor, candidates: Tensor) -> Tensor:
-    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``.
+    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``, without gathering the keys in memory.
 
-    They are the derivatives of weighted sums of the keys by the weights, which torch computes without gathering the
-    keys in memory.
+    They are the derivatives of weighted sums of the keys by the weights.
     """
     with torch.enable_grad():
         weights = keys.new_zeros(candidates.shape, requires_grad=True)
@@ -238,14 +213,9 @@ class _InfoNce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        semantics: Tensor,
-        chosen: Tensor,
-        candidates: Tensor,
-        keys: Tensor | None,
-        temperature: float,
+        ctx: Any, semantics: Tensor, chosen: Tensor, candidates: Tensor, keys: Tensor | None, temperature: float
     ) -> tuple[Tensor, ...]:
-        """The terms of semantics (n, d), chosen (a,), candidates (a, 1 + K) with positives first, and keys (m, d)."""
+        """From semantics (n, d), chosen (a,), candidates (a, 1 + K) with positives first, and keys (m, d)."""
         own = unit_rows(semantics)
         keys = own if keys is None else keys
         gradient = torch.zeros_like(own) if ctx.needs_input_grad[0] else None
@@ -270,6 +240,5 @@ class _InfoNce(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradient that the forward pass computed."""
         (gradient,) = ctx.saved_tensors
         return (gradient * gradients[0]).to(ctx.dtype), None, None, None, None

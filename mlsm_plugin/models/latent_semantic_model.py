@@ -33,11 +33,7 @@ SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 7
 
 
 class LatentSemanticHead(DividedLMHead):
-    """RoBERTa's LM head with an optional second projection, to atom logits.
-
-    Args:
-        embed_dim, output_dim, activation_fn, weight: see fairseq's ``RobertaLMHead``.
-    """
+    """RoBERTa's LM head with an optional second projection, to atom logits."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
@@ -49,11 +45,7 @@ class LatentSemanticHead(DividedLMHead):
         init_bert_params(self.atom_projection)
 
     def atom_logits(self, transformed: Tensor) -> Tensor:
-        """The logits of the dictionary's atoms: ``(..., num_atoms)``.
-
-        Raises:
-            ValueError: the head has no projection to atom logits.
-        """
+        """The logits of the dictionary's atoms, ``(..., num_atoms)``; ValueError if the head has none."""
         if self.atom_projection is None:
             raise ValueError("this model has no atom logits; train it with --task masked_latent_semantic")
         return self.atom_projection(transformed)
@@ -92,9 +84,7 @@ class LatentSemanticEncoder(RobertaEncoder):
             project_atoms: compute the atom logits, as ``extra["atom_logits"]``.
             has_padding: whether ``src_tokens`` has padding, if that is known; not every encoder makes use of it.
 
-        Returns:
-            the vocabulary logits, or the features; and ``extra``. With logits, ``extra["zero_with_gradient"]`` is the
-            zero to add to a loss (:func:`~mlsm_plugin.losses.zero_gradients.zero_with_gradient`).
+        With logits, ``extra["zero_with_gradient"]`` is the zero to add to a loss (``losses.zero_gradients``).
         """
         if features_only:
             return self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
@@ -120,8 +110,7 @@ class LatentSemanticEncoder(RobertaEncoder):
 class LatentSemanticModel(RobertaModel):
     """A RoBERTa-like model for masked latent semantic modeling (Berend, ACL Findings 2023).
 
-    The atom projection is made last, so that with the same seed all other parameters start with the same values as
-    without it.
+    The atom projection is made last: with the same seed, all other parameters start as without it.
     """
 
     encoder_class = LatentSemanticEncoder
@@ -137,7 +126,6 @@ class LatentSemanticModel(RobertaModel):
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
-        """Add the size of the latent head."""
         parser.add_argument(
             "--num-atoms",
             type=int,
@@ -166,12 +154,10 @@ class LatentSemanticModel(RobertaModel):
 
     def _drop_span_masks(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         num_symbols = len(token_embeddings(sentence_encoder(self)).weight)
-        dropped = False
-        for key in VOCABULARY_WEIGHTS:
-            saved = state_dict.get(prefix + key)
-            if saved is not None and len(saved) == num_symbols + len(SPAN_MASKS):
-                state_dict[prefix + key] = saved[:num_symbols]
-                dropped = True
+        longer = num_symbols + len(SPAN_MASKS)
+        dropped = [key for key in VOCABULARY_WEIGHTS if len(state_dict.get(prefix + key, ())) == longer]
+        for key in dropped:
+            state_dict[prefix + key] = state_dict[prefix + key][:num_symbols]
         if dropped:
             logger.info("the checkpoint's %s are not used by this task and are left out", " and ".join(SPAN_MASKS))
 
@@ -210,13 +196,16 @@ class LatentSemanticModel(RobertaModel):
         return hub.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **kwargs)
 
 
+def set_missing(args: Any, **defaults: Any) -> None:
+    """Set the options that are not set."""
+    for name, value in defaults.items():
+        setattr(args, name, safe_getattr(args, name, value))
+
+
 def register_sizes(model: str, architecture: Callable[..., None], sizes: dict[str, tuple[int, int]]) -> None:
     """Register the architecture ``model`` with the size ``base``, and one for each size, such as ``model_tiny``.
 
-    Args:
-        model: a registered model.
-        architecture: sets the options that are not set, from ``args``, ``layers`` and ``dim``.
-        sizes: layers and width by name.
+    ``architecture`` sets the options that are not set, from ``args``, ``layers`` and ``dim``.
     """
     named = {model: sizes["base"]} | {f"{model}_{name}": size for name, size in sizes.items()}
     for name, (layers, dim) in named.items():

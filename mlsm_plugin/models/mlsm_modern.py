@@ -22,6 +22,7 @@ from mlsm_plugin.models.latent_semantic_model import (
     LatentSemanticHead,
     LatentSemanticModel,
     register_sizes,
+    set_missing,
 )
 from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
 
@@ -61,11 +62,7 @@ class ModernEncoder(LatentSemanticEncoder):
     def features_to_project(
         self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """See :meth:`LatentSemanticEncoder.features_to_project`.
-
-        In training, the last layer computes masked tokens only. An evaluation may replace the hidden states of a whole
-        batch (``changed_hidden_states``).
-        """
+        # in training, the last layer computes masked tokens only; an evaluation may change all (changed_hidden_states)
         whole = not self.training or return_all_hiddens or num_layers(self.sentence_encoder) == 0
         if masked_tokens is None or whole:
             return super().features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
@@ -80,7 +77,6 @@ class MlsmModernModel(LatentSemanticModel):
     encoder_class = ModernEncoder
 
     def finish_parameters(self) -> None:
-        """See :meth:`LatentSemanticModel.finish_parameters`."""
         if safe_getattr(self.args, "initialization", BY_BERT) == BY_WIDTH:  # older checkpoints do not have it
             sentence_encoder(self).draw_weights_by_width()
             with torch.no_grad():  # a hidden state that holds a token's embedding predicts this token from the start
@@ -133,8 +129,7 @@ class MlsmModernModel(LatentSemanticModel):
 def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
     """The size of the encoder from the options of the model, among which the window is set if it is not.
 
-    Raises:
-        ValueError: an option is out of range.
+    ValueError if an option is out of range.
     """
     dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
     if heads < 1 or dim % (2 * heads):
@@ -165,22 +160,11 @@ def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
 
 def architecture(args: Any, layers: int, dim: int) -> None:
     """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
-    args.encoder_layers = safe_getattr(args, "encoder_layers", layers)
-    args.encoder_embed_dim = safe_getattr(args, "encoder_embed_dim", dim)
-    defaults = {
-        "encoder_ffn_embed_dim": geglu_dim(args.encoder_embed_dim),
-        "encoder_attention_heads": max(1, args.encoder_embed_dim // 64),
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "attention_window": None,
-        "global_attention_every": 3,
-        "rope_theta": 10_000.0,
-        "local_rope_theta": 10_000.0,
-        "initialization": BY_BERT,
-        "num_atoms": None,
-    }
-    for name, value in defaults.items():
-        setattr(args, name, safe_getattr(args, name, value))
+    set_missing(args, encoder_layers=layers, encoder_embed_dim=dim)
+    dim = args.encoder_embed_dim
+    set_missing(args, encoder_ffn_embed_dim=geglu_dim(dim), encoder_attention_heads=max(1, dim // 64))
+    set_missing(args, dropout=0.0, attention_dropout=0.0, initialization=BY_BERT, num_atoms=None)
+    set_missing(args, attention_window=None, global_attention_every=3, rope_theta=10_000.0, local_rope_theta=10_000.0)
     base_architecture(args)
 
 

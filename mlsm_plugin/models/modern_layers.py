@@ -26,36 +26,20 @@ NEVER = -30_000.0
 
 @dataclass(frozen=True)
 class ModernSize:
-    """What a :class:`ModernTransformer` looks like.
+    """What a :class:`ModernTransformer` looks like."""
 
-    Attributes:
-        num_symbols: rows of the embeddings.
-        padding: the padding id.
-        layers: number of layers.
-        dim: width of the hidden states.
-        ffn_dim: width of the GeGLU; its first matrix makes ``2 * ffn_dim`` values, of which one half gates the other.
-        heads: attention heads.
-        dropout: of the embeddings, and of what a block adds to the hidden states.
-        attention_dropout: of the attention weights.
-        activation_dropout: of the GeGLU.
-        window: tokens that a local layer sees, about half of them on each side; 0: all layers are global.
-        global_every: every so-many-th layer, beginning with the first, is global.
-        theta: base of the rotary angles in global layers.
-        local_theta: the same in local layers.
-    """
-
-    num_symbols: int
-    padding: int
+    num_symbols: int  # rows of the embeddings
+    padding: int  # the padding id
     layers: int
-    dim: int
-    ffn_dim: int
+    dim: int  # width of the hidden states
+    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, of which one half gates the other
     heads: int
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    window: int = 0
-    global_every: int = 3
-    theta: float = 10_000.0
+    dropout: float = 0.0  # of the embeddings, and of what a block adds to the hidden states
+    attention_dropout: float = 0.0  # of the attention weights
+    activation_dropout: float = 0.0  # of the GeGLU
+    window: int = 0  # tokens that a local layer sees, about half of them on each side; 0: all layers are global
+    global_every: int = 3  # every so-many-th layer, beginning with the first, is global
+    theta: float = 10_000.0  # base of the rotary angles in global layers
     local_theta: float = 10_000.0
 
     def is_local(self, layer: int) -> bool:
@@ -93,7 +77,6 @@ class _RotatedHeads(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
-        """Rotate the gradients back."""
         cos, sin = ctx.saved_tensors
         batch, heads, length, dim = value.shape
         gradient = value.new_empty(batch, length, 3, heads, dim)
@@ -121,18 +104,12 @@ def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ChosenTokens:
-    """The tokens whose final hidden states are asked for: the last layer computes no others.
+    """The tokens whose final hidden states are asked for: the last layer computes no others."""
 
-    Attributes:
-        chosen: ``(B, T)`` bool.
-        places: ``(B, M)``, the positions of the chosen tokens of each sample in order, then others up to M, which is
-            the number of chosen tokens of the sample that has most of them.
-        is_chosen: ``(B, M)`` bool, which of ``places`` are of chosen tokens.
-    """
-
-    chosen: Tensor
+    chosen: Tensor  # (B, T) bool
+    # (B, M), the positions of the chosen tokens of each sample in order, then others up to the M of the one with most
     places: Tensor
-    is_chosen: Tensor
+    is_chosen: Tensor  # (B, M) bool, which of the places are of chosen tokens
 
     @classmethod
     def of(cls, chosen: Tensor) -> ChosenTokens:
@@ -155,16 +132,9 @@ class ChosenTokens:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention.
+    """Scaled dot-product attention of queries ``(B, H, M, d)`` to keys and values ``(B, H, T, d)``: ``(B, H, M, d)``.
 
-    Args:
-        query: ``(B, H, M, d)``.
-        key, value: ``(B, H, T, d)``.
-        mask: added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
-        dropout: share of the attention weights that is set to 0.
-
-    Returns:
-        ``(B, H, M, d)``
+    The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
     """
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.size(2) <= LONGEST_UNFUSED:
         scores = (query * (1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
@@ -176,9 +146,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 class ModernLayer(nn.Module):
     """One layer: attention and GeGLU, each on normalized hidden states, and added to them.
 
-    Args:
-        size: of the whole encoder.
-        number: of the layer, from 0. The first one has no norm before its attention, since one follows the embeddings.
+    The first layer (``number`` 0) has no norm before its attention, since one follows the embeddings.
     """
 
     def __init__(self, size: ModernSize, number: int) -> None:
@@ -196,13 +164,9 @@ class ModernLayer(nn.Module):
     def forward(
         self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, only: ChosenTokens | None = None
     ) -> Tensor:
-        """Hidden states after this layer, ``(B, T, dim)``.
+        """Hidden states after this layer, ``(B, T, dim)`` as before it, or ``(n, dim)`` of the tokens ``only``.
 
-        Args:
-            hidden: ``(B, T, dim)``.
-            angles: of :func:`rotary_angles`.
-            mask: see :func:`attend`.
-            only: the result has only the hidden states of these tokens, ``(n, dim)``.
+        ``angles`` are those of :func:`rotary_angles`, and ``mask`` is that of :func:`attend`.
         """
         normalized = self.attention_norm(hidden)
         if only is None:
@@ -250,15 +214,10 @@ class ModernLayer(nn.Module):
 
 
 class ModernTransformer(nn.Module):
-    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``.
+    """Token ids to hidden states; the interface is that of fairseq's ``TransformerEncoder``."""
 
-    Attributes:
-        batch_first: its layers get hidden states as ``(B, T, dim)``; those of fairseq's as ``(T, B, dim)``.
-        can_choose_tokens: its last layer can compute some tokens only.
-    """
-
-    batch_first = True
-    can_choose_tokens = True
+    batch_first = True  # its layers get hidden states as (B, T, dim); those of fairseq's as (T, B, dim)
+    can_choose_tokens = True  # its last layer can compute some tokens only
 
     def __init__(self, size: ModernSize, embed_tokens: nn.Embedding) -> None:
         super().__init__()
@@ -282,18 +241,11 @@ class ModernTransformer(nn.Module):
                 nn.init.normal_(projection.weight, std=std)
         self.scale_down_residual_projections(std)
 
-    def forward_embedding(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden state 0, ``(B, T, dim)``, and the embeddings before their norm."""
-        embedded = self.embed_tokens(src_tokens)
-        hidden = self.embedding_norm(embedded)
-        return F.dropout(hidden, self.size.dropout, training=self.training), embedded
-
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
+        *,
         return_all_hiddens: bool = False,
-        token_embeddings: Tensor | None = None,
         has_padding: bool | None = None,
         chosen_tokens: Tensor | None = None,
     ) -> dict[str, Any]:
@@ -301,27 +253,24 @@ class ModernTransformer(nn.Module):
 
         Args:
             src_tokens: ``(B, T)`` ids, right-padded.
-            src_lengths, token_embeddings: not used.
             return_all_hiddens: also return the hidden states before and after each layer.
             has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
             chosen_tokens: ``(B, T)`` bool, compute the final hidden states of these n tokens only, ``(1, n, dim)``. The
                 last layer then needs a fraction of its time.
 
         Returns:
-            the final hidden states, and if asked for hidden states 0 to the number of layers, without the final norm;
-            see :func:`~mlsm_plugin.fairseq_seams.model_parts.encoder_output`.
+            see :func:`~mlsm_plugin.fairseq_seams.model_parts.encoder_output`; only the final ones have the final norm.
         """
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:
             has_padding = bool(padding.any())
-        hidden = self.forward_embedding(src_tokens)[0]
+        hidden = F.dropout(self.embedding_norm(self.embed_tokens(src_tokens)), self.size.dropout, self.training)
         states = [hidden]
         masks = self._masks(hidden, padding if has_padding else None)
         angles = self._angles(hidden)
         for number, layer in enumerate(self.layers, start=1):
-            only = None
-            if chosen_tokens is not None and number == len(self.layers):
-                only = ChosenTokens.of(chosen_tokens)
+            is_last = number == len(self.layers)
+            only = ChosenTokens.of(chosen_tokens) if chosen_tokens is not None and is_last else None
             hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local], only)
             if return_all_hiddens:
                 states.append(hidden)
@@ -334,10 +283,10 @@ class ModernTransformer(nn.Module):
     def _angles(self, hidden: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
         """The rotary angles of global (False) and local (True) layers."""
         size, length = self.size, hidden.size(1)
-        of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
-        if size.window == 0 or size.local_theta == size.theta:
-            return {False: of_global, True: of_global}
-        return {False: of_global, True: rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)}
+        angles = of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
+        if size.window > 0 and size.local_theta != size.theta:
+            angles = rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)
+        return {False: of_global, True: angles}
 
     def _masks(self, hidden: Tensor, padding: Tensor | None) -> dict[bool, Tensor | None]:
         """The masks of global (False) and local (True) layers; None where a layer sees all tokens."""

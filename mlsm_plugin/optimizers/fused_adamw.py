@@ -13,6 +13,9 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II, OmegaConf
 from torch import nn
 
+from mlsm_plugin.fairseq_seams.loading_hooks import check_averages
+from mlsm_plugin.files.settings import option
+
 logger = logging.getLogger(__name__)
 
 # fairseq's FP16Optimizer copies this attribute to its float32 copies
@@ -24,14 +27,10 @@ SETTINGS = ("betas", "eps", "weight_decay")  # of a group
 class FusedAdamWConfig(FairseqDataclass):
     """The options of the optimizer; those that fairseq's ``adam`` has too are named as there."""
 
-    adam_betas: Any = field(
-        default=(0.9, 0.98), metadata={"help": "decay rates of the running averages, such as '(0.9, 0.98)'"}
-    )
-    adam_eps: float = field(default=1e-6, metadata={"help": "term added to the denominator"})
-    weight_decay: float = field(default=0.01, metadata={"help": "decoupled weight decay, multiplied by the rate"})
-    decay_matrices_only: bool = field(
-        default=False, metadata={"help": "no weight decay of norms, biases and embeddings"}
-    )
+    adam_betas: Any = option((0.9, 0.98), help="decay rates of the running averages, such as '(0.9, 0.98)'")
+    adam_eps: float = option(1e-6, help="term added to the denominator")
+    weight_decay: float = option(0.01, help="decoupled weight decay, multiplied by the rate")
+    decay_matrices_only: bool = option(False, help="no weight decay of norms, biases and embeddings")
     lr: list[float] = field(default=II("optimization.lr"))
 
 
@@ -72,40 +71,22 @@ class FusedAdamW(FairseqOptimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Load the averages of a checkpoint.
+        """Load the averages of a checkpoint; ValueError if they are those of other parameters.
 
-        The settings, also those of each group, stay those of this run, except the rate, which the scheduler sets.
-        What ``optimizer_overrides`` names (``--optimizer-overrides``) has its value in all groups.
-
-        Raises:
-            ValueError: the averages are those of other parameters.
+        The settings of each group stay those of this run, except the rate, which the scheduler sets, and what
+        ``optimizer_overrides`` names, in all groups.
         """
         overrides = optimizer_overrides or {}
         own = [{key: group[key] for key in SETTINGS} | overrides for group in self.param_groups]
-        self._check_fits(state_dict)
-        super().load_state_dict(state_dict, overrides)
-        for group, settings in zip(self.param_groups, own, strict=True):
-            group.update(settings)
-
-    def _check_fits(self, state_dict: dict[str, Any]) -> None:
-        """torch's fused kernels would read and write beyond averages that are too small."""
-        groups, saved_groups = self.param_groups, state_dict["param_groups"]
-        if len(groups) != len(saved_groups):
+        if len(own) != len(state_dict["param_groups"]):
             raise ValueError(
                 "--decay-matrices-only differs from the run in the checkpoint; set it as there, or pass "
                 "--reset-optimizer"
             )
-        own = [tuple(parameter.shape) for group in groups for parameter in group["params"]]
-        indices = [index for group in saved_groups for index in group["params"]]
-        averages = [state_dict["state"].get(index, {}).get("exp_avg") for index in indices]
-        fits = len(own) == len(averages) and all(
-            average is None or tuple(average.shape) == shape for average, shape in zip(averages, own, strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                "the optimizer's averages in the checkpoint are those of a model of another size, such as one with "
-                "another number of atoms; pass another --save-dir, or --reset-optimizer"
-            )
+        super().load_state_dict(state_dict, overrides)
+        check_averages(self._optimizer)
+        for group, settings in zip(self.param_groups, own, strict=True):
+            group.update(settings)
 
     @property
     def supports_flat_params(self) -> bool:
@@ -123,14 +104,11 @@ def mark_embeddings(model: nn.Module) -> None:
 def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: matrices, with decay; and vectors and marked embeddings, without.
 
-    Raises:
-        ValueError: no parameter is a matrix, since ``--fp16`` has joined all into one vector.
+    ValueError if no parameter is a matrix, since ``--fp16`` has joined all into one vector.
     """
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in params:
-        is_embedding = getattr(parameter, GROUP_ATTRIBUTE, None) == EMBEDDINGS
-        (others if parameter.dim() < 2 or is_embedding else matrices).append(parameter)
+    embeddings = {id(one) for one in params if getattr(one, GROUP_ATTRIBUTE, None) == EMBEDDINGS}
+    matrices = [one for one in params if one.dim() >= 2 and id(one) not in embeddings]
+    others = [one for one in params if one.dim() < 2 or id(one) in embeddings]
     if not matrices:
         raise ValueError(
             "--decay-matrices-only needs separate parameters: use --autocast bf16 instead of --fp16 or --bf16, or add "

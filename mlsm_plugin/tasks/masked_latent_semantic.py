@@ -3,7 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq import utils
@@ -21,24 +21,19 @@ from mlsm_plugin.data.token_datasets import (
     TokenPositionsDataset,
 )
 from mlsm_plugin.fairseq_seams import version_shims
-from mlsm_plugin.fairseq_seams.batches import add_to_batches, masked_targets, replace_masks
 from mlsm_plugin.fairseq_seams.binarized_files import combined_splits
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from mlsm_plugin.sparse_coding.stored_codes import check_top, recorded_coverage
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 logger = logging.getLogger(__name__)
 
-LATENT_SOURCE_CHOICES = ChoiceEnum(["store", "online"])
 # the options that only one source of the codes reads
 OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
 }
-NO_LATENT_HEAD = (
-    "--criterion latent_semantic_kl needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta_base, "
-    "or another size of these"
-)
 CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the dictionary of the codes
 
 
@@ -46,46 +41,32 @@ CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the di
 class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
     """The options of ``masked_lm``, and those for the source of the codes."""
 
-    latent_source: LATENT_SOURCE_CHOICES = field(  # type: ignore[valid-type]
-        default="store",
-        metadata={
-            "help": "store: read the codes that `mlsm encode` wrote; online: compute the codes of the masked tokens "
-            "in every step, with --auxiliary-checkpoint and --latent-dictionary"
-        },
+    latent_source: ChoiceEnum(["store", "online"]) = option(  # type: ignore[valid-type]
+        "store",
+        help="store: read the codes that `mlsm encode` wrote; online: compute the codes of the masked tokens "
+        "in every step, with --auxiliary-checkpoint and --latent-dictionary",
     )
     # fairseq understands typing.Optional, but not `str | None`
-    latent_codes: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "store: folder of the codes, <split>.codes (default: the data; A:B as there)"},
+    latent_codes: Optional[str] = option(  # noqa: UP045
+        None, help="store: folder of the codes, <split>.codes (default: the data; A:B as there)"
     )
-    auxiliary_checkpoint: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: checkpoint of the auxiliary model, or hf:PATH"}
+    auxiliary_checkpoint: Optional[str] = option(None, help="online: checkpoint of the auxiliary model, or hf:PATH")  # noqa: UP045
+    latent_dictionary: Optional[str] = option(None, help="online: folder that `mlsm dictionary` wrote")  # noqa: UP045
+    latent_layer: Optional[int] = option(  # noqa: UP045
+        None, help="online: hidden state of the auxiliary model, by number (default: the dictionary's)"
     )
-    latent_dictionary: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: folder that `mlsm dictionary` wrote"}
-    )
-    latent_layer: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "online: hidden state of the auxiliary model, by number (default: the dictionary's)"},
-    )
-    latent_lambda: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "online: weight of the L1 penalty (default: the dictionary's)"}
-    )
-    latent_top: Optional[int] = field(  # noqa: UP045
-        default=None, metadata={"help": "keep the N strongest atoms of each code (default: all)"}
-    )
-    auxiliary_fp16: bool = field(default=False, metadata={"help": "online: run the auxiliary model in half precision"})
+    latent_lambda: Optional[float] = option(None, help="online: weight of the L1 penalty (default: the dictionary's)")  # noqa: UP045
+    latent_top: Optional[int] = option(None, help="keep the N strongest atoms of each code (default: all)")  # noqa: UP045
+    auxiliary_fp16: bool = option(False, help="online: run the auxiliary model in half precision")
 
 
 @register_task("masked_latent_semantic", dataclass=MaskedLatentSemanticConfig)
 class MaskedLatentSemanticTask(PortableMaskedLMTask):
     """Masked LM whose batches also carry the sparse codes of the masked tokens.
 
-    A batch is that of ``masked_lm`` plus ``codes``: ``atoms`` (n_masked, m) and ``weights`` (n_masked, m), see
-    :class:`MaskedCodesDataset`. The codes are read from ``DATA/<split>.codes``, written by ``mlsm encode``, or from
-    another folder (``--latent-codes``). If they cover only a share of the positions, masks are drawn only at covered
-    positions. With ``--latent-source online`` no store is needed: each step computes the codes of its masked tokens
-    (:class:`OnlineCodes`).
+    A batch is that of ``masked_lm`` plus ``codes``, see :class:`MaskedCodesDataset`. They are read from
+    ``DATA/<split>.codes`` or another folder (``--latent-codes``). If they cover only a share of the positions, masks
+    are drawn only there. With ``--latent-source online`` each step computes the codes of its masked tokens.
     """
 
     cfg: MaskedLatentSemanticConfig
@@ -99,7 +80,6 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
-        self._without_latent_head = False
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
@@ -107,36 +87,17 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         Raises:
             ValueError: an option is given that the source of the codes does not read.
         """
-        if not from_checkpoint:  # older checkpoints may have such options
-            self._check_options_of_source()
+        for source, names in OPTIONS_OF.items():
+            values = {name: getattr(self.cfg, name) for name in names}
+            given = [name for name, value in values.items() if value is not None and value is not False]  # 0 is given
+            if given and source != str(self.cfg.latent_source) and not from_checkpoint:
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+                raise ValueError(f"{flags}: only --latent-source {source} reads this")
         if getattr(cfg, "num_atoms", None) is None:
             with version_shims.open_config(cfg):
                 cfg.num_atoms = self._num_atoms()
         self._atoms_of_model = cfg.num_atoms
-        model = super().build_model(cfg, from_checkpoint)
-        self._without_latent_head = type(model).__module__.partition(".")[0] == "fairseq"
-        return model
-
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion.
-
-        Raises:
-            ValueError: it is that of another task, or the model has no latent head for it.
-        """
-        criterion = super().build_criterion(cfg, *more, **named)
-        if self._without_latent_head and getattr(criterion, "latent_weight", 0) > 0:
-            raise ValueError(NO_LATENT_HEAD)
-        return criterion
-
-    def _check_options_of_source(self) -> None:
-        for source, options in OPTIONS_OF.items():
-            given = [
-                f"--{option.replace('_', '-')}"
-                for option in options
-                if (value := getattr(self.cfg, option)) is not None and value is not False  # 0 is given, too
-            ]
-            if given and source != str(self.cfg.latent_source):
-                raise ValueError(f"{', '.join(given)}: only --latent-source {source} reads this")
+        return super().build_model(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the samples of ``masked_lm``, with its masks and order, plus the codes of the masked tokens."""
@@ -144,27 +105,60 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             self._online_codes().load_encoder()  # reports errors before the first batch
             self._check_atoms(self._online_codes().coder.num_atoms, str(self.cfg.latent_dictionary))
             self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
-        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
-        if self._computes_codes:
+            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
             return
+        samples = self.load_samples(split, epoch, combine)
         path = split_path(self.cfg.data, split, epoch)
         folder = os.path.dirname(split_path(self._codes_data, split, epoch))
         store = self._open_codes(combined_splits(path) if combine else [path], folder)
-        coverages = coverages_of(store)
-        check_masking_fits(self.cfg, self.mask_prob_of(split), store, coverages)
-        batches = self.datasets[split]
+        coverages = [
+            SplitCoverage(meta["token_count"], *recorded_coverage(meta, directory))
+            for directory, meta in zip(store.directories, store.metas, strict=True)
+        ]
+        self._check_masks_fit(split, store, coverages)
         positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
-            self._mask_covered_tokens(split, positions, coverages)
-        codes = MaskedCodesDataset(
-            positions, masked_targets(batches), store, self.source_dictionary.pad(), self.cfg.latent_top
-        )
-        add_to_batches(batches, "codes", codes)
+            inputs, targets = self._masked_where_covered(samples, positions, coverages, split)
+        else:
+            inputs, targets = self.masked(samples, split)
+        codes = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad(), self.cfg.latent_top)
+        self.set_batches(split, samples, inputs, targets, codes=codes)
 
-    def _mask_covered_tokens(self, split: str, positions: Any, coverages: list[SplitCoverage]) -> None:
-        """Replace fairseq's inputs and targets by those with masks at covered positions."""
-        inputs, targets = CoveredMaskTokensDataset.apply_mask(
-            self.samples_of(self.tokens, split),
+    def _check_masks_fit(self, split: str, store: CodeStore, coverages: list[SplitCoverage]) -> None:
+        """Check that the options allow masks at coded positions only, and log how these are drawn."""
+        cfg, mask_prob = self.cfg, self.mask_prob_of(split)
+        whole = {
+            "--mask-whole-words": cfg.mask_whole_words,
+            "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
+            "--mask-stdev above 0": cfg.mask_stdev > 0,
+            "--skip-masking": cfg.skip_masking,
+        }
+        for directory, part in zip(store.directories, coverages, strict=True):
+            if part.coverage == 1:
+                continue
+            if found := [flag for flag, given in whole.items() if given]:
+                raise ValueError(
+                    f"{found[0]} needs codes of all positions, but {directory} covers {part.coverage} of them; "
+                    "run `mlsm encode` without --coverage, or leave that option out"
+                )
+            if mask_prob > part.coverage:
+                raise ValueError(
+                    f"masking {mask_prob} of the positions is more than the {part.coverage} that {directory} covers; "
+                    f"run `mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob (in "
+                    "validation: --valid-mask-prob)"
+                )
+            logger.info(
+                "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability "
+                "%.4g, so that the share %g of the content tokens is masked as with full coverage",
+                *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
+            )
+
+    def _masked_where_covered(
+        self, samples: Any, positions: Any, coverages: list[SplitCoverage], split: str
+    ) -> tuple[Any, Any]:
+        """As :meth:`masked`, with masks at covered positions only."""
+        return CoveredMaskTokensDataset.apply_mask(
+            samples,
             positions,
             coverages,
             self.mask_prob_of(split),
@@ -175,19 +169,17 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             ),
             freq_weighted_replacement=self.cfg.freq_weighted_replacement,
         )
-        replace_masks(self.datasets[split], inputs, targets, pad=self.source_dictionary.pad())
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`; without a store, computes the codes of the masked tokens first."""
+        """See :meth:`OwnTask.train_step`; without a store, computes the codes of the masked tokens first."""
         if hasattr(criterion, "set_num_updates"):
             criterion.set_num_updates(update_num)
         sample = self._with_codes(sample, criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
-        """See :meth:`FairseqTask.valid_step`; without a store, computes the codes of the masked tokens first."""
         return super().valid_step(self._with_codes(sample, criterion), model, criterion)
 
     def _with_codes(self, sample: Any, criterion: Any) -> Any:
@@ -204,9 +196,9 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def _online_codes(self) -> OnlineCodes:
         """The object that computes codes, made on first use: a checkpoint loads without the auxiliary model."""
         if self._online is None:
-            for option in ("auxiliary_checkpoint", "latent_dictionary"):
-                if not getattr(self.cfg, option):
-                    raise ValueError(f"--latent-source online needs --{option.replace('_', '-')}")
+            for name in ("auxiliary_checkpoint", "latent_dictionary"):
+                if not getattr(self.cfg, name):
+                    raise ValueError(f"--latent-source online needs --{name.replace('_', '-')}")
             self._online = OnlineCodes(
                 utils.split_paths(self.cfg.data)[0],
                 checkpoint=self.cfg.auxiliary_checkpoint or "",
@@ -260,14 +252,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             )
 
     def check_resumes(self, saved: dict[str, Any]) -> None:
-        """Check that a run resumes with codes over the dictionary that it began with.
-
-        Args:
-            saved: the state of the task in the run's last checkpoint, see :meth:`state_dict`.
-
-        Raises:
-            ValueError: its codes were over another dictionary, whose atoms mean something else.
-        """
+        """Raise ValueError if a run resumes with codes over another dictionary than ``saved``, its state, says."""
         before, now = saved.get(CODES_OVER), self.state_dict().get(CODES_OVER)
         if before and now and before != now:
             raise ValueError(
@@ -288,56 +273,4 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         raise FileNotFoundError(
             f"{self._codes_data} has no codes ({', '.join(map(os.path.basename, directories))}); write them with "
             "`mlsm encode`"
-        )
-
-
-def coverages_of(store: CodeStore) -> list[SplitCoverage]:
-    """The share of each split of ``store`` that is coded.
-
-    Raises:
-        ValueError: a store covers only a share of its split, but lacks the seed of that share.
-    """
-    stores = zip(store.directories, store.metas, strict=True)
-    return [SplitCoverage(meta["token_count"], *recorded_coverage(meta, directory)) for directory, meta in stores]
-
-
-def check_masking_fits(
-    cfg: MaskedLatentSemanticConfig, mask_prob: float, store: CodeStore, coverages: list[SplitCoverage]
-) -> None:
-    """Check that ``cfg`` allows masks at coded positions only, and log how they are drawn.
-
-    Args:
-        cfg: the options.
-        mask_prob: the share of the tokens to mask.
-        store: the codes.
-        coverages: the share of each of their splits that is coded.
-
-    Raises:
-        ValueError: ``mask_prob`` is above the coverage, or an option does not mask each position independently.
-    """
-    for directory, part in zip(store.directories, coverages, strict=True):
-        if part.coverage == 1:
-            continue
-        whole = {
-            "--mask-whole-words": cfg.mask_whole_words,
-            "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
-            "--mask-stdev above 0": cfg.mask_stdev > 0,
-            "--skip-masking": getattr(cfg, "skip_masking", False),  # fairseq 0.12.2 has no such option
-        }
-        for option, given in whole.items():
-            if given:
-                raise ValueError(
-                    f"{option} needs codes of all positions, but {directory} covers {part.coverage} of them; "
-                    "run `mlsm encode` without --coverage, or leave that option out"
-                )
-        if mask_prob > part.coverage:
-            raise ValueError(
-                f"masking {mask_prob} of the positions is more than the {part.coverage} that {directory} covers; run "
-                f"`mlsm encode --coverage` with at least {mask_prob}, or pass a smaller --mask-prob (in validation: "
-                "--valid-mask-prob)"
-            )
-        logger.info(
-            "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability %.4g, "
-            "so that the share %g of the content tokens is masked as with full coverage",
-            *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
         )

@@ -3,22 +3,22 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.data.masked_share import check_masked_share
 from mlsm_plugin.data.span_datasets import SpanGroupsDataset
 from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, consecutive_groups
-from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split, split_path
+from mlsm_plugin.data.token_blocks import cut_into_blocks, is_content, load_split, split_path
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.tasks.own_task import TextBlocksConfig
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMTask
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses, added_symbols
@@ -33,33 +33,23 @@ GROUPS_TO_LOOK_AT = 64
 class NonparametricMaskedLMConfig(TextBlocksConfig):
     """The options of the data and the masking."""
 
-    group_size: int = field(default=16, metadata={"help": "samples per group; --batch-size counts groups"})
-    group_by: ChoiceEnum(["document", "random"]) = field(  # type: ignore[valid-type]
-        default="document", metadata={"help": "document: samples that follow each other; random: any samples"}
+    group_size: int = option(16, help="samples per group; --batch-size counts groups")
+    group_by: ChoiceEnum(["document", "random"]) = option(  # type: ignore[valid-type]
+        "document", help="document: samples that follow each other; random: any samples"
     )
-    mask_prob: float = field(default=0.15, metadata={"help": "maximum share of a group's tokens that is masked"})
-    span_length_p: float = field(
-        default=0.5, metadata={"help": "parameter p of the geometric distribution of span lengths"}
+    mask_prob: float = option(0.15, help="maximum share of a group's tokens that is masked")
+    span_length_p: float = option(0.5, help="parameter p of the geometric distribution of span lengths")
+    max_span_length: int = option(10, help="maximum number of tokens of a span")
+    punctuation_prob: float = option(0.1, help="probability that a single punctuation token may be masked")
+    max_ngram_masks: int = option(10, help="maximum number of times that one n-gram is masked in a group")
+    max_spans_per_sequence: int = option(64, help="maximum number of masked spans of a sample")
+    span_mode: ChoiceEnum(["phrase", "single"]) = option(  # type: ignore[valid-type]
+        "phrase", help="phrase: a span is masked and retrieved as a whole; single: each of its tokens separately"
     )
-    max_span_length: int = field(default=10, metadata={"help": "maximum number of tokens of a span"})
-    punctuation_prob: float = field(
-        default=0.1, metadata={"help": "probability that a single punctuation token may be masked"}
+    span_mask_symbols: ChoiceEnum(["distinct", "shared"]) = option(  # type: ignore[valid-type]
+        "distinct", help="distinct: a span becomes <mask_s> <mask_e>; shared: <mask> <mask>, which older models know"
     )
-    max_ngram_masks: int = field(
-        default=10, metadata={"help": "maximum number of times that one n-gram is masked in a group"}
-    )
-    max_spans_per_sequence: int = field(default=64, metadata={"help": "maximum number of masked spans of a sample"})
-    span_mode: ChoiceEnum(["phrase", "single"]) = field(  # type: ignore[valid-type]
-        default="phrase",
-        metadata={"help": "phrase: a span is masked and retrieved as a whole; single: each of its tokens separately"},
-    )
-    span_mask_symbols: ChoiceEnum(["distinct", "shared"]) = field(  # type: ignore[valid-type]
-        default="distinct",
-        metadata={"help": "distinct: a span becomes <mask_s> <mask_e>; shared: <mask> <mask>, which older models know"},
-    )
-    context_masking_ratio: float = field(
-        default=0.0, metadata={"help": "probability that the keys of a batch come from the masked text"}
-    )
+    context_masking_ratio: float = option(0.0, help="probability that the keys of a batch come from the masked text")
 
 
 @register_task("nonparametric_masked_lm", dataclass=NonparametricMaskedLMConfig)
@@ -71,7 +61,17 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
 
     def __init__(self, cfg: NonparametricMaskedLMConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
-        self.rules = _rules(cfg)
+        try:
+            self.rules = SpanRules(
+                mask_prob=cfg.mask_prob,
+                length_p=cfg.span_length_p,
+                max_length=cfg.max_span_length,
+                punctuation_prob=cfg.punctuation_prob,
+                max_ngram_masks=cfg.max_ngram_masks,
+                max_spans_per_sequence=cfg.max_spans_per_sequence,
+            )
+        except ValueError as error:
+            raise ValueError(f"options of the span masking: {error}") from error
         if cfg.group_size < 2:
             raise ValueError(f"--group-size must be at least 2, got {cfg.group_size}: spans are found in other blocks")
         if not 0 <= cfg.context_masking_ratio <= 1:
@@ -79,11 +79,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         self.span_masks = [dictionary.add_symbol(symbol, n=0) for symbol in added_symbols(cfg)]
         self.span_masks = self.span_masks or [self.mask_idx, self.mask_idx]
         self.special_ids = sorted({*range(dictionary.nspecial), self.mask_idx, *self.span_masks})
-
-    @classmethod
-    def setup_task(cls, cfg: NonparametricMaskedLMConfig, **kwargs: Any) -> "NonparametricMaskedLMTask":
-        """Load only the dictionary, so that a checkpoint loads without the data."""
-        return cls(cfg, load_dictionary(utils.split_paths(cfg.data)[0]))
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model, with additional positions, as masks can be longer than the spans that they replace.
@@ -95,8 +90,7 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
                 cfg.max_positions = self.cfg.tokens_per_sample + self.cfg.max_spans_per_sequence
         self.model_positions = int(cfg.max_positions)
         model = super().build_model(cfg, from_checkpoint)
-        size, mask = len(self.source_dictionary), self.mask_idx
-        before_loading(model, functools.partial(_add_rows, size, mask))
+        before_loading(model, functools.partial(_add_rows, len(self.source_dictionary), self.mask_idx))
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -135,7 +129,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
         check_masked_share(split, counts, self.cfg.mask_prob, remedy=remedy)
 
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many content tokens of a batch are masked, and how many there are."""
         content = is_content(sample["context"]["src_tokens"], self.source_dictionary)
         return sample["spans"]["length"].sum(), content.sum()
 
@@ -157,28 +150,6 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
             max_length=getattr(self, "model_positions", None),
             context_masking_ratio=self.cfg.context_masking_ratio,
         )
-
-    def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> Any:
-        """See :meth:`FairseqTask.train_step`; marks a batch that only stands in for a missing one."""
-        if ignore_grad:
-            sample = {**sample, "is_dummy": True}
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
-
-def _rules(cfg: NonparametricMaskedLMConfig) -> SpanRules:
-    try:
-        return SpanRules(
-            mask_prob=cfg.mask_prob,
-            length_p=cfg.span_length_p,
-            max_length=cfg.max_span_length,
-            punctuation_prob=cfg.punctuation_prob,
-            max_ngram_masks=cfg.max_ngram_masks,
-            max_spans_per_sequence=cfg.max_spans_per_sequence,
-        )
-    except ValueError as error:
-        raise ValueError(f"options of the span masking: {error}") from error
 
 
 def _add_rows(size: int, mask: int, state_dict: dict[str, Any], prefix: str) -> None:

@@ -1,8 +1,11 @@
-"""What the tasks of this package have in common: options, parts that fit, checkpoints that load from anywhere."""
+"""What the tasks of this package have in common: precision, parts that fit, checkpoints that load from anywhere."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
+import contextlib
+import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from fairseq import utils
 from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
 from omegaconf import II, MISSING
@@ -19,9 +22,18 @@ from mlsm_plugin.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.files.model_files import DICTIONARY_NAME, copy_tokenizer
-from mlsm_plugin.tasks.autocast import AutocastConfig, AutocastSteps
+from mlsm_plugin.files.settings import option
+from mlsm_plugin.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.optimizers.fused_adamw import mark_embeddings
 from mlsm_plugin.tokenization.symbol_files import symbols_fingerprint, symbols_of_dataset
 
+logger = logging.getLogger(__name__)
+
+STRUCTURES = {
+    "a decoder": FairseqLanguageModel,
+    "an encoder": FairseqEncoderModel,
+    "an encoder-decoder": FairseqEncoderDecoderModel,
+}
 PACKAGES = (__name__.partition(".")[0], "fairseq")
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
@@ -32,18 +44,24 @@ SAMPLE_BREAK_MODE_HELP = (
 
 
 @dataclass
-class SavedRunConfig(AutocastConfig):
-    """Options for the seed, for saving a run, for its loader processes, and for the precision of its steps."""
+class SavedRunConfig(FairseqDataclass):
+    """Options for the precision of a step, the seed, saving a run, and its loader processes."""
 
+    autocast: ChoiceEnum(["auto", "bf16", "off"]) = option(  # type: ignore[valid-type]
+        "off",
+        help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
+        "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
+    )
+    fp16: bool = II("common.fp16")
+    bf16: bool = II("common.bf16")
+    amp: bool = II("common.amp")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
-    reuse_dataloader: bool = field(
-        default=False,
-        metadata={
-            "help": "keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
-            "of the first epoch, so that every epoch draws the same masks or spans"
-        },
+    reuse_dataloader: bool = option(
+        False,
+        help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
+        "of the first epoch, so that every epoch draws the same masks or spans",
     )
 
 
@@ -51,61 +69,51 @@ class SavedRunConfig(AutocastConfig):
 class TextBlocksConfig(SavedRunConfig):
     """Options for cutting a binarized dataset into samples, for tasks that are not based on masked LM."""
 
-    data: str = field(
-        default=MISSING, metadata={"help": "binarized dataset, or several joined by colons, which epochs use in turn"}
-    )
-    sample_break_mode: SAMPLE_BREAK_MODES = field(  # type: ignore[valid-type]
-        default="complete", metadata={"help": SAMPLE_BREAK_MODE_HELP}
-    )
-    tokens_per_sample: int = field(default=256, metadata={"help": "maximum number of tokens of a sample, BOS included"})
+    data: str = option(MISSING, help="binarized dataset, or several joined by colons, which epochs use in turn")
+    sample_break_mode: SAMPLE_BREAK_MODES = option("complete", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
+    tokens_per_sample: int = option(256, help="maximum number of tokens of a sample, BOS included")
 
 
-class OwnTask(AutocastSteps, ABC):
+class OwnTask(ABC):
     """A mixin for tasks.
 
-    It refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
+    Criterions run under ``torch.autocast`` as ``--autocast`` says, and their loss functions compute in float32. It
+    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
     not known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints
     load from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
     (``data``), the first folder of which has the dictionary.
 
-    Attributes:
-        criterions: names of the criterions of this package and of fairseq that fit.
-        encoder_decoder: whether the task trains an encoder-decoder, or else an encoder.
-        usual_arch: an architecture that fits, for errors.
+    Raises:
+        ValueError: ``--autocast bf16`` together with another kind of reduced precision.
     """
 
-    criterions: ClassVar[tuple[str, ...]]
-    encoder_decoder: ClassVar[bool] = False
-    usual_arch: ClassVar[str] = "mlsm_modern_small"
+    criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit
+    encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder, or else an encoder
+    usual_arch: ClassVar[str] = "mlsm_modern_small"  # one that fits, for errors
     cfg: Any
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model.
+    def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(cfg, *arguments, **named)  # type: ignore[call-arg]
+        self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
+        if str(cfg.autocast) == "bf16" and self._others:
+            raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
+        self._logged = False
 
-        Raises:
-            ValueError: it has another structure than the task needs.
-        """
-        name = registered_name(cfg)
-        structures = {"a decoder": FairseqLanguageModel}
-        if self.encoder_decoder:
-            structures["an encoder"] = FairseqEncoderModel
-        else:
-            structures["an encoder-decoder"] = FairseqEncoderDecoderModel
-        for structure, kind in structures.items():
-            if issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
-                needed = "an encoder-decoder" if self.encoder_decoder else "an encoder"
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model, with marks that the optimizer reads; ValueError if it has another structure than needed."""
+        name, needed = registered_name(cfg), "an encoder-decoder" if self.encoder_decoder else "an encoder"
+        for structure, kind in STRUCTURES.items():
+            if structure != needed and issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
                 raise ValueError(
                     f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
                     f"such as --arch {self.usual_arch}"
                 )
-        return super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
+        mark_embeddings(model)
+        return model
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion.
-
-        Raises:
-            ValueError: it is that of another task.
-        """
+        """Build the criterion; ValueError if it is that of another task."""
         name = registered_name(cfg)
         known = CRITERION_REGISTRY.get(name)
         if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
@@ -119,23 +127,44 @@ class OwnTask(AutocastSteps, ABC):
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
         """How many content tokens of a batch are masked, and how many there are."""
 
-    def train_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
-        """See :meth:`FairseqTask.train_step`."""
-        result = super().train_step(sample, *arguments, **named)
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """Mark a batch that only stands in for a missing one as ``is_dummy``, then see :class:`FairseqTask`."""
+        if ignore_grad:
+            sample = {**sample, "is_dummy": True}
+        compute = self._in_precision(criterion)
+        result = super().train_step(sample, model, compute, optimizer, update_num, ignore_grad)  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
 
-    def valid_step(self, sample: Any, *arguments: Any, **named: Any) -> Any:
-        """See :meth:`FairseqTask.valid_step`."""
-        result = super().valid_step(sample, *arguments, **named)
+    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+        result = super().valid_step(sample, model, self._in_precision(criterion))  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
+
+    def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
+        if str(self.cfg.autocast) == "off":
+            return criterion
+
+        def compute(model: Any, sample: Any) -> Any:
+            with self.precision(next(model.parameters()).device):
+                return criterion(model, sample)
+
+        return compute
+
+    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """The context of a step on ``device``, unless ``--autocast`` is off."""
+        chosen = str(self.cfg.autocast) == "bf16" or (not self._others and has_fast_bf16(device))
+        if not self._logged:
+            self._logged = True
+            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if chosen else "off")
+        return torch.autocast(device.type, torch.bfloat16) if chosen else contextlib.nullcontext()
 
     def _count(self, sample: Any, logging_output: dict[str, Any]) -> None:
         logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """See :meth:`FairseqTask.reduce_metrics`."""
         super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
         masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
         metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
@@ -149,23 +178,14 @@ class OwnTask(AutocastSteps, ABC):
         return symbols_fingerprint(symbols_of_dataset(self._data_folder))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See :meth:`FairseqTask.load_state_dict`.
-
-        Raises:
-            ValueError: the state is that of another vocabulary.
-        """
+        """Load the state of a task; ValueError if it is that of another vocabulary."""
         self._check_vocabulary(state_dict.get(VOCABULARY), "the checkpoint", "pass the dict.txt that lies beside it")
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
-        """Check that a run may start from a checkpoint, or resume from it.
+        """Raise ValueError if a run must not start from a checkpoint, or resume from it: its vocabulary is another.
 
-        Args:
-            checkpoint: the file. Where its state lacks the vocabulary, the ``dict.txt`` beside it says which it is.
-            saved: the state of its task.
-
-        Raises:
-            ValueError: it was trained with another vocabulary.
+        Where ``saved``, the state of its task, lacks the vocabulary, the ``dict.txt`` beside it says which it is.
         """
         recorded = saved.get(VOCABULARY)
         if recorded is None and (checkpoint.parent / DICTIONARY_NAME).is_file():
@@ -185,7 +205,7 @@ class OwnTask(AutocastSteps, ABC):
         """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
 
         Raises:
-            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data do not have one.
+            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
         folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
@@ -197,11 +217,7 @@ class OwnTask(AutocastSteps, ABC):
     def filter_indices_by_size(
         self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
     ) -> Any:
-        """All ``indices``; tasks that cut text into samples leave none of it out, as fairseq would.
-
-        Raises:
-            ValueError: a sample is longer than ``max_positions``.
-        """
+        """All ``indices``, of which fairseq would leave some out; ValueError if a sample has over ``max_positions``."""
         _, others = dataset.filter_indices_by_size(indices, max_positions)
         if len(others):
             raise ValueError(

@@ -2,36 +2,34 @@
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from argparse import Namespace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
+import numpy as np
 import torch
 from fairseq import utils
+from fairseq.data import (
+    IdDataset,
+    LRUCacheDataset,
+    MaskTokensDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    NumSamplesDataset,
+    RightPadDataset,
+    data_utils,
+)
+from fairseq.data.encoders.utils import get_whole_word_mask
 from fairseq.tasks import register_task
-from fairseq.tasks.masked_lm import MaskedLMConfig
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
 from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
-from mlsm_plugin.data.token_blocks import (
-    is_content,
-    load_dictionary,
-    load_split,
-    split_path,
-    training_samples,
-)
+from mlsm_plugin.data.token_blocks import is_content, load_dictionary, load_split, split_path, training_samples
 from mlsm_plugin.data.token_datasets import BatchPaddingDataset, KnownTargetsDataset
-from mlsm_plugin.fairseq_seams.batches import (
-    OwnSamplesMaskedLMTask,
-    cut_long_words,
-    masked_inputs,
-    masked_targets,
-    replace_masks,
-    tell_model,
-    with_whole_epochs,
-)
+from mlsm_plugin.fairseq_seams.batches import SortedWholeEpochsDataset, WordBeginnings
 from mlsm_plugin.files.model_files import bpe_options
+from mlsm_plugin.files.settings import option
 from mlsm_plugin.tasks.own_task import OwnTask, SavedRunConfig
 from mlsm_plugin.tokenization.word_boundaries import in_long_words
 
@@ -43,17 +41,15 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     """The options of ``masked_lm``, that for the masks of validation, and those for saving the run."""
 
     # fairseq understands typing.Optional, but not `float | None`
-    valid_mask_prob: Optional[float] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
-            "to compare runs with other shares: the more is masked, the higher is the loss of the same model"
-        },
+    valid_mask_prob: Optional[float] = option(  # noqa: UP045
+        None,
+        help="share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
+        "to compare runs with other shares: the more is masked, the higher is the loss of the same model",
     )
     train_subset: str = II("dataset.train_subset")
 
 
-class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
+class PortableMaskedLMTask(OwnTask, MaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
 
     Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
@@ -69,30 +65,74 @@ class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
         logger.info("dictionary: %d types", len(dictionary))
         return cls(cfg, dictionary)
 
-    def tokenizer_options(self) -> dict[str, Any]:
-        """The options of the tokenizer in the folder of the data."""
-        return bpe_options(self._data_folder)
-
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the samples of ``masked_lm``, all of them; the model is told which batches have padding.
+        """Load the samples of ``masked_lm``, all of them; ValueError if hardly anything is masked."""
+        samples = self.load_samples(split, epoch, combine)
+        self.set_batches(split, samples, *self.masked(samples, split))
 
-        Raises:
-            ValueError: hardly anything is masked.
+    def masked(self, samples: Any, split: str) -> tuple[Any, Any]:
+        """The inputs and the targets of ``samples`` with the masks of ``masked_lm``, but no unknown token is masked."""
+        samples, dictionary = LRUCacheDataset(samples), self.source_dictionary
+        words = self.word_beginnings() if self.cfg.mask_whole_words else None
+        inputs, targets = (
+            MaskTokensDataset(
+                samples,
+                dictionary,
+                pad_idx=dictionary.pad(),
+                mask_idx=self.mask_idx,
+                return_masked_tokens=are_targets,
+                seed=self.cfg.seed,
+                mask_prob=self.mask_prob_of(split),
+                leave_unmasked_prob=self.cfg.leave_unmasked_prob,
+                random_token_prob=self.cfg.random_token_prob,
+                freq_weighted_replacement=self.cfg.freq_weighted_replacement,
+                mask_whole_words=words,
+                mask_multiple_length=self.cfg.mask_multiple_length,
+                mask_stdev=self.cfg.mask_stdev,
+                skip_masking=self.cfg.skip_masking,
+            )
+            for are_targets in (False, True)
+        )
+        return KnownTargetsDataset.of(inputs, targets, dictionary)
+
+    def word_beginnings(self) -> WordBeginnings:
+        """Which tokens begin words for the tokenizer in the folder of the data."""
+        tokenizer = Namespace(**bpe_options(self._data_folder))
+        return WordBeginnings(get_whole_word_mask(tokenizer, self.source_dictionary), in_long_words)
+
+    def set_batches(self, split: str, samples: Any, inputs: Any, targets: Any, **more: Any) -> None:
+        """Let the batches of ``split`` be those of ``masked_lm``; the model is told which of them have padding.
+
+        ``inputs`` and ``targets`` are those of the ``samples``, ``(T,)`` each; a target is the id of a masked token,
+        padding elsewhere. ``more`` are datasets of what each batch also holds, by name.
         """
-        with self._masking_of(split):
-            super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
-        batches = self.datasets[split] = with_whole_epochs(self.datasets[split])
-        cut_long_words(batches, in_long_words)
-        known = KnownTargetsDataset.of(masked_inputs(batches), masked_targets(batches), self.source_dictionary)
-        replace_masks(batches, *known, pad=self.source_dictionary.pad())
-        tell_model(batches, "has_padding", BatchPaddingDataset(masked_targets(batches).sizes))
-        samples = ((known[0][index], known[1][index]) for index in samples_to_look_at(len(batches)))
-        counts = (self._counts(*sample) for sample in samples)
+        pad, padded_targets = self.source_dictionary.pad(), RightPadDataset(targets, self.source_dictionary.pad())
+        for_model = {
+            "src_tokens": RightPadDataset(inputs, pad),
+            "src_lengths": NumelDataset(inputs, reduce=False),
+            "has_padding": BatchPaddingDataset(samples.sizes),
+        }
+        if self.cfg.include_target_tokens:
+            for_model["target_tokens"] = padded_targets
+        if self.cfg.include_index:
+            for_model["src_id"] = IdDataset()
+        entries = {
+            "id": IdDataset(),
+            "net_input": for_model,
+            "target": padded_targets,
+            "nsentences": NumSamplesDataset(),
+            "ntokens": NumelDataset(inputs, reduce=True),
+            **more,
+        }
+        with data_utils.numpy_seed(self.cfg.seed):
+            shuffle = np.random.permutation(len(samples))
+        batches = NestedDictionaryDataset(entries, sizes=[samples.sizes])
+        self.datasets[split] = SortedWholeEpochsDataset(batches, sort_order=[shuffle, samples.sizes])
+        counts = (self._counts(inputs[index], targets[index]) for index in samples_to_look_at(len(samples)))
         remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
         check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)
 
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many content tokens of a batch are masked, and how many there are."""
         return self._counts(sample["net_input"]["src_tokens"], sample["target"])
 
     def _counts(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,27 +141,14 @@ class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
         return (masked & content).sum(), content.sum()
 
     def mask_prob_of(self, split: str) -> float:
-        """The share of the tokens of a split that is masked: ``valid_mask_prob`` unless it is the training split.
-
-        Raises:
-            ValueError: one of the two shares is not between 0 and 1.
-        """
+        """The share of a split that is masked: ``valid_mask_prob`` unless it is the training split."""
         shares = {"--mask-prob": self.cfg.mask_prob, "--valid-mask-prob": self.cfg.valid_mask_prob}
-        for option, share in shares.items():
+        for flag, share in shares.items():
             if share is not None and not 0 < share < 1:
-                raise ValueError(f"{option} {share:g} is not between 0 and 1")
+                raise ValueError(f"{flag} {share:g} is not between 0 and 1")
         if self.cfg.valid_mask_prob is None or split == self.cfg.train_subset:
             return float(self.cfg.mask_prob)
         return float(self.cfg.valid_mask_prob)
-
-    @contextmanager
-    def _masking_of(self, split: str) -> Iterator[None]:
-        """fairseq reads the share of a split from the options."""
-        of_training, self.cfg.mask_prob = self.cfg.mask_prob, self.mask_prob_of(split)
-        try:
-            yield
-        finally:
-            self.cfg.mask_prob = of_training
 
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""
@@ -143,31 +170,11 @@ class PortableMaskedLMTask(OwnTask, OwnSamplesMaskedLMTask):
         return training_samples(dataset, split=split, cfg=self.cfg, dictionary=dictionary, bos=bos)
 
 
-@dataclass
-class PlainMaskedLMConfig(PortableMaskedLMConfig):
-    """The options of fairseq's ``masked_lm``, and those for the run."""
-
-
-@register_task("plain_masked_lm", dataclass=PlainMaskedLMConfig)
+@register_task("plain_masked_lm", dataclass=PortableMaskedLMConfig)
 class PlainMaskedLMTask(PortableMaskedLMTask):
     """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere.
 
     The criterion is fairseq's ``masked_lm``.
     """
 
-    cfg: PlainMaskedLMConfig
     criterions = ("masked_lm", "latent_semantic_kl")
-
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion.
-
-        Raises:
-            ValueError: it is that of another task, or needs codes, which the batches do not have.
-        """
-        criterion = super().build_criterion(cfg, *more, **named)
-        if getattr(criterion, "latent_weight", 0) > 0:
-            raise ValueError(
-                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
-                "--latent-weight 0 for masked LM alone"
-            )
-        return criterion

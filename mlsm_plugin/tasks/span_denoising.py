@@ -3,7 +3,7 @@
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,8 @@ from mlsm_plugin.data.token_blocks import BlockPiecesDataset, is_content, load_s
 from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_seams.model_parts import SOURCE_EMBEDDINGS
-from mlsm_plugin.tasks.own_task import (
-    SAMPLE_BREAK_MODE_HELP,
-    SAMPLE_BREAK_MODES,
-    OwnTask,
-    TextBlocksConfig,
-)
+from mlsm_plugin.files.settings import option
+from mlsm_plugin.tasks.own_task import SAMPLE_BREAK_MODE_HELP, SAMPLE_BREAK_MODES, OwnTask, TextBlocksConfig
 from mlsm_plugin.tokenization.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
 from mlsm_plugin.tokenization.word_boundaries import PieceClasses
 
@@ -37,41 +33,29 @@ NO_LONG_TEXT = "no text of {split} can be corrupted, as all have fewer than 2 to
 class SpanDenoisingConfig(TextBlocksConfig):
     """The options of the data and the corruption."""
 
-    sample_break_mode: SAMPLE_BREAK_MODES = field(  # type: ignore[valid-type]
-        default="none", metadata={"help": SAMPLE_BREAK_MODE_HELP}
+    sample_break_mode: SAMPLE_BREAK_MODES = option("none", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
+    tokens_per_sample: int = option(
+        512,
+        help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer, so that the "
+        "corrupted source fills the block",
     )
-    tokens_per_sample: int = field(
-        default=512,
-        metadata={
-            "help": "maximum number of tokens of a corrupted source, </s> included; raw blocks are longer, so that the "
-            "corrupted source fills the block"
-        },
+    noise_density: float = option(0.15, help="share of the tokens that becomes noise")
+    mean_span_length: float = option(3.0, help="mean number of tokens of a noise span")
+    sentinels: int = option(
+        DEFAULT_SENTINELS,
+        help="number of sentinels <extra_id_0>, <extra_id_1>, ...; it limits the noise spans of a text",
     )
-    noise_density: float = field(default=0.15, metadata={"help": "share of the tokens that becomes noise"})
-    mean_span_length: float = field(default=3.0, metadata={"help": "mean number of tokens of a noise span"})
-    sentinels: int = field(
-        default=DEFAULT_SENTINELS,
-        metadata={"help": "number of sentinels <extra_id_0>, <extra_id_1>, ...; it limits the noise spans of a text"},
+    rotate: bool = option(
+        False, help="shift the noise by a random offset, so that a text may begin and end with noise or text"
     )
-    rotate: bool = field(
-        default=False,
-        metadata={"help": "shift the noise by a random offset, so that a text may begin and end with noise or text"},
-    )
-    closing_sentinel: bool = field(
-        default=False,
-        metadata={"help": "end every target with a sentinel, even if its text ends in noise"},
-    )
-    mask_whole_words: bool = field(default=False, metadata={"help": "let only whole words become noise"})
-    shuffle: bool = field(
-        default=True, metadata={"help": "draw the order of texts of the same length anew in every epoch"}
-    )
+    closing_sentinel: bool = option(False, help="end every target with a sentinel, even if its text ends in noise")
+    mask_whole_words: bool = option(False, help="let only whole words become noise")
+    shuffle: bool = option(True, help="draw the order of texts of the same length anew in every epoch")
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
 class SpanDenoisingTask(OwnTask, FairseqTask):
-    """Texts in which sentinels replace spans, with the spans as targets.
-
-    They are corrupted anew in every epoch.
+    """Texts in which sentinels replace spans, with the spans as targets; they are corrupted anew in every epoch.
 
     Raises:
         ValueError: an option is out of range.
@@ -108,11 +92,7 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
         return self.dictionary
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model; unless options set the numbers of positions, there are enough for sources and targets.
-
-        Raises:
-            ValueError: an option gives too few positions.
-        """
+        """Build the model; options may set enough positions for sources and targets, or none: ValueError otherwise."""
         # with whole words as noise, the lengths of targets vary
         needed = {"max_source_positions": self.cfg.tokens_per_sample, "max_target_positions": self.target_length}
         for name, least in needed.items():
@@ -120,8 +100,8 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
                 with version_shims.open_config(cfg):
                     setattr(cfg, name, self.target_positions)
             if getattr(cfg, name) < least:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {getattr(cfg, name)} is too few: --tokens-per-sample needs {least}")
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} {getattr(cfg, name)} is too few: --tokens-per-sample needs {least}")
         self.target_positions = cfg.max_target_positions
         model = super().build_model(cfg, from_checkpoint)
         before_loading(model, functools.partial(_check_sentinels, self))
@@ -130,17 +110,12 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`."""
-        return super().train_step(self._attended(sample), model, criterion, optimizer, update_num, ignore_grad)
-
-    def _attended(self, sample: Any) -> Any:
-        """The sample, with ``</s>`` in sources that are all padding: fairseq's attention to nothing is NaN."""
-        if not sample:
-            return sample
+        """Put ``</s>`` into sources that are all padding, as fairseq's attention to nothing is NaN."""
         tokens = sample["net_input"]["src_tokens"]
         empty = tokens.eq(self.dictionary.pad()).all(dim=1, keepdim=True)
         tokens = torch.cat([tokens[:, :1].masked_fill(empty, self.dictionary.eos()), tokens[:, 1:]], dim=1)
-        return {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
+        sample = {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load texts to corrupt."""
@@ -165,7 +140,6 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
         self.datasets[split] = dataset
 
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many tokens of the texts of a batch are noise, and how many there are."""
         sentinels = torch.as_tensor(self.sentinels, device=sample["target"].device)
         noise, rest = (
             (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()

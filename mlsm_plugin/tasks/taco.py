@@ -1,7 +1,7 @@
 """The fairseq task of TACO: masked LM with a token-level contrastive loss (Fu et al., ACL 2022)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
-from dataclasses import dataclass
+from __future__ import annotations
+
 from typing import Any
 
 from fairseq.tasks import register_task
@@ -10,34 +10,24 @@ from mlsm_plugin.fairseq_seams.batches import UpdateLookahead
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 
-@dataclass
-class TacoConfig(PortableMaskedLMConfig):
-    """The options of ``masked_lm``."""
-
-
-@register_task("taco", dataclass=TacoConfig)
+@register_task("taco", dataclass=PortableMaskedLMConfig)
 class TacoTask(PortableMaskedLMTask):
     """Masked LM that announces all batches of an update to its criterion, ``token_contrastive``, before the first."""
 
-    cfg: TacoConfig
     criterions = ("token_contrastive", "masked_lm")
     announces_updates = True  # the criterion requires this
 
-    def __init__(self, cfg: TacoConfig, dictionary: Any) -> None:
+    def __init__(self, cfg: PortableMaskedLMConfig, dictionary: Any) -> None:
         super().__init__(cfg, dictionary)
         self._lookahead = UpdateLookahead()
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`FairseqTask.get_batch_iterator`; the batches are recorded for :meth:`train_step`."""
         return self._lookahead.watch(super().get_batch_iterator(*args, **kwargs))
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
-        """See :meth:`FairseqTask.train_step`; announces all batches of an update to the criterion at the first one."""
         batches = self._lookahead.take()
         if batches and hasattr(criterion, "begin_update"):
             criterion.begin_update(batches, update_num, device=sample["target"].device)
-        if ignore_grad:
-            sample = {**sample, "is_dummy": True}
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)

@@ -13,7 +13,6 @@ import scipy.sparse as sp
 import torch
 from fairseq import tasks
 from fairseq.data import Dictionary, ListDataset
-from fairseq.tasks.masked_lm import MaskedLMConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -313,11 +312,7 @@ def test_pickled_dataset_masks_as_the_original(covered_data):
         (("--mask-whole-words",), "--mask-whole-words"),
         (("--mask-multiple-length", 3), "--mask-multiple-length above 1"),
         (("--mask-stdev", 1.0), "--mask-stdev above 0"),
-        pytest.param(
-            ("--skip-masking",),
-            "--skip-masking",
-            marks=pytest.mark.skipif(not hasattr(MaskedLMConfig, "skip_masking"), reason="fairseq 0.12.2 has it not"),
-        ),
+        (("--skip-masking",), "--skip-masking"),
     ],
 )
 def test_masks_that_do_not_fall_on_single_positions_are_refused(covered_data, flags, option):

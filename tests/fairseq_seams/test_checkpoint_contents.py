@@ -59,10 +59,6 @@ def test_one_namespace_for_all_options(saved: tuple[Path, dict[str, Any]]) -> No
         ({"cfg": {}, "optimizer_history": [{"num_updates": True}]}, "its number of updates is True"),
         ({"cfg": {}, "extra_state": []}, "its extra_state is of the type list"),
         ({"cfg": {}, "extra_state": {"metrics": 3}}, "3 is not a meter"),
-        (
-            {"cfg": {"task": {"_name": "taco", "negatives": 7}, "criterion": {"_name": "token_contrastive"}}},
-            "its task has options of the criterion, such as negatives: it is of version 0.1",
-        ),
     ],
 )
 def test_what_is_not_a_checkpoint(content: Any, reason: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY
 RANK = """
 import sys
 import torch
-from mlsm_plugin.losses.token_contrastive import contrastive_terms, sample_pairs_in_pool, unit_rows
+from mlsm_plugin.losses.token_contrastive import contrastive_terms, sample_pairs, unit_rows
 from mlsm_plugin.fairseq_seams.rank_gather import gather_rows, sum_over_ranks
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -27,7 +27,7 @@ torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store
 semantics, valid = torch.load(f"{folder}/batch{rank}.pt")
 semantics.requires_grad_()
 keys, first = gather_rows(unit_rows(semantics[valid]))
-positive, negative = sample_pairs_in_pool(
+positive, negative = sample_pairs(
     valid, window=3, num_negatives=5, pool_size=len(keys), first=first, generator=torch.Generator().manual_seed(rank)
 )
 terms = contrastive_terms(semantics, valid, positive, negative, temperature=0.1, keys=keys)

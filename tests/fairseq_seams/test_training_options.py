@@ -16,6 +16,7 @@ from fairseq import checkpoint_utils, optim, options
 from fairseq.data import data_utils
 from fairseq.optim import lr_scheduler
 
+from mlsm_plugin.fairseq_seams import version_shims
 from mlsm_plugin.fairseq_seams.training_options import check_options
 from tests.conftest import CRITERIONS, TINY_TRAINING, fairseq_train, logged
 from tests.denoising_flags import SIZE
@@ -140,8 +141,12 @@ def test_validation_sets_that_would_not_be_used_are_named(tiny: TinyData, tmp_pa
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match=rf"--save-dir {folder} is not a folder that can be written \(Not a dir"):
+        with pytest.raises(OSError, match="Not a directory") as raised:
             checkpoint_utils.verify_checkpoint_directory(str(folder))
+        shown = version_shims._text_for_user(raised.value)
+        assert shown is not None
+        assert shown.startswith(f"{folder}")
+        assert shown.endswith(": Not a directory")
     checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "new"))
 
 

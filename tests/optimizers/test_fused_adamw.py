@@ -111,10 +111,10 @@ def test_averages_of_another_size_are_refused(symbols: int, matrices_only: bool)
     steps(model, optimizer, range(1))
     other = Small()
     other.embedding = nn.Embedding(symbols, 4)
-    with pytest.raises(ValueError, match=r"a model of another size, .* pass another --save-dir, or --reset"):
+    with pytest.raises(ValueError, match="loaded state dict has averages of another size"):
         FusedAdamW(cfg, other.parameters()).load_state_dict(optimizer.state_dict())
     one = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="a model of another size"):
+    with pytest.raises(ValueError, match="loaded state dict contains a parameter group that doesn't match"):
         FusedAdamW(cfg, one.parameters()).load_state_dict(optimizer.state_dict())
 
 

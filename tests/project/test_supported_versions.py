@@ -6,14 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.conftest import REPOSITORY
 
-tomllib = pytest.importorskip("tomllib")  # Python 3.11
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 SUPPORTED = [minor for minor in range(40) if f"3.{minor}.0" in SpecifierSet(PYPROJECT["project"]["requires-python"])]
 

@@ -11,7 +11,7 @@ from fairseq import tasks
 from fairseq.models import BaseFairseqModel
 
 from mlsm_plugin.optimizers.fused_adamw import EMBEDDINGS, GROUP_ATTRIBUTE
-from mlsm_plugin.tasks import autocast
+from mlsm_plugin.tasks import own_task
 from tests.tiny_models import TinyData, positions
 from tests.tiny_run import batches, seeded_model, training_config
 
@@ -63,7 +63,7 @@ def task_of(tiny: TinyData, *flags: object, **options: Any) -> Any:
 def test_steps_of_training_and_validation_are_in_the_precision_asked_for(
     tiny: TinyData, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], fast: bool, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(autocast, "has_fast_bf16", lambda device: fast)
+    monkeypatch.setattr(own_task, "has_fast_bf16", lambda device: fast)
     task, model = task_of(tiny, *flags), Sees()
     task.train_step({}, model, model.criterion, KeepsGradients(), 0)
     task.valid_step({}, model, model.criterion)

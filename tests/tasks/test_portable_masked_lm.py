@@ -151,13 +151,15 @@ def test_data_folders_take_turns(tiny: TinyData, tmp_path: Path) -> None:
 
 
 def test_whole_words_are_those_of_the_tokenizer_of_the_data(tiny: TinyData, tmp_path: Path) -> None:
-    assert vars(task_of(tiny.data_bin).args) == {
-        "bpe": "sentencepiece",
-        "sentencepiece_model": str(tiny.data_bin / "sentencepiece.bpe.model"),
-    }
-    shutil.copy(tiny.data_bin / "dict.txt", tmp_path)
+    task = task_of(tiny.data_bin, "--mask-whole-words")
+    begins = task.word_beginnings().begins_word.bool().tolist()
+    symbols = task.source_dictionary.symbols
+    special = symbols[: task.source_dictionary.nspecial]
+    assert begins == [symbol in special or symbol.startswith("\u2581") for symbol in symbols]
+    for name in ("dict.txt", "train.bin", "train.idx"):
+        shutil.copy(tiny.data_bin / name, tmp_path)
     with pytest.raises(FileNotFoundError, match="has no tokenizer"):
-        _ = task_of(tmp_path).args
+        task_of(tmp_path, "--mask-whole-words").load_dataset("train")
 
 
 def test_first_epoch_puts_the_tokenizer_next_to_the_checkpoints(tiny: TinyData, tmp_path: Path) -> None:
