@@ -34,14 +34,6 @@ COMMANDS = {
     "doctor": "check the installed versions",
 }
 MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode"}
-RENAMED = {
-    "tokenize-hf": "binarize --format sequences",
-    "encode-hf": "encode",
-    **dict.fromkeys(("convert-dictionary", "export-hf", "import-hf", "average"), "convert"),
-    "evaluate-pairs": "evaluate pairs",
-    "evaluate-dictionary": "evaluate dictionary",
-    **{name: f"npm {name}" for name in ("datastore", "fill", "classify")},
-}
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
@@ -83,9 +75,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    if command in RENAMED:
-        print(f"mlsm: error: `mlsm {command}` is now `mlsm {RENAMED[command]}`; see its --help", file=sys.stderr)
-        return 2
     try:
         if command in COMMANDS and command not in MAY_DO_WITHOUT_FAIRSEQ:
             _check_fairseq()

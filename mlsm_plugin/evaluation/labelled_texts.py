@@ -73,8 +73,9 @@ def read_labelled_texts(
             raise ValueError(f"{where}: the label {label!r} has a carriage return")
         if texts and len(rest) != len(texts[0]):
             raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(texts[0])}")
-        if regression:
-            _check_number(label, where, hint="" if texts or header else FIRST_LINE)
+        if regression and not _is_number(label):
+            hint = "" if texts or header else FIRST_LINE
+            raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
         labels.append(label)
         texts.append(tuple(rest))
         lines.append(number)
@@ -90,11 +91,6 @@ def _is_number(label: str) -> bool:
         return math.isfinite(float(label))
     except ValueError:
         return False
-
-
-def _check_number(label: str, where: str, *, hint: str) -> None:
-    if not _is_number(label):
-        raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
 
 
 def check_same_kind(

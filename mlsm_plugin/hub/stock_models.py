@@ -142,9 +142,7 @@ def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor)
         rows: which rows are taken of what has a row for each symbol, ``(n,)`` int64.
     """
     of_symbols = {*model_parts.VOCABULARY_WEIGHTS}
-    return {
-        new: (state[old][rows] if of_symbols & {new, old} else state[old]).float() for new, old in names.items()
-    }
+    return {new: (state[old][rows] if of_symbols & {new, old} else state[old]).float() for new, old in names.items()}
 
 
 def modernbert_names(layers: int) -> dict[str, str]:
@@ -207,5 +205,5 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
 
 
 def modernbert_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model, float32; ``ids`` as of :func:`stock_model`."""
+    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
     return renamed(state, modernbert_names(len(model_parts.layer_numbers(state))), ids.argsort())
