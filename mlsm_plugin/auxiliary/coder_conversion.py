@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlsm_plugin.files.settings import check, option
-
-if TYPE_CHECKING:  # what is slow to import is not needed for the help of the command
-    from mlsm_plugin.sparse_coding.dictionary import Dictionary
-    from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.auxiliary.settings import CoderImport
+from mlsm_plugin.files.output_lock import only_writer
+from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.hidden_states.encoder import check_layer
+from mlsm_plugin.hidden_states.sources import source_of
+from mlsm_plugin.sparse_coding.coder import kind_of
+from mlsm_plugin.sparse_coding.dictionary import ATOMS_FILE, Dictionary
+from mlsm_plugin.sparse_coding.formats import saelens
+from mlsm_plugin.sparse_coding.formats.any_format import read_any_format
+from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeWeights
+from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, NoOptions
 
 ADVICE = "pass --overwrite to replace it, or choose another folder"
-
-
-@dataclass(frozen=True)
-class CoderImport:
-    """What the files of another program do not say.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    layer: int | None = option(
-        None, least=0, metavar="L", help="hidden state that it is for: 0 is the embeddings, 1 the first layer, ..."
-    )
-    auxiliary: str | None = option(
-        None, metavar="CHECKPOINT", help="model that it is for: a fairseq checkpoint, or hf:PATH"
-    )
-    lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (of an .npy file)")
-    normalize: bool = option(False, help="scale the rows of an .npy file to unit norm")
-    transpose: bool = option(False, help="columns of the .npy file are atoms")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def import_coder(
@@ -56,15 +40,6 @@ def import_coder(
     Raises:
         ValueError: the source cannot be converted, does not fit the model, or another coder is there.
     """
-    from mlsm_plugin.files.output_lock import only_writer
-    from mlsm_plugin.files.planned_folder import PlannedFolder
-    from mlsm_plugin.sparse_coding.coder import kind_of
-    from mlsm_plugin.sparse_coding.dictionary import ATOMS_FILE, Dictionary
-    from mlsm_plugin.sparse_coding.formats.any_format import read_any_format
-    from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-    from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeWeights
-    from mlsm_plugin.sparse_coding.sparse_coder import META_FILE, NoOptions
-
     source, output = _apart(source, output)
     made = read_any_format(source, normalize=settings.normalize, transpose=settings.transpose, lambda_=settings.lambda_)
     origin = _origin(settings, made.meta["dim"])
@@ -92,9 +67,6 @@ def import_coder(
 
 def _origin(settings: CoderImport, dim: int) -> dict[str, Any]:
     """What ``meta.json`` says of the hidden states that the dictionary is for."""
-    from mlsm_plugin.hidden_states.encoder import check_layer
-    from mlsm_plugin.hidden_states.sources import source_of
-
     layer, auxiliary = settings.layer, settings.auxiliary
     found: dict[str, Any] = {} if layer is None else {"layer": layer}
     if auxiliary:
@@ -123,12 +95,6 @@ def export_sae(
     Raises:
         ValueError: the source is no SAE, or another one is there.
     """
-    from mlsm_plugin.files.output_lock import only_writer
-    from mlsm_plugin.sparse_coding.coder import kind_of
-    from mlsm_plugin.sparse_coding.formats import saelens
-    from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-    from mlsm_plugin.sparse_coding.sparse_coder import NoOptions
-
     source, output = _apart(source, output)
     saelens.check_exportable(kind_of(source))
     coder = saelens.for_saelens(SaeCoder.load(source, NoOptions()))

@@ -152,11 +152,6 @@ def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any]
     return settings_of(BlockSettings, argparse.Namespace(), **chosen)
 
 
-def block_flags(blocks: BlockSettings) -> list[str]:
-    """The flags of ``fairseq-train`` for its blocks."""
-    return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
-
-
 def user_dir_flags(args: argparse.Namespace) -> list[str]:
     """The flag that hands the folder of the user's own plugin to another command."""
     return ["--user-dir", args.user_dir] if args.user_dir else []

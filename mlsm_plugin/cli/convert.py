@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlsm_plugin.auxiliary.coder_conversion import CoderImport, export_sae, import_coder
+from mlsm_plugin.auxiliary.settings import CoderImport
 from mlsm_plugin.cli.coding_options import check_positive, output_folder
 from mlsm_plugin.cli.next_commands import encode_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
@@ -166,6 +166,8 @@ def _print_comparison(output: str, found: Comparison) -> None:
 
 
 def _import_dictionary(args: argparse.Namespace) -> None:
+    from mlsm_plugin.auxiliary.coder_conversion import import_coder
+
     settings = settings_of(CoderImport, args)
     made = import_coder(args.sources[0], args.output, settings, overwrite=args.overwrite)
     if made is None:
@@ -179,6 +181,8 @@ def _import_dictionary(args: argparse.Namespace) -> None:
 
 
 def _export_sae(args: argparse.Namespace) -> None:
+    from mlsm_plugin.auxiliary.coder_conversion import export_sae
+
     coder = export_sae(args.sources[0], args.output, overwrite=args.overwrite)
     if coder is None:
         print(f"nothing to do, {args.output} is complete")

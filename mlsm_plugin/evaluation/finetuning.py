@@ -287,15 +287,12 @@ def write_classification_data(
 ) -> dict[str, int]:
     """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``.
 
-    Args:
-        splits: texts by split; ``train`` decides which labels exist.
-        tokenizer: the tokenizer of the checkpoint.
-        output: the folder to write; nothing appears there unless everything succeeds.
-        positions: longest sample in tokens, with those that mark its beginning and its ends.
-        regression: labels are numbers, in ``label/<split>.label``.
+    The split ``train`` decides which labels exist; for ``regression`` they are numbers, in ``label/<split>.label``.
+    Nothing appears in ``output`` unless everything succeeds.
 
     Returns:
-        for each split how many samples are longer; training cuts them.
+        for each split how many samples have more tokens than ``positions``, with those that mark the beginning and the
+        ends; training cuts them.
     """
     too_long = {}
     with atomic_directory(output) as folder:

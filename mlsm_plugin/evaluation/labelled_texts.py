@@ -15,19 +15,12 @@ FIRST_LINE = "; if the first line names the columns, pass --header"
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """The labelled texts of a file.
-
-    Attributes:
-        path: the file.
-        labels: the label of each line, as written.
-        texts: the text or the two texts of each line.
-        lines: the number of each line in the file, from 1.
-    """
+    """The labelled texts of a file, one in each line."""
 
     path: Path
-    labels: tuple[str, ...]
-    texts: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...]
+    labels: tuple[str, ...]  # as written
+    texts: tuple[tuple[str, ...], ...]  # one or two in each line
+    lines: tuple[int, ...]  # their numbers in the file, from 1
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,12 +38,7 @@ class LabelledTexts:
 def read_labelled_texts(
     path: str | os.PathLike[str], *, regression: bool = False, header: bool = False
 ) -> LabelledTexts:
-    """All lines of a file; blank ones are skipped.
-
-    Args:
-        path: UTF-8 text.
-        regression: labels must be numbers.
-        header: the first line names the columns and is skipped.
+    """All lines of a UTF-8 file but blank ones and, with ``header``, the first, which names the columns.
 
     Raises:
         ValueError: a line has too few or too many columns, an empty text, or a label that is not a number (the message
@@ -96,17 +84,12 @@ def _is_number(label: str) -> bool:
 def check_same_kind(
     train: LabelledTexts, others: list[LabelledTexts], *, regression: bool, allow_single: bool = False
 ) -> None:
-    """Check that files belong together.
-
-    Args:
-        train: the training texts.
-        others: what is evaluated on.
-        regression: labels are numbers.
-        allow_single: accept a label that only one of the training texts has, and no other text.
+    """Check that the training texts and those that are evaluated on belong together.
 
     Raises:
         ValueError: the files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
-            one of the others, or only one text has a label, such as the name of the column in a header.
+            one of the others, or, unless ``allow_single``, only one text has a label, such as the name of the column
+            in a header. For ``regression`` labels are numbers, which may differ.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:

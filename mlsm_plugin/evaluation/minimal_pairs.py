@@ -26,16 +26,11 @@ SHOWN_CHARACTERS = 80  # of a sentence in an error message
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """A minimal pair: one line of a file.
-
-    Attributes:
-        good, bad: an acceptable sentence, and one that is not.
-        where: file and line, for error messages.
-    """
+    """An acceptable sentence, and one that is not."""
 
     good: str
     bad: str
-    where: str
+    where: str  # file and line, for error messages
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:

@@ -28,16 +28,10 @@ WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f
 
 @dataclass(frozen=True)
 class ExportProof(Comparison):
-    """What was found when the written files were loaded again.
+    """What was found when the written files were loaded again."""
 
-    Attributes:
-        latent_atoms: number of atoms of the latent head; 0 if there is none.
-        vocabulary: how the vocabulary differs from that of the tokenizer, so that other text can get other ids; None:
-            it does not.
-    """
-
-    latent_atoms: int
-    vocabulary: str | None
+    latent_atoms: int  # of the latent head; 0 if there is none
+    vocabulary: str | None  # how it differs from the tokenizer's, so that other text can get other ids, if it does
 
 
 def check_exportable(interface: Any) -> None:

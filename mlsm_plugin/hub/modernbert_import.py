@@ -21,24 +21,24 @@ from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.stock_models import library_classes, modernbert_names, renamed
 from mlsm_plugin.models.mlsm_modern import MlsmModernModel
-from mlsm_plugin.tasks.portable_masked_lm import PlainMaskedLMConfig
+from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
 
 CHECKPOINT = "model.pt"
-BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
-NORM_EPS = 1e-5
+OF_MLSM_MODERN = {
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+    **dict.fromkeys(("hidden_activation", "classifier_activation"), "gelu"),
+    "tie_word_embeddings": True,
+    "norm_eps": 1e-5,
+}
 OBJECTIVE = ("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", "mlsm_modern")
 
 
 @dataclass(frozen=True)
 class ImportProof(Comparison):
-    """What was found when the written files were loaded.
+    """What was found when the written files were loaded."""
 
-    Attributes:
-        flags: arguments of ``fairseq-train`` that make the same model.
-    """
-
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model
 
 
 def import_modernbert(
@@ -84,16 +84,9 @@ def import_modernbert(
 
 def check_importable(config: Any, folder: Path) -> None:
     """Raise ValueError unless ``mlsm_modern`` computes what a model with this configuration computes."""
-    for name in BIASES:
-        if getattr(config, name):
-            raise ValueError(f"{folder} has biases that mlsm_modern lacks ({name}); it cannot be imported")
-    for name in ("hidden_activation", "classifier_activation"):
-        if getattr(config, name) != "gelu":
-            raise ValueError(f"{folder} has {name} {getattr(config, name)}; only gelu can be imported")
-    if not config.tie_word_embeddings:
-        raise ValueError(f"{folder} has separate embeddings for input and output; only tied ones can be imported")
-    if config.norm_eps != NORM_EPS:
-        raise ValueError(f"{folder} has norm_eps {config.norm_eps}; only {NORM_EPS} can be imported")
+    for name, value in OF_MLSM_MODERN.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
     for kind in set(config.layer_types):
         rope = config.rope_parameters[kind]["rope_type"]
         if rope != "default":
@@ -132,7 +125,7 @@ def architecture_flags(config: Any) -> list[str]:
             "local_rope_theta": float(rope[LOCAL]["rope_theta"]),
         }
     flags = flags_of(MlsmModernModel.add_args, Namespace(**values), without=())
-    return [*flags, "--tokens-per-sample", str(min(positions, int(PlainMaskedLMConfig.tokens_per_sample)))]
+    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
 
 
 def imported_weights(state: dict[str, Tensor], ids: Tensor, layers: int) -> dict[str, Tensor]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.auxiliary.coder_conversion import CoderImport, export_sae, import_coder
+from mlsm_plugin.auxiliary.coder_conversion import export_sae, import_coder
+from mlsm_plugin.auxiliary.settings import CoderImport
 from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
 from tests.sparse_coding.formats.foreign_saes import saelens_config, write_saelens
 

@@ -161,13 +161,13 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_p
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"norm_bias": True}, "has biases that mlsm_modern lacks (norm_bias)"),
-        ({"attention_bias": True}, "(attention_bias)"),
-        ({"mlp_bias": True}, "(mlp_bias)"),
-        ({"classifier_bias": True}, "(classifier_bias)"),
+        ({"norm_bias": True}, "has norm_bias True; only False can be imported"),
+        ({"attention_bias": True}, "has attention_bias True"),
+        ({"mlp_bias": True}, "has mlp_bias True"),
+        ({"classifier_bias": True}, "has classifier_bias True"),
         ({"hidden_activation": "silu"}, "has hidden_activation silu; only gelu can be imported"),
         ({"classifier_activation": "relu"}, "has classifier_activation relu"),
-        ({"tie_word_embeddings": False}, "has separate embeddings for input and output"),
+        ({"tie_word_embeddings": False}, "has tie_word_embeddings False; only True can be imported"),
         ({"norm_eps": 1e-6}, "has norm_eps 1e-06; only 1e-05 can be imported"),
         ({"rope_parameters": {"full_attention": YARN, "sliding_attention": YARN | {"rope_type": "default"}}},
          "has rotary positions of type yarn"),
