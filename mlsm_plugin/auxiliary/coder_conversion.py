@@ -28,12 +28,6 @@ def import_coder(
 ) -> SaeCoder | Dictionary | None:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy matrix of atoms, and save it.
 
-    Args:
-        source: the folder or file.
-        output: the folder to write.
-        settings: what the source does not say.
-        overwrite: replace another coder that is already there.
-
     Returns:
         the coder; None if this very one is there.
 
@@ -83,11 +77,6 @@ def export_sae(
     source: str | os.PathLike[str], output: str | os.PathLike[str], *, overwrite: bool = False
 ) -> SaeCoder | None:
     """Write an SAE of this package for SAELens.
-
-    Args:
-        source: folder of the SAE.
-        output: the folder to write.
-        overwrite: replace another SAE that is already there.
 
     Returns:
         the coder; None if this very one is there.

@@ -43,15 +43,10 @@ def preprocess(
     """Train a tokenizer, binarize, train the auxiliary model, learn the dictionary, and code the splits.
 
     Args:
-        texts: the files of the splits ``train``, ``valid`` and, maybe empty, ``test``.
-        output: folder for ``tokenizer``, ``data-bin``, ``auxiliary`` and ``dictionary``.
-        settings: which of these are given, and the auxiliary model.
-        new_tokenizer: how a tokenizer is trained, where none is given.
-        learning, coding: the dictionary and the codes; their layers do not count.
+        texts: the files of the splits ``train`` and ``valid``, and of ``test`` if there is one.
+        learning, coding: their layers do not count.
         layer: whose hidden states are coded; None: the last one.
-        keep_at: as of :func:`~mlsm_plugin.auxiliary.pretraining.pretrain`.
-        flags: further flags of ``fairseq-train``, which trains the auxiliary model.
-        workers: processes that tokenize.
+        keep_at, flags: of the auxiliary model, see :func:`~mlsm_plugin.auxiliary.pretraining.pretrain`.
         coded: runs what codes a split, whose name it gets, and shows the figures.
 
     Returns:
@@ -59,7 +54,6 @@ def preprocess(
 
     Raises:
         ValueError: an option of a new tokenizer is given although none is trained, or a step failed.
-        OSError: a file cannot be read or written.
     """
     given = settings.tokenizer or settings.auxiliary
     if given and (new_tokenizer.user_symbols or new_tokenizer.lowercase):
@@ -67,7 +61,7 @@ def preprocess(
     output = Path(output)
     data_bin, dictionary = output / "data-bin", output / "dictionary"
     auxiliary = settings.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
-    splits = {split: list(files) for split, files in texts.items()}
+    splits = {split: list(texts.get(split, ())) for split in ("train", "valid", "test")}
     coded_splits = [split for split, files in splits.items() if files]
     with only_writer(output):
         record = StepRecord(output / "steps.json")
@@ -82,7 +76,9 @@ def preprocess(
             record.run(Step("tokenizer", train, asdict(new_tokenizer), inputs, [Path(tokenizer)]))
 
         def write_data() -> None:
-            print(binarize(tokenizer=tokenizer, **splits, output=data_bin, workers=workers).table())
+            train, valid, test = splits.values()
+            made = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
+            print(made.table())
 
         used = [*(Path(file) for files in splits.values() for file in files), *used]
         record.run(Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, used, [data_bin]))

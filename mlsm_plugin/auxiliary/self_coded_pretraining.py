@@ -108,13 +108,11 @@ def pretrain_in_stages(
     """Run the stages that are missing.
 
     Args:
-        data_bin, save_dir, arch, max_update: as of :func:`~mlsm_plugin.auxiliary.pretraining.pretrain`.
-        settings: the stages.
+        data_bin, save_dir, arch, max_update, flags: as of :func:`~mlsm_plugin.auxiliary.pretraining.pretrain`.
         learning: the coder of each stage, and how the frozen copy runs: unless it says so, on the device and in the
             precision of the training. Its layer does not count.
         blocks: samples of the training and of the coding.
         layer: whose hidden states are coded; None: the last one.
-        flags: further ``fairseq-train`` flags.
         coded: runs what codes a split, whose name it gets, and shows the figures.
 
     Returns:

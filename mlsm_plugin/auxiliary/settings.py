@@ -45,9 +45,10 @@ class StageSettings:
     latent_weight: float = option(1.0, above=0, metavar="W", help="weight of the KL from the codes")
     mlm_weight: float = option(1.0, above=0, metavar="W", help="weight of the masked-LM loss")
     latent_source: str = option(
-        STORE, choices=(STORE, ONLINE),
+        STORE,
+        choices=(STORE, ONLINE),
         help="store: code the dataset at the beginning of a stage; online: code the masked tokens in every update",
-    )  # fmt: skip
+    )
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
 
     def __post_init__(self) -> None:
@@ -64,14 +65,16 @@ class PreprocessSettings:
 
     tokenizer: str | None = option(None, metavar="DIR", help="use this tokenizer (or hf:PATH) instead of training one")
     auxiliary: str | None = option(
-        None, metavar="CHECKPOINT",
+        None,
+        metavar="CHECKPOINT",
         help="use this model, with the tokenizer in its folder, instead of training one; hf:PATH is a Hugging Face "
         "folder or hub name",
-    )  # fmt: skip
+    )
     auxiliary_arch: str | None = option(
-        None, metavar="ARCH",
+        None,
+        metavar="ARCH",
         help="architecture of the auxiliary model (default: mlsm_modern_small, or that of a run that is there)",
-    )  # fmt: skip
+    )
     auxiliary_updates: int = option(100_000, least=1, help="updates of the auxiliary model")
 
     def __post_init__(self) -> None:

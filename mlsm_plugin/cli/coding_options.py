@@ -34,6 +34,11 @@ def output_folder(text: str) -> str:
     return text
 
 
+def add_output(parser: Parser, help: str) -> None:
+    """Add the folder that a command writes."""
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help=help)
+
+
 def add_auxiliary(parser: Parser) -> None:
     """Add the option that names the model whose hidden states are read."""
     parser.add_argument(

@@ -20,18 +20,8 @@ from mlsm_plugin.files.hf_files import HF_PREFIX
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
 
-# which options each conversion has
-OPTIONS = {
-    "a checkpoint": ("text", "lines"),
-    "a ModernBERT": ("text", "lines"),
-    "several checkpoints": ("last",),
-    "a dictionary of this package": ("overwrite",),
-    "a dictionary of another program": ("layer", "auxiliary", "lambda_", "normalize", "transpose", "overwrite"),
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.epilog = (
         "What SOURCE holds decides. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM or "
         "ModernBertForMaskedLM). A ModernBertForMaskedLM of Hugging Face: a checkpoint that training starts from. "
@@ -60,25 +50,19 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     kind = _kind_of(args)
     if kind != "several checkpoints":
         output_folder(args.output)
-    for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
-        if getattr(args, name) not in (None, False) and name not in OPTIONS[kind]:
+    convert, options = CONVERSIONS[kind]
+    for name in dict.fromkeys(name for _, names in CONVERSIONS.values() for name in names):
+        if getattr(args, name) not in (None, False) and name not in options:
             raise ValueError(f"--{name.strip('_')} is not for {kind}, which {args.sources[0]} is")
-    if "text" in OPTIONS[kind] and args.text is None:
+    if "text" in options and args.text is None:
         raise ValueError(f"{args.sources[0]} is {kind}: --text is required, on which both models are compared")
     check_positive(args, "lines", "last")
-    convert = {
-        "a checkpoint": _export_model,
-        "a ModernBERT": _import_model,
-        "several checkpoints": _average,
-        "a dictionary of this package": _export_sae,
-        "a dictionary of another program": _import_dictionary,
-    }
-    convert[kind](args)
+    convert(args)
     return 0
 
 
 def _kind_of(args: argparse.Namespace) -> str:
-    """What the sources are: a key of :data:`OPTIONS`."""
+    """What the sources are: a key of :data:`CONVERSIONS`."""
     from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
 
     source = args.sources[0]
@@ -188,3 +172,16 @@ def _export_sae(args: argparse.Namespace) -> None:
         print(f"nothing to do, {args.output} is complete")
     else:
         print(f"{args.output}: {coder.num_atoms:,} latents for SAELens (sae_lens.SAE.load_from_disk)")
+
+
+# what a source is -> what converts it, and the options that this has
+CONVERSIONS = {
+    "a checkpoint": (_export_model, ("text", "lines")),
+    "a ModernBERT": (_import_model, ("text", "lines")),
+    "several checkpoints": (_average, ("last",)),
+    "a dictionary of this package": (_export_sae, ("overwrite",)),
+    "a dictionary of another program": (
+        _import_dictionary,
+        ("layer", "auxiliary", "lambda_", "normalize", "transpose", "overwrite"),
+    ),
+}

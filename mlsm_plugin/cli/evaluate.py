@@ -23,7 +23,6 @@ from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two actions, each with its options."""
     add = actions_of(parser)
     add_pairs_options(add("pairs", "measure the accuracy of a masked LM on minimal pairs (BLiMP)", run_pairs))
     add_dictionary_options(
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
-    """Options of ``mlsm evaluate dictionary``."""
     parser.epilog = "docs/dictionaries.md explains the figures."
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")
     add_data(parser, "binarized dataset")
@@ -76,7 +74,6 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def add_pairs_options(parser: argparse.ArgumentParser) -> None:
-    """Options of ``mlsm evaluate pairs``."""
     parser.epilog = (
         "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
         "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."

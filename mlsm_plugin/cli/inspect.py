@@ -9,7 +9,6 @@ from mlsm_plugin.files.atomic_files import check_output_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument(
         "folder",
         metavar="RUN_OR_DATA_BIN",

@@ -16,10 +16,10 @@ from mlsm_plugin.cli.coding_options import (
     add_checkpoint,
     add_data,
     add_device,
+    add_output,
     add_share_options,
     block_settings,
     check_positive,
-    output_folder,
 )
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.hidden_states.settings import ModelRun
@@ -29,7 +29,6 @@ from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The three actions, each with its options."""
     add = actions_of(parser)
     _add_datastore_options(add("datastore", "build a datastore of a corpus", _build))
     _add_fill_options(add("fill", "fill masks with phrases of a datastore", _fill))
@@ -40,7 +39,7 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The same command resumes a stopped build."
     add_data(parser, "binarized dataset of the corpus")
     add_checkpoint(parser)
-    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of the datastore")
+    add_output(parser, "folder of the datastore")
     parser.add_argument(
         "--drop-stopwords",
         metavar="FILE",
@@ -234,10 +233,9 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     verbalizer = read_verbalizer(args.verbalizer)
     items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = _open(args)
-    found = classify(
-        *(interface, items, verbalizer, args.template), store=None if args.parametric else store,
-        max_occurrences=args.max_occurrences, max_unk_rate=args.max_unk_rate, where=args.input,
-    )  # fmt: skip
+    limits = {"max_occurrences": args.max_occurrences, "max_unk_rate": args.max_unk_rate}
+    store = None if args.parametric else store
+    found = classify(interface, items, verbalizer, args.template, store=store, **limits, where=args.input)
     _warn_of_cuts(sum(cut for *_, cut in found), len(items))
     predicted = Counter(label for label, *_ in found)
     print("predicted: " + ", ".join(f"{label} {predicted[label]}" for label in verbalizer))

@@ -9,7 +9,6 @@ from mlsm_plugin.cli.coding_options import check_positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="log of fairseq-train (--log-format simple or json), or its folder"
     )

@@ -14,11 +14,11 @@ from mlsm_plugin.cli.coding_options import (
     OF_LEARNING,
     add_block_options,
     add_keep_at,
+    add_output,
     add_texts,
     add_workers,
     block_settings,
     kept_percentages,
-    output_folder,
     user_dir_flags,
 )
 from mlsm_plugin.cli.encode import encode_and_report
@@ -32,19 +32,12 @@ TAKES_EXTRA_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command; every other flag goes to the auxiliary model's fairseq-train."""
     parser.epilog = (
         "Steps whose outputs are up to date are skipped; run the same command again to resume after a stop. "
         "Every other flag is handed to fairseq-train, which trains the auxiliary model."
     )
     add_texts(parser, valid=True)
-    parser.add_argument(
-        "--output",
-        type=output_folder,
-        required=True,
-        metavar="DIR",
-        help="folder for tokenizer, data-bin, auxiliary, dictionary",
-    )
+    add_output(parser, "folder for tokenizer, data-bin, auxiliary, dictionary")
     add_workers(parser)
     tokenizer = parser.add_argument_group("tokenizer")
     add_settings(tokenizer, PreprocessSettings, only=("tokenizer",))

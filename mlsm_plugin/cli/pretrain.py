@@ -24,7 +24,6 @@ TAKES_EXTRA_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command; every other flag goes to fairseq-train."""
     parser.epilog = (
         "The model first learns masked LM. Then a dictionary is learned from its own hidden states, and it predicts "
         "the codes of a frozen copy of itself, together with the masked tokens: MLSM without a second model. Every "

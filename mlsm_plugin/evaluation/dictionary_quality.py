@@ -27,13 +27,7 @@ from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
 def evaluate_dictionary(
     data_bin: str | os.PathLike[str], split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
 ) -> dict[str, Any]:
-    """Judge the reconstructions of a coder, then what the masked LM loses by them.
-
-    Args:
-        data_bin, split: the text.
-        auxiliary: name of the model whose hidden states are coded.
-        coder: the dictionary or sparse autoencoder.
-        settings: what is evaluated, and how.
+    """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
 
     Returns:
         what decides the figures, and under ``reconstruction`` and ``loss`` those of :func:`evaluate_reconstruction` and

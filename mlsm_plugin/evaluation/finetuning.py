@@ -118,11 +118,13 @@ class Finetuning:
             folder.forget()
         folder.begin()
         if not (data / "label").is_dir():
-            how = {"positions": self.positions, "regression": self.settings.regression}
-            for split, number in write_classification_data(self.texts, self.tokenizer, data, **how).items():
+            limit, regression = self.positions, self.settings.regression
+            too_long = write_classification_data(
+                self.texts, self.tokenizer, data, positions=limit, regression=regression
+            )
+            for split, number in too_long.items():
                 if number:
-                    limit = f"the model's {self.positions} positions"
-                    print(f"{split}: {number} texts are longer than {limit}; they are cut")
+                    print(f"{split}: {number} texts are longer than the model's {limit} positions; they are cut")
 
     def _folder(self) -> PlannedFolder:
         """The folder of the runs; its plan has the contents of all inputs.

@@ -45,9 +45,7 @@ def read_labelled_texts(
             names the line), the file is empty, or its first line is no header.
         OSError: the file cannot be read.
     """
-    labels: list[str] = []
-    texts: list[tuple[str, ...]] = []
-    lines: list[int] = []
+    rows: list[tuple[str, tuple[str, ...], int]] = []
     found = numbered_lines(path)
     skipped = next(found, (0, ""))[1].split("\t")[0].strip() if header else None
     for number, line in found:
@@ -59,19 +57,18 @@ def read_labelled_texts(
             raise ValueError(f"{where} has an empty {'label' if not label else 'text'}")
         if "\r" in label:  # fairseq would end its line in the dictionary of labels there
             raise ValueError(f"{where}: the label {label!r} has a carriage return")
-        if texts and len(rest) != len(texts[0]):
-            raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(texts[0])}")
+        if rows and len(rest) != len(rows[0][1]):
+            raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(rows[0][1])}")
         if regression and not _is_number(label):
-            hint = "" if texts or header else FIRST_LINE
+            hint = "" if rows or header else FIRST_LINE
             raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
-        labels.append(label)
-        texts.append(tuple(rest))
-        lines.append(number)
-    if not labels:
+        rows.append((label, tuple(rest), number))
+    if not rows:
         raise ValueError(f"{path} holds no labelled text")
+    labels, texts, lines = zip(*rows, strict=True)
     if skipped is not None and (skipped in labels or (regression and _is_number(skipped))):
         raise ValueError(f"{path}: the first line is no header: {skipped!r} is a label; give each file one, or none")
-    return LabelledTexts(Path(path), tuple(labels), tuple(texts), tuple(lines))
+    return LabelledTexts(Path(path), labels, texts, lines)
 
 
 def _is_number(label: str) -> bool:

@@ -63,13 +63,10 @@ def evaluate_pairs(
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     batch_tokens: int = 8192,
 ) -> dict[str, Any]:
-    """How often the good sentence of a pair is more likely.
+    """How often a loaded masked LM finds the good sentence of a pair more likely.
 
-    Args:
-        interface: a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`.
-        files: pairs by the name of their file, see :func:`read_pairs`.
-        max_unk_rate: largest share of unknown tokens in a file.
-        batch_tokens: tokens in a forward pass.
+    ``files`` holds the pairs of :func:`read_pairs` by the name of their file, of whose tokens the share
+    ``max_unk_rate`` may be unknown.
 
     Returns:
         ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files``, and ``mean_of_files``,
@@ -83,10 +80,8 @@ def evaluate_pairs(
     if why is not None:
         raise ValueError(f"{why}: sentences cannot be scored")
     for path, pairs in files.items():
-        check_known(
-            (text for pair in pairs for text in (pair.good, pair.bad)), interface.bpe, interface.task.source_dictionary,
-            max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER,
-        )  # fmt: skip
+        texts, dictionary = (text for pair in pairs for text in (pair.good, pair.bad)), interface.task.source_dictionary
+        check_known(texts, interface.bpe, dictionary, max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER)
     verdicts = compare_pairs(interface, [pair for own in files.values() for pair in own], batch_tokens=batch_tokens)
     of_files = iter(verdicts)
     figures = {path: _figures(list(islice(of_files, len(own)))) for path, own in files.items()}

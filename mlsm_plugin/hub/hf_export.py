@@ -49,12 +49,8 @@ def check_exportable(interface: Any) -> None:
 def exported_ids(interface: Any) -> Tensor:
     """For each id of the dictionary its id in the exported model, ``(len(dictionary),)`` int64, a permutation.
 
-    With SentencePiece both are the same. A Hugging Face tokenizer keeps its own ids; symbols that it does not know,
-    such as NPM's, come after them.
-
-    Raises:
-        ValueError: the dictionary is not that of the tokenizer, two special symbols share a token of it, or its ids
-            have gaps.
+    A Hugging Face tokenizer keeps its own ids; symbols that it does not know, such as NPM's, come after them. Raises
+    ValueError if the dictionary is not that of the tokenizer, or there is no such permutation.
     """
     ids = torch.arange(len(interface.task.source_dictionary))
     if isinstance(interface.bpe, HuggingFaceBPE):

@@ -129,12 +129,9 @@ def architecture_flags(config: Any) -> list[str]:
 
 
 def imported_weights(state: dict[str, Tensor], ids: Tensor, layers: int) -> dict[str, Tensor]:
-    """Weights of ``mlsm_modern`` from those of a ``ModernBertForMaskedLM``, float32.
+    """Weights of ``mlsm_modern`` from the state dict of a ``ModernBertForMaskedLM``, float32.
 
-    Args:
-        state: state dict of the library's model; without a bias of its output, the bias is 0.
-        ids: for each id of the dictionary the library's, ``(len(dictionary),)`` int64.
-        layers: number of layers.
+    ``ids`` has for each id of the dictionary the library's. Without a bias of the output, the bias is 0.
     """
     state = {"decoder.bias": torch.zeros(len(state["decoder.weight"]))} | state
     names = {ours: theirs for theirs, ours in modernbert_names(layers).items()}

@@ -104,12 +104,9 @@ def roberta_config(interface: Any, ids: Tensor) -> Any:
 
 
 def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
-    """Weights of ``RobertaForMaskedLM`` from those of a model, float32.
+    """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`.
 
-    Args:
-        state: state dict of the model.
-        ids: as of :func:`stock_model`.
-        pad: padding id of the dictionary; positions begin after it, and in the exported model after ``ids[pad]``.
+    Positions begin after the dictionary's padding id ``pad``, and in the exported model after ``ids[pad]``.
     """
     pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
     pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
@@ -134,13 +131,7 @@ def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor) -> dict[str, Tensor]:
-    """Weights by other names, float32.
-
-    Args:
-        state: the weights.
-        names: for each new name the one in ``state``.
-        rows: which rows are taken of what has a row for each symbol, ``(n,)`` int64.
-    """
+    """Weights by other names (``names``: new to old), float32; of what has a row for each symbol, these ``rows``."""
     of_symbols = {*model_parts.VOCABULARY_WEIGHTS}
     return {new: (state[old][rows] if of_symbols & {new, old} else state[old]).float() for new, old in names.items()}
 

@@ -43,12 +43,8 @@ def inspect(
 ) -> list[AtomSummary]:
     """Write an HTML page of what the latent properties mean; returns what it shows of them.
 
-    Args:
-        folder, codes: as of :func:`find_codes`.
-        output: the page.
-        split: whose codes are shown.
-        max_tokens: tokens to read.
-        quality: a file of ``mlsm evaluate dictionary --output``, whose figures the page also shows.
+    ``folder`` and ``codes`` are those of :func:`find_codes`; ``quality`` is a file of ``mlsm evaluate dictionary
+    --output``, whose figures the page also shows.
 
     Raises:
         ValueError: the codes do not belong to the text, or the figures to another dictionary.
@@ -95,11 +91,7 @@ def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
 
 
 def _codes_of_last_stage(folder: Path, data: Path) -> Path:
-    """The folder of the last stage that has codes; the best checkpoint may be of an earlier one.
-
-    Raises:
-        FileNotFoundError: no stage has codes.
-    """
+    """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
     stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
     for stage in stages:
         if any(stage.glob(f"*.codes/{META_FILE}")):

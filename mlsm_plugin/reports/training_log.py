@@ -138,16 +138,9 @@ def draw_curves(
     metrics: Sequence[str] | None = None,
     dpi: int = 110,
 ) -> int:
-    """Draw the curves of several runs over each other, a panel for each metric.
+    """Draw the curves of runs, by their names, over each other, as a PNG file; returns the number of panels.
 
-    Args:
-        logs: names and logs of the runs.
-        output: the picture to write (PNG); its folder is made.
-        metrics: which metrics to draw; None: all of the objective. Learning rate, gradient norm and speed follow.
-        dpi: resolution.
-
-    Returns:
-        the number of panels.
+    Each of the ``metrics`` (None: all of the objective) has a panel; learning rate, gradient norm and speed follow.
 
     Raises:
         ValueError: no run has logged a metric, or matplotlib is missing.

@@ -220,16 +220,12 @@ def classify(
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     where: str = "the texts",
 ) -> list[tuple[str, float, bool]]:
-    """Classify texts.
+    """Classify the texts of :func:`read_texts` with the words of :func:`read_verbalizer`.
 
     Args:
-        interface: a loaded model.
-        items, verbalizer: see :func:`read_texts` and :func:`read_verbalizer`.
         template: sentence with ``{}`` for the text and one ``<mask>``.
         store: datastore that was made with this model; None: the masked-LM head decides.
-        max_occurrences: as of :class:`RetrievalClassifier`.
-        max_unk_rate: largest share of unknown tokens in all texts.
-        where: what an error calls the texts.
+        max_unk_rate: largest share of unknown tokens in all texts, which an error calls ``where``.
 
     Returns:
         for each text its label, the probability of that, and whether the model sees only a part of the text.

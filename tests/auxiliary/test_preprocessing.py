@@ -24,8 +24,10 @@ def test_a_given_model_codes_what_it_tokenizes(tiny: TinyData, tmp_path: Path) -
     plain = TokenizerSettings(vocab_size=100)
     record = preprocess(texts, tmp_path / "out", settings, plain, learning, coding, layer=1)
     assert [(name, state) for name, state, *_ in record.rows] == [
-        ("binarize", "done"), ("dictionary", "done"), ("encode", "done"),
-    ]  # fmt: skip
+        ("binarize", "done"),
+        ("dictionary", "done"),
+        ("encode", "done"),
+    ]
     assert CodeStore(tmp_path / "out" / "data-bin" / "valid.codes").num_atoms == 8
     assert not (tmp_path / "out" / "data-bin" / "test.codes").exists()
     lower = TokenizerSettings(vocab_size=100, lowercase=True)
