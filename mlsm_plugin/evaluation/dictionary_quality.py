@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.data.token_blocks import split_fingerprint
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE, MaskedBatch, masked_batches, shown_chunks
 from mlsm_plugin.evaluation.settings import EvaluationSettings
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, hidden_states_of
+from mlsm_plugin.hidden_states.block_reader import BlockReader, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.hidden_states.masked_lms import MaskedLm, NoMaskedLmError, open_masked_lm
 from mlsm_plugin.sparse_coding.coder import SparseCoder
@@ -84,7 +84,8 @@ def evaluate_reconstruction(
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     inexact = 0
-    for blocks in _chunks(reader, settings, "reconstructing"):
+    drawn = drawn_blocks(reader, settings)
+    for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
         row = first_nonfinite_row(hidden)
         if row is not None:
@@ -128,7 +129,8 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
         "ce_loss_with_ablation": torch.zeros_like,
     }
     sums, count = dict.fromkeys(changes, 0.0), 0
-    chunks = _chunks(reader, settings, "masked-LM loss")
+    drawn = drawn_blocks(reader, settings)
+    chunks = shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):
         count += int(batch.masked.sum())
         for name, change in changes.items():
@@ -158,8 +160,3 @@ def replaced_losses(
 
     with model.changed(layer, change_some):
         return model.losses(batch.inputs, batch.masked, batch.targets)
-
-
-def _chunks(reader: BlockReader, settings: EvaluationSettings, what: str) -> Iterator[list[Block]]:
-    """The drawn blocks, about ``batch_tokens`` tokens of text at a time."""
-    return shown_chunks(reader, drawn_blocks(reader, settings), batch_tokens=settings.batch_tokens, what=what)

@@ -58,11 +58,9 @@ class Finetuning:
         checkpoint: checkpoint of a RoBERTa-like model, in a folder with ``dict.txt`` and the tokenizer.
         files: labelled texts by split: ``train``, ``valid`` and optionally ``test``.
         output: folder for the dataset, the runs, predictions, ``results.json``, and the best model.
-        settings: how to fine-tune.
 
     Raises:
         ValueError: the texts or the checkpoint cannot be used.
-        OSError: a file cannot be read.
     """
 
     def __init__(

@@ -104,7 +104,6 @@ def pseudo_log_likelihoods(
         interface: a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`.
         encoded: ids of each sentence with BOS and EOS, ``(T,)``.
         batch_tokens: tokens in a forward pass; a sentence of n tokens takes n rows.
-        progress: show a bar.
 
     Raises:
         ValueError: a score is not finite.

@@ -90,11 +90,7 @@ def fast_tokenizer(interface: Any) -> Any:
 
 
 def _tokenizer_from_sentencepiece(interface: Any) -> Any:
-    """A tokenizer that gives fairseq's ids.
-
-    Raises:
-        ValueError: the SentencePiece model is not of type unigram.
-    """
+    """A tokenizer that gives fairseq's ids; raises ValueError if the SentencePiece model is not of type unigram."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

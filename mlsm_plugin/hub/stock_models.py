@@ -148,11 +148,7 @@ def modernbert_names(layers: int) -> dict[str, str]:
 
 
 def library_classes() -> tuple[Any, Any]:
-    """``ModernBertConfig`` and ``ModernBertForMaskedLM`` of ``transformers``.
-
-    Raises:
-        ValueError: the installed version does not have them, or has them without a type for each layer.
-    """
+    """``ModernBertConfig`` and ``ModernBertForMaskedLM``; ValueError if they are missing or know no types of layers."""
     try:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
     except ImportError:
