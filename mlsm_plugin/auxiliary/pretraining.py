@@ -17,6 +17,7 @@ from mlsm_plugin.files.atomic_files import link_file
 from mlsm_plugin.files.model_files import copy_tokenizer
 from mlsm_plugin.files.output_lock import only_writer, run_child
 from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.hidden_states.settings import BlockSettings
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,11 @@ def separate_words(flags: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         words += [name, value] if equals and name.startswith("--") and not value.startswith("-") else [word]
     return words
+
+
+def block_flags(blocks: BlockSettings) -> list[str]:
+    """The flags of ``fairseq-train`` for its blocks."""
+    return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
 
 
 def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw") -> list[str]:

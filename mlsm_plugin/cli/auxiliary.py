@@ -10,7 +10,6 @@ TAKES_EXTRA_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command; every other flag goes to fairseq-train."""
     parser.epilog = (
         "Every other flag is handed to fairseq-train, e.g. --tokens-per-sample 128 --batch-size 64, "
         "--restore-file to continue from a checkpoint, --finetune-from-model to start from one with a fresh optimizer. "

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mlsm_plugin.cli.coding_options import add_texts, add_workers, output_folder
+from mlsm_plugin.cli.coding_options import add_output, add_texts, add_workers
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.files.hf_files import HF_PREFIX
@@ -17,7 +17,6 @@ SPLITS = ("train", "valid", "test")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument(
         "--tokenizer",
         required=True,
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder that `mlsm tokenizer` wrote, or hf:PATH, a Hugging Face folder or hub name",
     )
     add_texts(parser)
-    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder to write")
+    add_output(parser, "folder to write")
     parser.add_argument(
         "--format",
         default=FAIRSEQ,

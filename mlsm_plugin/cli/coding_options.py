@@ -34,6 +34,11 @@ def output_folder(text: str) -> str:
     return text
 
 
+def add_output(parser: Parser, help: str) -> None:
+    """Add the folder that a command writes."""
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help=help)
+
+
 def add_auxiliary(parser: Parser) -> None:
     """Add the option that names the model whose hidden states are read."""
     parser.add_argument(
@@ -150,11 +155,6 @@ def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any]
     if "tokens_per_sample" not in chosen:
         chosen["tokens_per_sample"] = default_tokens_per_sample(model)
     return settings_of(BlockSettings, argparse.Namespace(), **chosen)
-
-
-def block_flags(blocks: BlockSettings) -> list[str]:
-    """The flags of ``fairseq-train`` for its blocks."""
-    return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
 
 
 def user_dir_flags(args: argparse.Namespace) -> list[str]:

@@ -6,18 +6,15 @@ import argparse
 from pathlib import Path
 
 from mlsm_plugin.auxiliary.coder_learning import LASSO, LearningSettings
-from mlsm_plugin.cli.coding_options import add_auxiliary, add_block_options, add_data, block_settings, output_folder
+from mlsm_plugin.cli.coding_options import add_auxiliary, add_block_options, add_data, add_output, block_settings
 from mlsm_plugin.cli.next_commands import encode_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     add_data(parser, "binarized dataset; its train split is sampled")
     add_auxiliary(parser)
-    parser.add_argument(
-        "--output", type=output_folder, required=True, metavar="DICT_DIR", help="folder for the weights and meta.json"
-    )
+    add_output(parser, "folder for the weights and meta.json")
     add_settings(parser, LearningSettings)
     parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
     add_block_options(parser)

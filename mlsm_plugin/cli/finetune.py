@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mlsm_plugin.cli.coding_options import add_checkpoint, output_folder, user_dir_flags
+from mlsm_plugin.cli.coding_options import add_checkpoint, add_output, user_dir_flags
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 
@@ -13,7 +13,6 @@ TAKES_EXTRA_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.epilog = (
         "Every other flag is handed to fairseq-train, e.g. --fp16 or --dropout 0.2. Run the same command again to "
         "resume after a stop."
@@ -25,13 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--valid", required=True, metavar="TSV", help="validation texts; they decide which epoch is kept"
     )
     parser.add_argument("--test", metavar="TSV", help="test texts; used once, with the kept epoch")
-    parser.add_argument(
-        "--output",
-        type=output_folder,
-        required=True,
-        metavar="DIR",
-        help="folder for runs, predictions, results.json and the best model",
-    )
+    add_output(parser, "folder for runs, predictions, results.json and the best model")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N", help="random seeds, a run for each")
     add_settings(parser, FinetuneSettings)
 

@@ -9,7 +9,6 @@ from mlsm_plugin.cli.coding_options import add_checkpoint, add_device, check_pos
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument(
         "texts",
         nargs="+",

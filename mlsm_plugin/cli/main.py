@@ -12,6 +12,7 @@ import mlsm_plugin
 from mlsm_plugin.cli import plugins
 from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.fairseq_seams import installation
+from mlsm_plugin.version import __version__
 
 # command -> one line of help; the module of the same name in this folder holds ``add_arguments(parser)`` and
 # ``run(args, extra) -> int``, and, if it can do without, ``needs_fairseq(args) -> bool``
@@ -50,7 +51,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         prog="mlsm",
         description="Masked-language-model pre-training beyond token identity, from raw text to a model.",
     )
-    parser.add_argument("--version", action="version", version=f"mlsm_plugin {_version()}")
+    parser.add_argument("--version", action="version", version=f"mlsm_plugin {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         subparser = commands.add_parser(
@@ -70,12 +71,6 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
             )
             module.add_arguments(subparser)
     return parser
-
-
-def _version() -> str:
-    from mlsm_plugin.version import __version__
-
-    return __version__
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,15 +95,11 @@ def main(argv: list[str] | None = None) -> int:
             _check_fairseq()
             mlsm_plugin.register()
         return int(args.run(args, extra) or 0)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if os.environ.get("MLSM_TRACEBACK"):
             raise
-        print(f"mlsm: error: {_one_line(error)}", file=sys.stderr)
-        return 1
-    except ImportError as error:
-        if os.environ.get("MLSM_TRACEBACK"):
-            raise
-        print(f"mlsm: error: {_one_line(error)}; `mlsm doctor` lists what is missing", file=sys.stderr)
+        advice = "; `mlsm doctor` lists what is missing" if isinstance(error, ImportError) else ""
+        print(f"mlsm: error: {_one_line(error)}{advice}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
@@ -122,8 +113,7 @@ def _check_fairseq() -> None:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        return what
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split())
 
 

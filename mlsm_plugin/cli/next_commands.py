@@ -31,12 +31,9 @@ def training_command(
     *,
     codes: str | None = None,
 ) -> str:
-    """The ``fairseq-train`` command that trains MLSM and MLM together on a coded dataset.
+    """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset that was coded in such blocks.
 
-    Args:
-        data_bin, save_dir, user_dir: as for ``fairseq-train``.
-        blocks: how the text was cut when it was coded.
-        codes: folder of the codes, if that is not the dataset.
+    ``codes`` is the folder of the codes, if that is not the dataset.
     """
     from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR  # needs fairseq
 

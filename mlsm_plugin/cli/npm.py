@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from mlsm_plugin.cli.coding_options import (
     add_checkpoint,
     add_data,
     add_device,
+    add_output,
     add_share_options,
     block_settings,
     check_positive,
-    output_folder,
 )
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.hidden_states.settings import ModelRun
@@ -28,7 +29,6 @@ from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The three actions, each with its options."""
     add = actions_of(parser)
     _add_datastore_options(add("datastore", "build a datastore of a corpus", _build))
     _add_fill_options(add("fill", "fill masks with phrases of a datastore", _fill))
@@ -39,7 +39,7 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The same command resumes a stopped build."
     add_data(parser, "binarized dataset of the corpus")
     add_checkpoint(parser)
-    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of the datastore")
+    add_output(parser, "folder of the datastore")
     parser.add_argument(
         "--drop-stopwords",
         metavar="FILE",
@@ -64,6 +64,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
 
     from mlsm_plugin.files.work_share import work_share
     from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, read_stopwords
+    from mlsm_plugin.retrieval.key_index import KeyIndex
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
     settings_of(ModelRun, args)
@@ -83,7 +84,8 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
         fp16=args.fp16,
         batch_tokens=args.batch_tokens,
     )
-    if builder.writer.is_complete and args.index in ("none", _kind_of_index(args.output)):
+    index = KeyIndex.open(Path(args.output)) if builder.writer.is_complete else None
+    if builder.writer.is_complete and args.index in ("none", index and index.kind):
         print(f"nothing to do, {args.output} is complete")
         return 0
     print(builder.estimate(args.index), flush=True)
@@ -106,15 +108,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def _kind_of_index(directory: str) -> str:
-    from mlsm_plugin.retrieval.key_index import KeyIndex
-
-    index = KeyIndex.open(Path(directory))
-    return "none" if index is None else index.kind
-
-
 def _add_retrieval_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the model and the datastore."""
     add_checkpoint(parser)
     parser.add_argument(
         "--datastore", metavar="DIR", help="datastore that `mlsm npm datastore` made with this checkpoint"
@@ -173,18 +167,12 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
 def _warn_of_cuts(number: int, of: int) -> None:
     """Say on standard error how many texts the model does not see as a whole."""
     if number:
-        print(
-            f"mlsm: warning: {number} of {of} texts are longer than the model's positions and are cut around the mask",
-            file=sys.stderr,
-        )
+        what = f"{number} of {of} texts are longer than the model's positions and are cut around the mask"
+        print(f"mlsm: warning: {what}", file=sys.stderr)
 
 
 def _open(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The loaded model, on its device, and the datastore, or None if the command line names none.
-
-    Raises:
-        ValueError: the datastore was built with another checkpoint.
-    """
+    """The loaded model, on its device, and the datastore, or None if the command line names none."""
     from mlsm_plugin.hidden_states.devices import default_device
     from mlsm_plugin.hub import checkpoint_of, from_pretrained
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
@@ -230,23 +218,9 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
 
 def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     """Predict, and print the accuracy if the input has labels."""
-    from collections import Counter
-
-    import numpy as np
-
     from mlsm_plugin.files.atomic_files import atomic_open, check_output_file
-    from mlsm_plugin.files.progress import Progress
-    from mlsm_plugin.hidden_states.masked_lms import why_untrained
-    from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
-    from mlsm_plugin.retrieval.zero_shot import (
-        ParametricClassifier,
-        RetrievalClassifier,
-        check_tokens,
-        read_texts,
-        read_verbalizer,
-    )
+    from mlsm_plugin.retrieval.zero_shot import classify, read_texts, read_verbalizer
     from mlsm_plugin.tokenization.masked_text import MASK
-    from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known
 
     check_positive(args, "max_occurrences")
     settings_of(KnownText, args)
@@ -259,30 +233,14 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     verbalizer = read_verbalizer(args.verbalizer)
     items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = _open(args)
-    check_tokens(interface, items)
-    check_known(
-        (item.text for item in items), interface.bpe, interface.task.source_dictionary,
-        args.max_unk_rate, where=args.input, remedy=ANOTHER_TOKENIZER,
-    )  # fmt: skip
-    interface.max_unk_rate = 1
-    classifier: ParametricClassifier | RetrievalClassifier
-    if args.parametric:
-        why = why_untrained(interface.cfg)
-        if why is not None:
-            raise ValueError(f"{why}: --parametric needs a masked LM; pass --datastore instead")
-        classifier = ParametricClassifier(interface, verbalizer)
-    else:
-        classifier = RetrievalClassifier(
-            PhraseFiller(interface, store), verbalizer, max_occurrences=args.max_occurrences
-        )
-    texts = [args.template.replace("{}", item.text.replace(MASK, " ")) for item in items]
-    _warn_of_cuts(sum(map(classifier.was_cut, texts)), len(texts))
-    shares = np.stack([classifier.probabilities(text) for text in Progress(texts, unit="text")])
-    predicted = [classifier.labels[index] for index in shares.argmax(axis=1)]
-    counts = Counter(predicted)
-    print("predicted: " + ", ".join(f"{label} {counts[label]}" for label in classifier.labels))
+    limits = {"max_occurrences": args.max_occurrences, "max_unk_rate": args.max_unk_rate}
+    store = None if args.parametric else store
+    found = classify(interface, items, verbalizer, args.template, store=store, **limits, where=args.input)
+    _warn_of_cuts(sum(cut for *_, cut in found), len(items))
+    predicted = Counter(label for label, *_ in found)
+    print("predicted: " + ", ".join(f"{label} {predicted[label]}" for label in verbalizer))
     if items[0].label is not None:
-        correct = sum(label == item.label for label, item in zip(predicted, items, strict=True))
+        correct = sum(label == item.label for (label, *_), item in zip(found, items, strict=True))
         majority = max(Counter(item.label for item in items).values())
         print(
             f"accuracy {correct / len(items):.4f} ({correct} of {len(items)}; always the most frequent label: "
@@ -290,6 +248,6 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
         )
     if args.output:
         with atomic_open(args.output, "w") as file:
-            for label, share, item in zip(predicted, shares.max(axis=1), items, strict=True):
+            for (label, share, _), item in zip(found, items, strict=True):
                 file.write(f"{label}\t{share:.4f}\t{item.text}\n")
     return 0

@@ -32,14 +32,9 @@ def add_settings(
     without: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add the flags of a dataclass.
+    """Add the flags of a dataclass, whose fields without a help are no flags.
 
-    Args:
-        parser: what they are added to.
-        cls: the dataclass; fields without a help are no flags.
-        only: names of the fields to add; empty: all.
-        without: names of fields that are not added.
-        defaults: other defaults of this command, by names of fields.
+    All are added, ``only`` those that are named, or all ``without`` those; ``defaults`` are this command's own.
     """
     declared = typing.get_type_hints(cls)
     for name, field in options_of(cls).items():
@@ -49,12 +44,9 @@ def add_settings(
 
 
 def settings_of(cls: Any, args: argparse.Namespace, **more: Any) -> Any:
-    """The dataclass with the values of the command line.
+    """The dataclass with the values of the command line; a field that it lacks keeps its default.
 
-    Args:
-        cls: the dataclass.
-        args: what was given; a field that it lacks keeps its default.
-        more: values of fields that are no flags, or that override those of the command line.
+    ``more`` has values of fields that are no flags, or that override those of the command line.
 
     Raises:
         ValueError: as of the dataclass, with the names of flags.
@@ -102,11 +94,7 @@ def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def coder_of(args: argparse.Namespace) -> SparseCoder:
-    """The coder in the folder ``args.dictionary``, with the options that the command line gives.
-
-    Raises:
-        ValueError: as of :func:`~mlsm_plugin.sparse_coding.coder.load_coder`, with the names of flags.
-    """
+    """The coder in the folder ``args.dictionary``, with the options of the command line; errors name their flags."""
     from mlsm_plugin.sparse_coding.coder import coder_kinds, load_coder
 
     try:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from mlsm_plugin.cli.coding_options import output_folder
+from mlsm_plugin.cli.coding_options import add_output
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings, train_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     text = "UTF-8 text, plain or .gz, .bz2, .xz, one sentence a line"
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=text)
-    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder to write")
+    add_output(parser, "folder to write")
     add_settings(parser, TokenizerSettings)
     parser.add_argument("--verbose", action="store_true", help="show SentencePiece's own log")
 

@@ -17,7 +17,7 @@ from mlsm_plugin.files.atomic_files import sha256_of_files
 from mlsm_plugin.files.json_checks import check_json
 from mlsm_plugin.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.files.planned_folder import META_FILE
-from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK, CodeStore
+from mlsm_plugin.sparse_coding.code_store import CORPUS_CHECK
 from mlsm_plugin.tokenization.symbol_files import symbols_of_dataset
 
 
@@ -162,14 +162,6 @@ def check_codes_belong_to(
             f"the codes in {codes} were made from another dataset (SHA-256 {expected[:12]}) than "
             f"{split}.bin ({found[:12]}); run `mlsm encode` again"
         )
-
-
-def open_codes(split: str | os.PathLike[str], codes: str | os.PathLike[str]) -> CodeStore:
-    """The codes of the split ``DATA_BIN/train`` in a folder; ValueError if they are not finished, or of another one."""
-    check_is_coded(split, codes)
-    store = CodeStore(codes)
-    check_codes_belong_to(split, store.meta, codes)
-    return store
 
 
 def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:

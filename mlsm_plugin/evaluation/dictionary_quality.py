@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.evaluation.masked_batches import MaskedBatch, masked_batches, shown_chunks
+from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
+from mlsm_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE, MaskedBatch, masked_batches, shown_chunks
 from mlsm_plugin.evaluation.settings import EvaluationSettings
-from mlsm_plugin.hidden_states.block_reader import Block, BlockReader, hidden_states_of
+from mlsm_plugin.hidden_states.block_reader import BlockReader, hidden_states_of
 from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.hidden_states.masked_lms import MaskedLm
+from mlsm_plugin.hidden_states.masked_lms import MaskedLm, NoMaskedLmError, open_masked_lm
 from mlsm_plugin.sparse_coding.coder import SparseCoder
 from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
 from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
+
+
+def evaluate_dictionary(
+    data_bin: str | os.PathLike[str], split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
+) -> dict[str, Any]:
+    """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
+
+    Returns:
+        what decides the figures, and under ``reconstruction`` and ``loss`` those of :func:`evaluate_reconstruction` and
+        :func:`evaluate_loss`; where the model is no masked LM, ``loss`` is None, and ``why_no_loss`` says so.
+
+    Raises:
+        ValueError: model, coder and text do not belong together, or as of these functions.
+    """
+    reader = BlockReader(data_bin, split, settings.blocks)
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
+    encoder = fitting_encoder(auxiliary, data_bin, coder, settings)
+    quality, inexact = evaluate_reconstruction(reader, encoder, coder, settings)
+    del encoder
+    loss: dict[str, Any] | None = None
+    why_no_loss = None
+    try:
+        model = open_masked_lm(auxiliary, data_bin, device=settings.device, fp16=settings.fp16)
+        loss = {**evaluate_loss(reader, model, coder, settings), "masked_share": MASKED_SHARE, "ablation": "zero"}
+    except NoMaskedLmError as error:
+        why_no_loss = str(error)
+    return {
+        "dictionary": {"fingerprint": coder.fingerprint, "n_atoms": coder.num_atoms, **coder.settings()},
+        "auxiliary_fingerprint": fingerprint,
+        "layer": settings.layer,
+        "fp16": settings.fp16,
+        "blocks": asdict(settings.blocks),
+        "split": split,
+        "split_fingerprint": split_fingerprint(Path(data_bin, split)),
+        "seed": settings.seed,
+        "inexact_codes": inexact,
+        "reconstruction": quality,
+        "loss": loss,
+        "why_no_loss": why_no_loss,
+    }
 
 
 def drawn_blocks(reader: BlockReader, settings: EvaluationSettings) -> np.ndarray:
@@ -38,7 +84,8 @@ def evaluate_reconstruction(
     """
     quality = ReconstructionQuality(coder.num_atoms, coder.dim)
     inexact = 0
-    for blocks in _chunks(reader, settings, "reconstructing"):
+    drawn = drawn_blocks(reader, settings)
+    for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
         row = first_nonfinite_row(hidden)
         if row is not None:
@@ -71,13 +118,19 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
     Raises:
         ValueError: a loss is NaN or infinite, or the coder does not reconstruct.
     """
+
+    def reconstructed(hidden: Tensor) -> Tensor:
+        codes = coder.encode(hidden, threads=settings.threads).codes
+        return torch.from_numpy(coder.reconstruct(hidden, codes)).float()
+
     changes: dict[str, Callable[[Tensor], Tensor] | None] = {
         "ce_loss_without_sae": None,
-        "ce_loss_with_sae": lambda rows: reconstructed(coder, rows, settings.threads),
+        "ce_loss_with_sae": reconstructed,
         "ce_loss_with_ablation": torch.zeros_like,
     }
     sums, count = dict.fromkeys(changes, 0.0), 0
-    chunks = _chunks(reader, settings, "masked-LM loss")
+    drawn = drawn_blocks(reader, settings)
+    chunks = shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):
         count += int(batch.masked.sum())
         for name, change in changes.items():
@@ -93,16 +146,8 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
 def replaced_losses(
     model: MaskedLm, batch: MaskedBatch, layer: int, change: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Cross entropies of masked tokens after the hidden states of the content tokens in a layer are replaced.
-
-    Args:
-        model: the masked LM.
-        batch: the tokens.
-        layer: which hidden state.
-        change: from and to ``(n, dim)``; None replaces nothing.
-
-    Returns:
-        (n_masked,) float64, in nats.
+    """Cross entropies ``(n_masked,)`` float64, in nats, after ``change`` has replaced the hidden states ``(n, dim)`` of
+    the content tokens in a layer; None replaces nothing.
     """
     if change is None:
         return model.losses(batch.inputs, batch.masked, batch.targets)
@@ -115,13 +160,3 @@ def replaced_losses(
 
     with model.changed(layer, change_some):
         return model.losses(batch.inputs, batch.masked, batch.targets)
-
-
-def reconstructed(coder: SparseCoder, hidden: Tensor, threads: int | None = None) -> Tensor:
-    """The reconstructions ``(n, dim)`` of hidden states ``(n, dim)``, float32."""
-    return torch.from_numpy(coder.reconstruct(hidden, coder.encode(hidden, threads=threads).codes)).float()
-
-
-def _chunks(reader: BlockReader, settings: EvaluationSettings, what: str) -> Iterator[list[Block]]:
-    """The drawn blocks, about ``batch_tokens`` tokens of text at a time."""
-    return shown_chunks(reader, drawn_blocks(reader, settings), batch_tokens=settings.batch_tokens, what=what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import shutil
@@ -22,12 +21,7 @@ from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
-from mlsm_plugin.fairseq_seams.checkpoint_states import (
-    config_in,
-    model_fingerprint,
-    read_state,
-    weights_in,
-)
+from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, model_fingerprint, read_state, weights_in
 from mlsm_plugin.fairseq_seams.model_parts import EMBEDDINGS
 from mlsm_plugin.fairseq_seams.training_options import registered_name
 from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
@@ -39,11 +33,8 @@ from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.hidden_states.devices import default_device
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
+from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known
 
-logger = logging.getLogger(__name__)
-
-PLUGIN_DIR = Path(PACKAGE_DIR)
 LOG = "train.log"  # in the folder of a seed
 # options of the architecture whose value in the checkpoint does not apply to fine-tuning
 NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAINING_OPTIONS
@@ -67,11 +58,9 @@ class Finetuning:
         checkpoint: checkpoint of a RoBERTa-like model, in a folder with ``dict.txt`` and the tokenizer.
         files: labelled texts by split: ``train``, ``valid`` and optionally ``test``.
         output: folder for the dataset, the runs, predictions, ``results.json``, and the best model.
-        settings: how to fine-tune.
 
     Raises:
         ValueError: the texts or the checkpoint cannot be used.
-        OSError: a file cannot be read.
     """
 
     def __init__(
@@ -85,21 +74,19 @@ class Finetuning:
         how = {"regression": settings.regression, "header": settings.header}
         self.texts = {split: read_labelled_texts(path, **how) for split, path in files.items()}
         others = [texts for split, texts in self.texts.items() if split != "train"]
-        check_same_kind(
-            self.texts["train"], others,
-            regression=settings.regression, allow_single=settings.allow_single_labels,
-        )  # fmt: skip
+        single = settings.allow_single_labels
+        check_same_kind(self.texts["train"], others, regression=settings.regression, allow_single=single)
         folder = checkpoint.parent
         if not (folder / DICTIONARY_NAME).is_file():
             raise FileNotFoundError(f"{folder} has no {DICTIONARY_NAME}; copy it there from the binarized dataset")
         bpe_options(folder)  # raises an error that says what is missing
         self.tokenizer = open_tokenizer(folder)
-        for texts in self.texts.values():
-            check_tokens(texts, self.tokenizer, settings.max_unk_rate)
         state = read_state(checkpoint)
         if EMBEDDINGS not in weights_in(state):
             raise ValueError(f"{checkpoint} is not a RoBERTa-like encoder; only those can be fine-tuned")
-        from_pretrained(checkpoint)  # a weight that does not fit is found now, not by the trainer
+        interface = from_pretrained(checkpoint)  # a weight that does not fit is found now, not by the trainer
+        for texts in self.texts.values():
+            check_tokens(texts, interface, settings.max_unk_rate)
         model_cfg = config_in(state).model
         self.positions = int(model_cfg.max_positions)
         self.flags = architecture_flags(model_cfg)
@@ -129,15 +116,13 @@ class Finetuning:
             folder.forget()
         folder.begin()
         if not (data / "label").is_dir():
+            limit, regression = self.positions, self.settings.regression
             too_long = write_classification_data(
-                self.texts, self.tokenizer, data,
-                positions=self.positions, regression=self.settings.regression,
-            )  # fmt: skip
+                self.texts, self.tokenizer, data, positions=limit, regression=regression
+            )
             for split, number in too_long.items():
                 if number:
-                    print(
-                        f"{split}: {number} texts are longer than the model's {self.positions} positions; they are cut"
-                    )
+                    print(f"{split}: {number} texts are longer than the model's {limit} positions; they are cut")
 
     def _folder(self) -> PlannedFolder:
         """The folder of the runs; its plan has the contents of all inputs.
@@ -156,12 +141,8 @@ class Finetuning:
                 "max_unk_rate": None,
             },
         }
-        return PlannedFolder(
-            self.output,
-            plan,
-            seal_file="results.json",
-            advice=f"{START_ANEW}, or choose another --output",
-        )
+        advice = f"{START_ANEW}, or choose another --output"
+        return PlannedFolder(self.output, plan, seal_file="results.json", advice=advice)
 
     def _run_seed(self, seed: int) -> dict[str, Any]:
         folder = self.output / f"seed-{seed}"
@@ -185,7 +166,7 @@ class Finetuning:
         updates = settings.max_epoch * math.ceil(len(train) / settings.batch_size)
         classes = 1 if settings.regression else len(set(train.labels))
         words: list[Any] = [
-            *(sys.executable, "-m", "fairseq_cli.train", self.output / "data", "--user-dir", PLUGIN_DIR),
+            *(sys.executable, "-m", "fairseq_cli.train", self.output / "data", "--user-dir", PACKAGE_DIR),
             *("--save-dir", self.output / f"seed-{seed}", "--seed", seed, *self.flags),
             *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", classes),
             *("--max-positions", self.positions, "--shorten-method", "truncate"),
@@ -206,7 +187,7 @@ class Finetuning:
         return [str(word) for word in (*words, *settings.extra)]
 
     def _complete(self, folder: Path) -> None:
-        """Copy what loading needs into the folder of a run's checkpoints."""
+        """Copy what loading needs into a folder of checkpoints."""
         for part in ("input0",) if self.settings.regression else ("input0", "label"):
             (folder / part).mkdir(exist_ok=True)
             copy_file(self.output / "data" / part / DICTIONARY_NAME, folder / part / DICTIONARY_NAME)
@@ -248,12 +229,8 @@ class Finetuning:
 
     def _keep(self, seed: int) -> None:
         """Copy the best model to the output folder, so that this folder can be loaded."""
-        folder = self.output / f"seed-{seed}"
-        link_file(folder / "checkpoint_best.pt", self.output / "model.pt")
-        for file in (*folder.glob("input0/*.txt"), *folder.glob("label/*.txt")):
-            (self.output / file.parent.name).mkdir(exist_ok=True)
-            copy_file(file, self.output / file.parent.name / file.name)
-        copy_tokenizer(folder, self.output)
+        link_file(self.output / f"seed-{seed}" / "checkpoint_best.pt", self.output / "model.pt")
+        self._complete(self.output)
 
 
 def _run_logged(command: list[str], log: Path) -> tuple[int, str]:
@@ -289,23 +266,20 @@ def summarized(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def check_tokens(texts: LabelledTexts, tokenizer: TextTokenizer, max_unk_rate: float) -> None:
-    """Check that every text has tokens; warn of unknown ones.
+def check_tokens(texts: LabelledTexts, interface: Any, max_unk_rate: float) -> None:
+    """Check that every text has tokens for a loaded model; warn of unknown ones.
 
     Raises:
         ValueError: a text has no token, such as a zero-width space (the message names its line), or more than the share
             ``max_unk_rate`` of the tokens of all texts is unknown.
     """
-    found = UnknownTokens()
     for index, own in enumerate(texts.texts):
         for text in own:
-            encoded = tokenizer.encode_batch([text])
-            if not len(encoded.ids):
+            if not interface.bpe.encode(text).split():
                 raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
-            found += encoded.unknown
-    found.check(str(texts.path), max_unk_rate)
-    if found.unknown:
-        logger.warning(found.describe(str(texts.path)))
+    every = (text for own in texts.texts for text in own)
+    dictionary = interface.task.source_dictionary
+    check_known(every, interface.bpe, dictionary, max_unk_rate, where=str(texts.path), remedy=ANOTHER_TOKENIZER)
 
 
 def write_classification_data(
@@ -313,15 +287,12 @@ def write_classification_data(
 ) -> dict[str, int]:
     """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``.
 
-    Args:
-        splits: texts by split; ``train`` decides which labels exist.
-        tokenizer: the tokenizer of the checkpoint.
-        output: the folder to write; nothing appears there unless everything succeeds.
-        positions: longest sample in tokens, with those that mark its beginning and its ends.
-        regression: labels are numbers, in ``label/<split>.label``.
+    The split ``train`` decides which labels exist; for ``regression`` they are numbers, in ``label/<split>.label``.
+    Nothing appears in ``output`` unless everything succeeds.
 
     Returns:
-        for each split how many samples are longer; training cuts them.
+        for each split how many samples have more tokens than ``positions``, with those that mark the beginning and the
+        ends; training cuts them.
     """
     too_long = {}
     with atomic_directory(output) as folder:

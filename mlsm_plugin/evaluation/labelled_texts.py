@@ -15,19 +15,12 @@ FIRST_LINE = "; if the first line names the columns, pass --header"
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """The labelled texts of a file.
-
-    Attributes:
-        path: the file.
-        labels: the label of each line, as written.
-        texts: the text or the two texts of each line.
-        lines: the number of each line in the file, from 1.
-    """
+    """The labelled texts of a file, one in each line."""
 
     path: Path
-    labels: tuple[str, ...]
-    texts: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...]
+    labels: tuple[str, ...]  # as written
+    texts: tuple[tuple[str, ...], ...]  # one or two in each line
+    lines: tuple[int, ...]  # their numbers in the file, from 1
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,21 +38,14 @@ class LabelledTexts:
 def read_labelled_texts(
     path: str | os.PathLike[str], *, regression: bool = False, header: bool = False
 ) -> LabelledTexts:
-    """All lines of a file; blank ones are skipped.
-
-    Args:
-        path: UTF-8 text.
-        regression: labels must be numbers.
-        header: the first line names the columns and is skipped.
+    """All lines of a UTF-8 file but blank ones and, with ``header``, the first, which names the columns.
 
     Raises:
         ValueError: a line has too few or too many columns, an empty text, or a label that is not a number (the message
             names the line), the file is empty, or its first line is no header.
         OSError: the file cannot be read.
     """
-    labels: list[str] = []
-    texts: list[tuple[str, ...]] = []
-    lines: list[int] = []
+    rows: list[tuple[str, tuple[str, ...], int]] = []
     found = numbered_lines(path)
     skipped = next(found, (0, ""))[1].split("\t")[0].strip() if header else None
     for number, line in found:
@@ -71,18 +57,18 @@ def read_labelled_texts(
             raise ValueError(f"{where} has an empty {'label' if not label else 'text'}")
         if "\r" in label:  # fairseq would end its line in the dictionary of labels there
             raise ValueError(f"{where}: the label {label!r} has a carriage return")
-        if texts and len(rest) != len(texts[0]):
-            raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(texts[0])}")
-        if regression:
-            _check_number(label, where, hint="" if texts or header else FIRST_LINE)
-        labels.append(label)
-        texts.append(tuple(rest))
-        lines.append(number)
-    if not labels:
+        if rows and len(rest) != len(rows[0][1]):
+            raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(rows[0][1])}")
+        if regression and not _is_number(label):
+            hint = "" if rows or header else FIRST_LINE
+            raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
+        rows.append((label, tuple(rest), number))
+    if not rows:
         raise ValueError(f"{path} holds no labelled text")
+    labels, texts, lines = zip(*rows, strict=True)
     if skipped is not None and (skipped in labels or (regression and _is_number(skipped))):
         raise ValueError(f"{path}: the first line is no header: {skipped!r} is a label; give each file one, or none")
-    return LabelledTexts(Path(path), tuple(labels), tuple(texts), tuple(lines))
+    return LabelledTexts(Path(path), labels, texts, lines)
 
 
 def _is_number(label: str) -> bool:
@@ -92,25 +78,15 @@ def _is_number(label: str) -> bool:
         return False
 
 
-def _check_number(label: str, where: str, *, hint: str) -> None:
-    if not _is_number(label):
-        raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
-
-
 def check_same_kind(
     train: LabelledTexts, others: list[LabelledTexts], *, regression: bool, allow_single: bool = False
 ) -> None:
-    """Check that files belong together.
-
-    Args:
-        train: the training texts.
-        others: what is evaluated on.
-        regression: labels are numbers.
-        allow_single: accept a label that only one of the training texts has, and no other text.
+    """Check that the training texts and those that are evaluated on belong together.
 
     Raises:
         ValueError: the files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
-            one of the others, or only one text has a label, such as the name of the column in a header.
+            one of the others, or, unless ``allow_single``, only one text has a label, such as the name of the column
+            in a header. For ``regression`` labels are numbers, which may differ.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:

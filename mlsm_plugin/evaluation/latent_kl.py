@@ -19,25 +19,17 @@ from mlsm_plugin.sparse_coding.code_store import CodeStore
 
 logger = logging.getLogger(__name__)
 
-# number of rows of a code store that are read at once
-ROWS_AT_ONCE = 1 << 16
-# probability of an atom that the training split never uses
-UNSEEN = 1e-8
+ROWS_AT_ONCE = 1 << 16  # of a code store
+UNSEEN = 1e-8  # probability of an atom that the training split never uses
 
 
 @dataclass(frozen=True)
 class LatentKl:
-    """Mean KL divergence in nats from the codes of the masked tokens of a split.
+    """Mean KL divergence in nats from the codes of the masked tokens of a split."""
 
-    Attributes:
-        model: divergence of the model's prediction.
-        unigram: divergence of the mean code of the training split, which is the same for every token.
-        num_tokens: number of masked tokens that have a code.
-    """
-
-    model: float
-    unigram: float
-    num_tokens: int
+    model: float  # of the model's prediction
+    unigram: float  # of the mean code of the training split, which is the same for every token
+    num_tokens: int  # masked tokens that have a code
 
 
 def mean_code(store: CodeStore) -> np.ndarray:

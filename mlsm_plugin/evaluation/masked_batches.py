@@ -21,14 +21,10 @@ MASKED_SHARE = 0.15  # of the content tokens, as in BERT; all of them become <ma
 class MaskedBatch(NamedTuple):
     """A batch of blocks, right-padded; all parts are ``(B, T)``."""
 
-    inputs: Tensor
-    """ids, masks included"""
-    masked: Tensor
-    """which tokens are predicted"""
-    targets: Tensor
-    """ids without masks"""
-    content: Tensor
-    """which tokens are not BOS, EOS or padding"""
+    inputs: Tensor  # ids, masks included
+    masked: Tensor  # which tokens are predicted
+    targets: Tensor  # ids without masks
+    content: Tensor  # which tokens are not BOS, EOS or padding
 
 
 def masked_batches(
@@ -36,11 +32,7 @@ def masked_batches(
 ) -> Iterator[MaskedBatch]:
     """Blocks with masks, which depend on the seed and the positions of the tokens; batches without any are left out.
 
-    Args:
-        reader: of the split.
-        chunks: lists of its blocks.
-        seed: decides which tokens are masked.
-        batch_tokens: tokens in a batch, padding included.
+    ``chunks`` are lists of blocks of the split; a batch has ``batch_tokens`` tokens at most, padding included.
     """
     mask, pad = reader.dictionary.index("<mask>"), reader.dictionary.pad()
     for blocks in chunks:

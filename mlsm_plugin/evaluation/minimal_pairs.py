@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,26 +16,21 @@ from mlsm_plugin.files.atomic_files import parse_json
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.tokenization.text_files import numbered_lines
+from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
 
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
-BATCH_OF_ONE = 8192  # tokens in a batch of one sentence
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
 
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """A minimal pair: one line of a file.
-
-    Attributes:
-        good, bad: an acceptable sentence, and one that is not.
-        where: file and line, for error messages.
-    """
+    """An acceptable sentence, and one that is not."""
 
     good: str
     bad: str
-    where: str
+    where: str  # file and line, for error messages
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
@@ -60,11 +56,42 @@ def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
     return pairs
 
 
-def check_head_was_trained(interface: Any) -> None:
-    """Raise ValueError if the model's masked-LM head was not trained."""
+def evaluate_pairs(
+    interface: Any,
+    files: Mapping[str, Sequence[MinimalPair]],
+    *,
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
+    batch_tokens: int = 8192,
+) -> dict[str, Any]:
+    """How often a loaded masked LM finds the good sentence of a pair more likely.
+
+    ``files`` holds the pairs of :func:`read_pairs` by the name of their file, of whose tokens the share
+    ``max_unk_rate`` may be unknown.
+
+    Returns:
+        ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files``, and ``mean_of_files``,
+        the mean of their accuracies.
+
+    Raises:
+        ValueError: the model's masked-LM head was not trained, too many tokens are unknown, or as of
+            :func:`compare_pairs`.
+    """
     why = why_untrained(interface.cfg)
     if why is not None:
         raise ValueError(f"{why}: sentences cannot be scored")
+    for path, pairs in files.items():
+        texts, dictionary = (text for pair in pairs for text in (pair.good, pair.bad)), interface.task.source_dictionary
+        check_known(texts, interface.bpe, dictionary, max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER)
+    verdicts = compare_pairs(interface, [pair for own in files.values() for pair in own], batch_tokens=batch_tokens)
+    of_files = iter(verdicts)
+    figures = {path: _figures(list(islice(of_files, len(own)))) for path, own in files.items()}
+    mean = sum(own["accuracy"] for own in figures.values()) / len(figures)
+    return {"files": figures, **_figures(verdicts), "mean_of_files": mean}
+
+
+def _figures(verdicts: list[int]) -> dict[str, Any]:
+    """The figures of some pairs from what :func:`compare_pairs` found."""
+    return {"pairs": len(verdicts), "accuracy": verdicts.count(1) / len(verdicts), "ties": verdicts.count(0)}
 
 
 @torch.no_grad()
@@ -77,16 +104,14 @@ def pseudo_log_likelihoods(
         interface: a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`.
         encoded: ids of each sentence with BOS and EOS, ``(T,)``.
         batch_tokens: tokens in a forward pass; a sentence of n tokens takes n rows.
-        progress: show a bar.
 
     Raises:
         ValueError: a score is not finite.
     """
     scores = [0.0] * len(encoded)
     mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
-    with Progress(
-        total=sum(len(tokens) - 2 for tokens in encoded), unit="token", unit_scale=True, disable=not progress
-    ) as bar:
+    total = sum(len(tokens) - 2 for tokens in encoded)
+    with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
         for rows in _batches(encoded, batch_tokens):
             width = max(len(encoded[sentence]) for sentence, _ in rows)
             batch = torch.full((len(rows), width), pad)
@@ -97,7 +122,7 @@ def pseudo_log_likelihoods(
                 batch[row, : len(tokens)] = tokens
                 targets[row], batch[row, place], places[row, place] = tokens[place], mask, True
             logits = interface.model(batch.to(interface.device), masked_tokens=places.to(interface.device))[0]
-            found = _log_probabilities(logits.float().cpu(), targets)
+            found = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
             for (sentence, _), score in zip(rows, found.tolist(), strict=True):
                 scores[sentence] += score
             bar.update(len(rows))
@@ -106,9 +131,7 @@ def pseudo_log_likelihoods(
     return scores
 
 
-def compare_pairs(
-    interface: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192, progress: bool = False
-) -> list[int]:
+def compare_pairs(interface: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192) -> list[int]:
     """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
 
     It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``. The result does not depend
@@ -121,13 +144,13 @@ def compare_pairs(
     """
     encoded = [_encode(interface, text, pair.where) for pair in pairs for text in (pair.good, pair.bad)]
     unique = {tuple(tokens.tolist()): tokens for tokens in encoded}
-    found = pseudo_log_likelihoods(interface, list(unique.values()), batch_tokens=batch_tokens, progress=progress)
+    found = pseudo_log_likelihoods(interface, list(unique.values()), batch_tokens=batch_tokens, progress=True)
     scores = dict(zip(unique, found, strict=True))
 
     def difference(good: tuple[int, ...], bad: tuple[int, ...]) -> float:
         if good == bad or abs(scores[good] - scores[bad]) >= 2 * TIE:
             return scores[good] - scores[bad]
-        alone = [pseudo_log_likelihoods(interface, [unique[ids]], batch_tokens=BATCH_OF_ONE)[0] for ids in (good, bad)]
+        alone = [pseudo_log_likelihoods(interface, [unique[ids]])[0] for ids in (good, bad)]
         return alone[0] - alone[1]
 
     ids = [tuple(tokens.tolist()) for tokens in encoded]
@@ -147,11 +170,6 @@ def _encode(interface: Any, text: str, where: str) -> Tensor:
             f"{where}: a sentence has {len(tokens)} tokens, more than the {limit} positions of the model: {shown}"
         )
     return tokens
-
-
-def _log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log-probabilities ``(n,)`` float64 of the targets ``(n,)``, given logits ``(n, V)``."""
-    return logits.log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
 
 
 def _batches(encoded: Sequence[Tensor], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlsm_plugin.files.settings import check, option, seed
+from mlsm_plugin.files.settings import option, seed
 from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
@@ -28,9 +28,6 @@ class FinetuneSettings(KnownText):
     extra: tuple[str, ...] = ()
     """Further flags of ``fairseq-train``, which override the others."""
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
 class EvaluationSettings(ModelRun):
@@ -47,6 +44,3 @@ class EvaluationSettings(ModelRun):
     blocks: BlockSettings = field(default_factory=BlockSettings)
     max_tokens: int = option(100_000, least=1, help="tokens to evaluate, in whole blocks")
     seed: int = seed("of the blocks and of the masked tokens")
-
-    def __post_init__(self) -> None:
-        check(self)

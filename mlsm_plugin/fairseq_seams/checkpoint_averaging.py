@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mlsm_plugin.fairseq_seams.checkpoint_contents import architecture_options, check_configuration, read_contents
 from mlsm_plugin.fairseq_seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
-from mlsm_plugin.files.model_files import DICTIONARY_NAME, NUMBERED, only_checkpoint, symbols_in
+from mlsm_plugin.files.model_files import DICTIONARY_NAME, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
 
 
 def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
@@ -27,10 +27,18 @@ def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
     return [of_update[update] for update in sorted(of_update)[-number:]]
 
 
-def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> None:
+def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> list[int]:
     """Write a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
 
     Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
+    Its tokenizer is copied to the folder of the output.
+
+    Args:
+        paths: the checkpoints.
+        output: the file to write, atomically.
+
+    Returns:
+        the updates that each of them has seen.
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.
@@ -52,7 +60,11 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | o
     for name, mean in means.items():
         if not mean.isfinite().all():
             raise ValueError(f"the mean of {name} is not finite; leave out the checkpoint whose training has diverged")
+    updates = [updates_of(file) for file in files]  # before the output replaces one of them
     save_whole({**contents[-1], "model": means, "last_optimizer_state": None}, output)
+    if files[-1].parent.resolve() != Path(output).parent.resolve():
+        copy_tokenizer(files[-1].parent, Path(output).parent)
+    return updates
 
 
 def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: dict[str, Any]) -> None:

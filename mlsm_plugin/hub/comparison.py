@@ -22,32 +22,24 @@ NO_PIECES = re.compile(r"<[^<>]+>|madeupword\d{4}")
 class Comparison:
     """What was found on lines of text.
 
-    Attributes:
-        lines: number of lines whose ids are the same.
-        reordered: number of further lines that are cut into the same pieces in another order. Long runs of one
-            character have many cuts of equal probability, and float32 rounding decides which one SentencePiece chooses.
-        with_symbols: number of all these lines that name a special token, such as ``<mask>``. They were compared as
-            plain text, which the library's tokenizer reads with ``split_special_tokens=True``.
-        tokens: number of tokens of all these lines.
-        largest_difference: largest absolute difference of two logits.
+    Long runs of one character have many cuts of equal probability, and float32 rounding decides which one SentencePiece
+    chooses. Lines that name a special token, such as ``<mask>``, are compared as plain text, which the library's
+    tokenizer reads with ``split_special_tokens=True``.
     """
 
-    lines: int
-    reordered: int
-    with_symbols: int
-    tokens: int
-    largest_difference: float
+    lines: int  # whose ids are the same
+    reordered: int  # further lines, which are cut into the same pieces in another order
+    with_symbols: int  # of all these lines, those that name a special token
+    tokens: int  # of all these lines
+    largest_difference: float  # of two logits
 
 
 @torch.no_grad()
 def compare(interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str) -> Comparison:
-    """Compare a model with the library's: ids and logits of lines of text.
+    """Compare our model, in eval mode, with the library's: ids and logits of lines, of each of which a token is masked.
 
     Args:
-        interface: our model, in eval mode.
         ids: for each of our ids the library's, ``(len(dictionary),)`` int64.
-        tokenizer, model: the library's.
-        lines: the text; a token of each line is masked.
         word: how an error calls the model, such as "exported".
 
     Raises:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import LATENT_HEAD, save_pretrained, written_by_library
+from mlsm_plugin.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
-from mlsm_plugin.hub.stock_models import modernbert_model, roberta_model
-from mlsm_plugin.models.modern_layers import ModernTransformer
+from mlsm_plugin.hub.stock_models import stock_model
 from mlsm_plugin.tokenization.hf_tokenizer import SPECIAL_SYMBOLS
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
@@ -29,16 +28,10 @@ WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f
 
 @dataclass(frozen=True)
 class ExportProof(Comparison):
-    """What was found when the written files were loaded again.
+    """What was found when the written files were loaded again."""
 
-    Attributes:
-        latent_atoms: number of atoms of the latent head; 0 if there is none.
-        vocabulary: how the vocabulary differs from that of the tokenizer, so that other text can get other ids; None:
-            it does not.
-    """
-
-    latent_atoms: int
-    vocabulary: str | None
+    latent_atoms: int  # of the latent head; 0 if there is none
+    vocabulary: str | None  # how it differs from the tokenizer's, so that other text can get other ids, if it does
 
 
 def check_exportable(interface: Any) -> None:
@@ -56,12 +49,8 @@ def check_exportable(interface: Any) -> None:
 def exported_ids(interface: Any) -> Tensor:
     """For each id of the dictionary its id in the exported model, ``(len(dictionary),)`` int64, a permutation.
 
-    With SentencePiece both are the same. A Hugging Face tokenizer keeps its own ids; symbols that it does not know,
-    such as NPM's, come after them.
-
-    Raises:
-        ValueError: the dictionary is not that of the tokenizer, two special symbols share a token of it, or its ids
-            have gaps.
+    A Hugging Face tokenizer keeps its own ids; symbols that it does not know, such as NPM's, come after them. Raises
+    ValueError if the dictionary is not that of the tokenizer, or there is no such permutation.
     """
     ids = torch.arange(len(interface.task.source_dictionary))
     if isinstance(interface.bpe, HuggingFaceBPE):
@@ -78,36 +67,22 @@ def exported_ids(interface: Any) -> Tensor:
     return ids
 
 
-def stock_model(interface: Any, ids: Tensor) -> Any:
-    """The library's model that computes what ours computes, with ``ids`` from :func:`exported_ids`.
-
-    Raises:
-        ValueError: the library has no such model.
-    """
-    modern = isinstance(model_parts.sentence_encoder(interface.model), ModernTransformer)
-    return modernbert_model(interface, ids) if modern else roberta_model(interface, ids)
-
-
 def fast_tokenizer(interface: Any) -> Any:
-    """The ``transformers.PreTrainedTokenizerFast`` of the exported model."""
-    if isinstance(interface.bpe, HuggingFaceBPE):
-        return _its_own_tokenizer(interface)
-    return _tokenizer_from_sentencepiece(interface)
+    """The ``transformers.PreTrainedTokenizerFast`` of the exported model.
 
-
-def _its_own_tokenizer(interface: Any) -> Any:
-    """The Hugging Face tokenizer that the model was trained with, plus the symbols that only the dictionary has."""
+    A Hugging Face tokenizer stays as it is, plus the symbols that only the dictionary has.
+    """
     from transformers import AddedToken, AutoTokenizer
 
+    if not isinstance(interface.bpe, HuggingFaceBPE):
+        return _tokenizer_from_sentencepiece(interface)
     own = interface.bpe.tokenizer
     tokenizer = AutoTokenizer.from_pretrained(
         own.folder,
         trust_remote_code=False,
         model_max_length=int(interface.model.max_positions()),
-        model_input_names=[
-            "input_ids",
-            "attention_mask",
-        ],  # BERT's tokenizer also gives token types, for which the model has one row
+        # BERT's tokenizer also gives token types, for which the model has one row
+        model_input_names=["input_ids", "attention_mask"],
     )
     further = interface.task.source_dictionary.symbols[len(own.hf_ids) :]
     tokenizer.add_tokens([AddedToken(symbol, special=True) for symbol in further], special_tokens=True)
@@ -115,11 +90,7 @@ def _its_own_tokenizer(interface: Any) -> Any:
 
 
 def _tokenizer_from_sentencepiece(interface: Any) -> Any:
-    """A tokenizer that gives fairseq's ids.
-
-    Raises:
-        ValueError: the SentencePiece model is not of type unigram.
-    """
+    """A tokenizer that gives fairseq's ids; raises ValueError if the SentencePiece model is not of type unigram."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -168,10 +139,15 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         lines: text on which ids and logits are compared.
 
     Raises:
-        ValueError: the model cannot be exported, ids differ, or a logit differs by more than 1e-4.
+        ValueError: the model cannot be exported, a package is missing, ids differ, or a logit differs by more than
+            1e-4.
     """
-    from safetensors.torch import save_file
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+    transformers = import_transformers()
+    try:
+        from google import protobuf  # noqa: F401
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ValueError(f"an export needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
 
     check_exportable(interface)
     interface.eval().float().cpu()
@@ -185,8 +161,8 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
             weights = {name: value.float().contiguous() for name, value in projection.items()}
             with written_by_library(folder):
                 save_file(weights, str(folder / LATENT_HEAD))
-        written = AutoModelForMaskedLM.from_pretrained(folder).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        written = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         found = compare(interface, ids, tokenizer, written, lines, word="exported")
         if not interface.num_atoms:
             Path(output, LATENT_HEAD).unlink(missing_ok=True)  # of an earlier export to this folder

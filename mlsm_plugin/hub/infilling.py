@@ -18,13 +18,10 @@ from mlsm_plugin.tokenization.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, chec
 
 @dataclass(frozen=True)
 class Filler:
-    """The text that the model puts in the place of a sentinel.
+    """The text that the model puts in the place of a sentinel, such as ``<extra_id_0>``.
 
-    Attributes:
-        sentinel: the sentinel, such as ``<extra_id_0>``.
-        text: the filler; empty if the model puts nothing there.
-        score: mean log-probability (nats) of the sentinel and the tokens of the filler; -inf if the model did not write
-            the sentinel.
+    The score is the mean log-probability (nats) of the sentinel and the tokens of the filler; -inf if the model did not
+    write the sentinel.
     """
 
     sentinel: str
@@ -39,17 +36,11 @@ class Filler:
 
 @dataclass(frozen=True)
 class Infilling:
-    """A text with its gaps filled.
-
-    Attributes:
-        text: the whole text, with its gaps filled.
-        fillers: the fillers of the sentinels, in the order of the text.
-        target: what the model wrote, as text with sentinels.
-    """
+    """A text with its gaps filled."""
 
     text: str
-    fillers: tuple[Filler, ...]
-    target: str
+    fillers: tuple[Filler, ...]  # in the order of the text
+    target: str  # what the model wrote, as text with sentinels
 
 
 class DenoisingHubInterface(torch.nn.Module):

@@ -23,15 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenProperties:
-    """The strongest latent semantic properties of a token.
+    """The strongest latent semantic properties of a token."""
 
-    Attributes:
-        token: the piece, as the tokenizer writes it.
-        atoms: ``(atom, probability)``, strongest first.
-    """
-
-    token: str
-    atoms: list[tuple[int, float]]
+    token: str  # the piece, as the tokenizer writes it
+    atoms: list[tuple[int, float]]  # with their probabilities, strongest first
 
 
 class MlsmHubInterface(RobertaHub):

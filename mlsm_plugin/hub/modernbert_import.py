@@ -13,33 +13,32 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of, write_untrained
-from mlsm_plugin.fairseq_seams.model_parts import VOCABULARY_WEIGHTS, flags_of
+from mlsm_plugin.fairseq_seams.model_parts import flags_of
 from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder
+from mlsm_plugin.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder, import_transformers
 from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.comparison import Comparison, compare
-from mlsm_plugin.hub.stock_models import library_classes, modernbert_names
-from mlsm_plugin.models.latent_semantic_model import SIZES
-from mlsm_plugin.models.mlsm_modern import MlsmModernModel, architecture
+from mlsm_plugin.hub.stock_models import library_classes, modernbert_names, renamed
+from mlsm_plugin.models.mlsm_modern import MlsmModernModel
 from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig
 from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
 
 CHECKPOINT = "model.pt"
-BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
-NORM_EPS = 1e-5
+OF_MLSM_MODERN = {
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+    **dict.fromkeys(("hidden_activation", "classifier_activation"), "gelu"),
+    "tie_word_embeddings": True,
+    "norm_eps": 1e-5,
+}
 OBJECTIVE = ("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", "mlsm_modern")
 
 
 @dataclass(frozen=True)
 class ImportProof(Comparison):
-    """What was found when the written files were loaded.
+    """What was found when the written files were loaded."""
 
-    Attributes:
-        flags: arguments of ``fairseq-train`` that make the same model, without those that have their default.
-    """
-
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model
 
 
 def import_modernbert(
@@ -62,6 +61,7 @@ def import_modernbert(
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists already; an import needs a new folder")
+    transformers = import_transformers()
     folder = hf_folder(name, weights=True)
     config = supported_config(folder, ["modernbert"])
     library_classes()  # raises an error where the library is too old
@@ -71,37 +71,22 @@ def import_modernbert(
     model = load_model(folder, config, "ModernBertForMaskedLM").float().eval()
     ids = torch.from_numpy(tokenizer.tokenizer.hf_ids)
     flags = architecture_flags(config)
-    words = [str(output.resolve()), *OBJECTIVE, *flags]
-    if "--max-positions" not in flags:
-        words += ["--max-positions", str(config.max_position_embeddings)]
     with atomic_directory(output) as temporary:
         tokenizer.write_to(temporary)
         weights = imported_weights(model.state_dict(), ids, config.num_hidden_layers)
-        write_untrained(temporary / CHECKPOINT, configuration_of(words), weights)
+        write_untrained(temporary / CHECKPOINT, configuration_of([str(output.resolve()), *OBJECTIVE, *flags]), weights)
         interface = from_pretrained(temporary)
-        found = compare(interface, ids, _tokenizer_of(folder), model, lines, word="imported")
+        # as it is: that of HuggingFaceTextTokenizer takes special tokens as text
+        theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        found = compare(interface, ids, theirs, model, lines, word="imported")
     return ImportProof(**vars(found), flags=tuple(flags))
-
-
-def _tokenizer_of(folder: Path) -> Any:
-    """The library's tokenizer as it is: that of :class:`HuggingFaceTextTokenizer` takes special tokens as text."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def check_importable(config: Any, folder: Path) -> None:
     """Raise ValueError unless ``mlsm_modern`` computes what a model with this configuration computes."""
-    for name in BIASES:
-        if getattr(config, name):
-            raise ValueError(f"{folder} has biases that mlsm_modern lacks ({name}); it cannot be imported")
-    for name in ("hidden_activation", "classifier_activation"):
-        if getattr(config, name) != "gelu":
-            raise ValueError(f"{folder} has {name} {getattr(config, name)}; only gelu can be imported")
-    if not config.tie_word_embeddings:
-        raise ValueError(f"{folder} has separate embeddings for input and output; only tied ones can be imported")
-    if config.norm_eps != NORM_EPS:
-        raise ValueError(f"{folder} has norm_eps {config.norm_eps}; only {NORM_EPS} can be imported")
+    for name, value in OF_MLSM_MODERN.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
     for kind in set(config.layer_types):
         rope = config.rope_parameters[kind]["rope_type"]
         if rope != "default":
@@ -116,18 +101,17 @@ def check_importable(config: Any, folder: Path) -> None:
 
 
 def architecture_flags(config: Any) -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``, without those that have their default.
+    """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``.
 
     Samples are as long as the default, or as the model can take if that is less.
     """
-    dim, positions = int(config.hidden_size), int(config.max_position_embeddings)
-    tokens = min(positions, int(PortableMaskedLMConfig.tokens_per_sample))
-    rope = config.rope_parameters
+    positions, rope = int(config.max_position_embeddings), config.rope_parameters
     values: dict[str, Any] = {
         "encoder_layers": int(config.num_hidden_layers),
-        "encoder_embed_dim": dim,
+        "encoder_embed_dim": int(config.hidden_size),
         "encoder_ffn_embed_dim": int(config.intermediate_size),
         "encoder_attention_heads": int(config.num_attention_heads),
+        "max_positions": positions,
         "attention_window": 0,
         "rope_theta": float(rope[GLOBAL]["rope_theta"]),
         "dropout": float(config.embedding_dropout),
@@ -140,40 +124,15 @@ def architecture_flags(config: Any) -> list[str]:
             "global_attention_every": global_every(config.layer_types),
             "local_rope_theta": float(rope[LOCAL]["rope_theta"]),
         }
-    if positions != tokens:
-        values["max_positions"] = positions
-    defaults = _defaults(encoder_embed_dim=dim)
-    defaults.encoder_embed_dim = _defaults().encoder_embed_dim
-    changed = {name: _text(value) for name, value in values.items() if value != getattr(defaults, name, None)}
-    flags = flags_of(MlsmModernModel.add_args, Namespace(**changed), without=())
-    if tokens != PortableMaskedLMConfig.tokens_per_sample:
-        flags += ["--tokens-per-sample", str(tokens)]
-    return flags
-
-
-def _defaults(**given: Any) -> Any:
-    """The options of ``--arch mlsm_modern`` with their defaults."""
-    args = Namespace(**given)
-    architecture(args, *SIZES["base"])
-    return args
-
-
-def _text(value: Any) -> str:
-    """A number as text, a whole one without a point."""
-    return str(int(value)) if value == int(value) else repr(value)
+    flags = flags_of(MlsmModernModel.add_args, Namespace(**values), without=())
+    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
 
 
 def imported_weights(state: dict[str, Tensor], ids: Tensor, layers: int) -> dict[str, Tensor]:
-    """Weights of ``mlsm_modern`` from those of a ``ModernBertForMaskedLM``, float32.
+    """Weights of ``mlsm_modern`` from the state dict of a ``ModernBertForMaskedLM``, float32.
 
-    Args:
-        state: state dict of the library's model; without a bias of its output, the bias is 0.
-        ids: for each id of the dictionary the library's, ``(len(dictionary),)`` int64.
-        layers: number of layers.
+    ``ids`` has for each id of the dictionary the library's. Without a bias of the output, the bias is 0.
     """
     state = {"decoder.bias": torch.zeros(len(state["decoder.weight"]))} | state
-    found = {}
-    for theirs, ours in modernbert_names(layers).items():
-        values = state[theirs]
-        found[ours] = (values[ids] if ours in VOCABULARY_WEIGHTS else values).float().clone()
-    return found
+    names = {ours: theirs for theirs, ours in modernbert_names(layers).items()}
+    return {name: values.clone() for name, values in renamed(state, names, ids).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from mlsm_plugin.fairseq_seams import model_parts
 from mlsm_plugin.files.hf_files import GLOBAL, LOCAL
-from mlsm_plugin.models.modern_layers import ModernSize
+from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer
 
-BIASES = ("lm_head.decoder.bias", "lm_head.bias")
+POSITIONS = "roberta.embeddings.position_embeddings.weight"
 # by the keys of model_parts.LAYER_PARTS
 OF_LAYER = {
     "query": "attention.self.query",
@@ -23,101 +24,7 @@ OF_LAYER = {
     "narrowing": "output.dense",
     "output norm": "output.LayerNorm",
 }
-
-
-def roberta_model(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.RobertaForMaskedLM`` with the weights of a model.
-
-    Args:
-        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
-        ids: for each id of the dictionary its id in the exported model, ``(len(dictionary),)``, a permutation.
-
-    Raises:
-        ValueError: stock RoBERTa lacks a part of the model.
-    """
-    from transformers import RobertaForMaskedLM
-
-    check_roberta(interface)
-    model = RobertaForMaskedLM(roberta_config(interface, ids)).eval()
-    pad = interface.task.source_dictionary.pad()
-    model.load_state_dict(roberta_weights(interface.model.state_dict(), ids, pad))
-    return model
-
-
-def check_roberta(interface: Any) -> None:
-    """Raise ValueError unless ``RobertaForMaskedLM`` computes what the model computes."""
-    encoder, args = model_parts.sentence_encoder(interface.model), interface.model.args
-    if getattr(args, "encoder_normalize_before", False) or model_parts.final_norm(encoder) is not None:
-        raise ValueError(
-            "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
-        )
-    if model_parts.embedding_norm(encoder) is None or model_parts.position_embeddings(encoder) is None:
-        raise ValueError(
-            "a model without embedding layer norm or learned positions cannot be exported: stock RoBERTa has both"
-        )
-
-
-def roberta_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.RobertaConfig`` of the model; ``ids`` as of :func:`roberta_model`."""
-    from transformers import RobertaConfig
-
-    args, encoder = interface.model.args, model_parts.sentence_encoder(interface.model)
-    dictionary = interface.task.source_dictionary
-    pad = int(ids[dictionary.pad()])
-    return RobertaConfig(
-        vocab_size=len(dictionary),
-        hidden_size=args.encoder_embed_dim,
-        num_hidden_layers=model_parts.num_layers(encoder),
-        num_attention_heads=args.encoder_attention_heads,
-        intermediate_size=args.encoder_ffn_embed_dim,
-        hidden_act=args.activation_fn,
-        hidden_dropout_prob=args.dropout,
-        attention_probs_dropout_prob=args.attention_dropout,
-        max_position_embeddings=model_parts.position_embeddings(encoder).num_embeddings - dictionary.pad() + pad,
-        type_vocab_size=1,
-        layer_norm_eps=model_parts.embedding_norm(encoder).eps,
-        pad_token_id=pad,
-        bos_token_id=int(ids[dictionary.bos()]),
-        eos_token_id=int(ids[dictionary.eos()]),
-        tie_word_embeddings=not getattr(args, "untie_weights_roberta", False),
-    )
-
-
-def roberta_weights(state: dict[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
-    """Weights of ``RobertaForMaskedLM`` from those of a model, float32.
-
-    Args:
-        state: state dict of the model.
-        ids: as of :func:`roberta_model`.
-        pad: padding id of the dictionary; positions begin after it, and in the exported model after ``ids[pad]``.
-    """
-    embeddings = state[model_parts.EMBEDDINGS]
-    names = {
-        "roberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
-        "roberta.embeddings.position_embeddings.weight": model_parts.POSITIONS,
-        "lm_head.decoder.weight": model_parts.OUTPUT,
-        **dict.fromkeys(BIASES, model_parts.OUTPUT_BIAS),
-    }
-    pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
-    pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
-    for layer in model_parts.layer_numbers(state):
-        pairs += [
-            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{model_parts.LAYERS}{layer}.{ours}")
-            for part, ours in model_parts.LAYER_PARTS.items()
-        ]
-    names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")}
-    found = {theirs: state[ours].float() for theirs, ours in names.items()}
-    found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, embeddings.size(1))
-    order = ids.argsort()
-    for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight", *BIASES):
-        found[name] = found[name][order]
-    positions = found["roberta.embeddings.position_embeddings.weight"]
-    unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
-    found["roberta.embeddings.position_embeddings.weight"] = torch.cat([unused, positions[pad + 1 :]])
-    return found
-
-
-# the library's names -> names in a checkpoint of mlsm_modern; all matrices have the same layout in both
+# ModernBERT's names -> names in a checkpoint of mlsm_modern; all matrices have the same layout in both
 NAMES = {
     "model.embeddings.tok_embeddings.weight": model_parts.EMBEDDINGS,
     "model.embeddings.norm.weight": f"{model_parts.ENCODER}embedding_norm.weight",
@@ -138,6 +45,97 @@ OF_MODERN_LAYER = {
 }
 
 
+def stock_model(interface: Any, ids: Tensor) -> Any:
+    """The library's model that computes what ours computes: ``RobertaForMaskedLM`` or ``ModernBertForMaskedLM``.
+
+    Args:
+        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
+        ids: for each id of the dictionary its id in the exported model, ``(len(dictionary),)``, a permutation.
+
+    Raises:
+        ValueError: stock RoBERTa lacks a part of the model, or the installed ``transformers`` is too old.
+    """
+    from transformers import RobertaForMaskedLM
+
+    state = interface.model.state_dict()
+    if isinstance(model_parts.sentence_encoder(interface.model), ModernTransformer):
+        model = library_classes()[1](modernbert_config(interface, ids))
+        weights = modernbert_weights(state, ids)
+    else:
+        model = RobertaForMaskedLM(roberta_config(interface, ids))
+        weights = roberta_weights(state, ids, interface.task.source_dictionary.pad())
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def roberta_config(interface: Any, ids: Tensor) -> Any:
+    """The ``transformers.RobertaConfig``; arguments and errors as of :func:`stock_model`."""
+    from transformers import RobertaConfig
+
+    args, encoder = interface.model.args, model_parts.sentence_encoder(interface.model)
+    positions, norm = model_parts.position_embeddings(encoder), model_parts.embedding_norm(encoder)
+    if getattr(args, "encoder_normalize_before", False) or model_parts.final_norm(encoder) is not None:
+        raise ValueError(
+            "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
+        )
+    if norm is None or positions is None:
+        raise ValueError(
+            "a model without embedding layer norm or learned positions cannot be exported: stock RoBERTa has both"
+        )
+    dictionary = interface.task.source_dictionary
+    pad = int(ids[dictionary.pad()])
+    return RobertaConfig(
+        vocab_size=len(dictionary),
+        hidden_size=args.encoder_embed_dim,
+        num_hidden_layers=model_parts.num_layers(encoder),
+        num_attention_heads=args.encoder_attention_heads,
+        intermediate_size=args.encoder_ffn_embed_dim,
+        hidden_act=args.activation_fn,
+        hidden_dropout_prob=args.dropout,
+        attention_probs_dropout_prob=args.attention_dropout,
+        max_position_embeddings=positions.num_embeddings - dictionary.pad() + pad,
+        type_vocab_size=1,
+        layer_norm_eps=norm.eps,
+        pad_token_id=pad,
+        bos_token_id=int(ids[dictionary.bos()]),
+        eos_token_id=int(ids[dictionary.eos()]),
+        tie_word_embeddings=not getattr(args, "untie_weights_roberta", False),
+    )
+
+
+def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
+    """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`.
+
+    Positions begin after the dictionary's padding id ``pad``, and in the exported model after ``ids[pad]``.
+    """
+    pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
+    pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
+    for layer in model_parts.layer_numbers(state):
+        pairs += [
+            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{model_parts.LAYERS}{layer}.{ours}")
+            for part, ours in model_parts.LAYER_PARTS.items()
+        ]
+    names = {
+        "roberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
+        POSITIONS: model_parts.POSITIONS,
+        "lm_head.decoder.weight": model_parts.OUTPUT,
+        **dict.fromkeys(("lm_head.decoder.bias", "lm_head.bias"), model_parts.OUTPUT_BIAS),
+        **{f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")},
+    }
+    found = renamed(state, names, ids.argsort())
+    positions = found[POSITIONS]
+    unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
+    found[POSITIONS] = torch.cat([unused, positions[pad + 1 :]])
+    found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, positions.size(1))
+    return found
+
+
+def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor) -> dict[str, Tensor]:
+    """Weights by other names (``names``: new to old), float32; of what has a row for each symbol, these ``rows``."""
+    of_symbols = {*model_parts.VOCABULARY_WEIGHTS}
+    return {new: (state[old][rows] if of_symbols & {new, old} else state[old]).float() for new, old in names.items()}
+
+
 def modernbert_names(layers: int) -> dict[str, str]:
     """For each weight of a ``ModernBertForMaskedLM`` its name in a checkpoint of ``mlsm_modern``."""
     of_layers = {
@@ -149,28 +147,8 @@ def modernbert_names(layers: int) -> dict[str, str]:
     return NAMES | of_layers
 
 
-def modernbert_model(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.ModernBertForMaskedLM`` with the weights of a model.
-
-    Args:
-        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
-        ids: for each id of the dictionary its id in the exported model, ``(len(dictionary),)``, a permutation.
-
-    Raises:
-        ValueError: the installed ``transformers`` is too old.
-    """
-    model_class = library_classes()[1]
-    model = model_class(modernbert_config(interface, ids)).eval()
-    model.load_state_dict(modernbert_weights(interface.model.state_dict(), ids))
-    return model
-
-
 def library_classes() -> tuple[Any, Any]:
-    """``ModernBertConfig`` and ``ModernBertForMaskedLM`` of ``transformers``.
-
-    Raises:
-        ValueError: the installed version does not have them, or has them without a type for each layer.
-    """
+    """``ModernBertConfig`` and ``ModernBertForMaskedLM``; ValueError if they are missing or know no types of layers."""
     try:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
     except ImportError:
@@ -181,14 +159,13 @@ def library_classes() -> tuple[Any, Any]:
 
 
 def modernbert_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.ModernBertConfig`` of the model; ``ids`` as of :func:`modernbert_model`."""
+    """The ``transformers.ModernBertConfig``; arguments and errors as of :func:`stock_model`."""
     encoder = model_parts.sentence_encoder(interface.model)
     size: ModernSize = encoder.size
     dictionary = interface.task.source_dictionary
     begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
-    config_class = library_classes()[0]
     windows = {"local_attention": size.window} if size.window else {}
-    return config_class(
+    return library_classes()[0](
         vocab_size=size.num_symbols,
         hidden_size=size.dim,
         intermediate_size=size.ffn_dim,
@@ -214,16 +191,6 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
     )
 
 
-def modernbert_weights(state: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Weights of ``ModernBertForMaskedLM`` from those of a model, float32.
-
-    Args:
-        state: state dict of the model.
-        ids: as of :func:`modernbert_model`.
-    """
-    order = ids.argsort()
-    found = {}
-    for theirs, ours in modernbert_names(len(model_parts.layer_numbers(state))).items():
-        values = state[ours].float()
-        found[theirs] = values[order] if ours in model_parts.VOCABULARY_WEIGHTS else values
-    return found
+def modernbert_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
+    return renamed(state, modernbert_names(len(model_parts.layer_numbers(state))), ids.argsort())

@@ -1,21 +1,24 @@
-"""Reads the curves of a training from fairseq's log, in either of its formats, simple and JSON."""
+"""The curves of trainings: read from fairseq's logs, in either of its formats, simple and JSON, and drawn."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from mlsm_plugin.files.atomic_files import parse_json
+from mlsm_plugin.files.atomic_files import atomic_open, parse_json
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(
     {"epoch", "update", "num_updates", "wps", "ups", "wpb", "bsz", "lr", "gnorm", "clip", "train_wall", "wall",
      "gb_free", "loss_scale", "cuda_gb_allocated", "cuda_gb_reserved"}
 )  # fmt: skip
+LAST_PANELS = {"lr": "learning rate", "gnorm": "gradient norm", "wps": "tokens per second"}
 PROGRESS = re.compile(r"epoch (\d+): +\d+ / \d+ (.*=.*)")
 SUMMARY = re.compile(r"epoch (\d+) \| (.*)")
 VALIDATION = re.compile(r"\S+ on '([^']+)' subset \| (.*)")
@@ -120,3 +123,57 @@ def log_file_of(run: str | os.PathLike[str]) -> Path:
     if len(found) > 1:
         raise ValueError(f"{run} has several logs, pass one of them: {', '.join(file.name for file in found)}")
     return found[0]
+
+
+def draw_curves(
+    logs: Sequence[tuple[str, TrainingLog]],
+    output: str | os.PathLike[str],
+    *,
+    metrics: Sequence[str] | None = None,
+    dpi: int = 110,
+) -> int:
+    """Draw the curves of runs, by their names, over each other, as a PNG file; returns the number of panels.
+
+    Each of the ``metrics`` (None: all of the objective) has a panel; learning rate, gradient norm and speed follow.
+
+    Raises:
+        ValueError: no run has logged a metric, or matplotlib is missing.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("drawing curves needs matplotlib: pip install 'mlsm_plugin[plot]'") from None
+    panels = list(metrics or dict.fromkeys(name for _, log in logs for name in log.objective_metrics))
+    unknown = [name for name in panels if not any(name in log.train or name in log.valid for _, log in logs)]
+    if unknown:
+        raise ValueError(f"no run has logged {', '.join(unknown)}")
+    panels += [name for name in LAST_PANELS if name not in panels and any(name in log.train for _, log in logs)]
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"text.parse_math": False}):  # a dollar in a run's name is a dollar
+        figure = Figure(figsize=(5 * columns, 3.4 * rows + 0.5), layout="constrained")
+        for axis, name in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
+            _draw_panel(axis, name, logs)
+        for axis in figure.axes[len(panels) :]:
+            axis.set_visible(False)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+        with atomic_open(output) as file:
+            figure.savefig(file, format="png", dpi=dpi)
+    return len(panels)
+
+
+def _draw_panel(axis: Any, name: str, logs: Sequence[tuple[str, TrainingLog]]) -> None:
+    for number, (run, log) in enumerate(logs):
+        color = f"C{number}"
+        if name in log.train:
+            axis.plot(*zip(*log.train[name], strict=True), color=color, label=f"{run}, training", linewidth=1.2)
+        if name in log.valid and name not in LAST_PANELS:
+            style = {"color": color, "linestyle": "--", "marker": "o", "markersize": 4, "label": f"{run}, validation"}
+            axis.plot(*zip(*log.valid[name], strict=True), **style)
+    axis.set_title(LAST_PANELS.get(name, name.replace("_", " ")))
+    axis.set_xlabel("updates")
+    axis.grid(alpha=0.3)

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.hidden_states.masked_lms import why_untrained
 from mlsm_plugin.losses.span_contrastive import similarities
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
-from mlsm_plugin.tokenization.masked_text import cut_around_masks, encode_masked_text
+from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.tokenization.text_files import numbered_lines
-from mlsm_plugin.tokenization.unknown_tokens import check_known
+from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
 
 # How many tokens of the text are compared with a word at once.
 CHUNK_TOKENS = 1 << 22
@@ -73,13 +75,6 @@ def read_texts(path: str | os.PathLike[str], labels: list[str], *, header: bool 
     if len({item.label is None for item in found}) > 1:
         raise ValueError(f"{path}: only some lines have a label; give all lines one, or none")
     return found
-
-
-def check_tokens(interface: Any, items: Sequence[LabelledText]) -> None:
-    """Raise ValueError if a text has no token, such as a zero-width space; the message names its line."""
-    for item in items:
-        if not interface.bpe.encode(item.text).split():
-            raise ValueError(f"{item.where}: the text {item.text!r} has no tokens after normalization")
 
 
 class RetrievalClassifier:
@@ -195,3 +190,48 @@ def _places(store: PhraseDatastore, ids: list[int]) -> Iterator[np.ndarray]:
             match &= part[offset : offset + size] == token
         places = np.flatnonzero(match) + start
         yield places[store.block_of(places) == store.block_of(places + len(ids) - 1)]
+
+
+def classify(
+    interface: Any,
+    items: Sequence[LabelledText],
+    verbalizer: dict[str, list[str]],
+    template: str,
+    *,
+    store: PhraseDatastore | None = None,
+    max_occurrences: int = 10_000,
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
+    where: str = "the texts",
+) -> list[tuple[str, float, bool]]:
+    """Classify the texts of :func:`read_texts` with the words of :func:`read_verbalizer`.
+
+    Args:
+        template: sentence with ``{}`` for the text and one ``<mask>``.
+        store: datastore that was made with this model; None: the masked-LM head decides.
+        max_unk_rate: largest share of unknown tokens in all texts, which an error calls ``where``.
+
+    Returns:
+        for each text its label, the probability of that, and whether the model sees only a part of the text.
+
+    Raises:
+        ValueError: a text has no token, too many tokens are unknown, or the head was not trained.
+    """
+    for item in items:
+        if not interface.bpe.encode(item.text).split():
+            raise ValueError(f"{item.where}: the text {item.text!r} has no tokens after normalization")
+    texts, dictionary = (item.text for item in items), interface.task.source_dictionary
+    check_known(texts, interface.bpe, dictionary, max_unk_rate, where=where, remedy=ANOTHER_TOKENIZER)
+    interface.max_unk_rate = 1
+    classifier: ParametricClassifier | RetrievalClassifier
+    if store is not None:
+        classifier = RetrievalClassifier(PhraseFiller(interface, store), verbalizer, max_occurrences=max_occurrences)
+    elif (why := why_untrained(interface.cfg)) is not None:
+        raise ValueError(f"{why}: --parametric needs a masked LM; pass --datastore instead")
+    else:
+        classifier = ParametricClassifier(interface, verbalizer)
+    found = []
+    for item in Progress(items, unit="text"):
+        text = template.replace("{}", item.text.replace(MASK, " "))
+        shares = classifier.probabilities(text)
+        found.append((classifier.labels[int(shares.argmax())], float(shares.max()), classifier.was_cut(text)))
+    return found

@@ -137,7 +137,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None
         line = failing_mlsm(capsys, COMMAND, tmp_path / source, tmp_path / output)
         assert f"{tmp_path / source} would be read from and written to" in line
     assert "file exists and is not a folder" in failing_mlsm(capsys, COMMAND, tmp_path / "in", tmp_path / "file")
-    assert "--layer must not be negative" in failing_mlsm(
+    assert "--layer must be at least 0, got -1" in failing_mlsm(
         capsys, COMMAND, tmp_path / "in", tmp_path / "out", "--layer", -1
     )
     assert not (tmp_path / "out").exists()

@@ -7,18 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mlsm_plugin import hub
-from mlsm_plugin.auxiliary.pretraining import separate_words
-from mlsm_plugin.cli.inspect import find_codes
-from mlsm_plugin.cli.pretrain import _codes_in_half_precision, _splits
 from mlsm_plugin.fairseq_seams.checkpoint_states import model_fingerprint, updates_of
 from mlsm_plugin.fairseq_seams.resumed_runs import LAST
+from mlsm_plugin.reports.inspection import find_codes
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
@@ -171,15 +168,6 @@ def test_several_datasets_and_validation_sets_are_all_coded(pipeline: Pipeline, 
     assert printed.count("valid on 'test' subset") == printed.count("valid on 'valid' subset") > 1
 
 
-def test_splits_that_are_validated_on_are_coded(tiny: TinyData, tmp_path: Path) -> None:
-    data = str(tiny.copy(tmp_path / "data"))
-    for name, expected in {"valid": ["valid"], "valid,test": ["valid", "test"]}.items():
-        assert _splits(data, ["--cpu", "--valid-subset", name]) == ["train", *expected]
-    assert _splits(data, ["--train-subset", "train"]) == ["train", "valid"]
-    (tmp_path / "data" / "valid1.idx").touch()
-    assert _splits(data, ["--combine-valid-subsets"]) == ["train", "valid", "valid1"]
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -207,13 +195,6 @@ def test_training_that_ends_before_its_stage_is_named(
     problem = failing_mlsm(capsys, *words(tiny.data_bin, tmp_path / "run", "--max-epoch=1"))
     assert "training ended after update 0, before update 6 (--max-epoch 1)" in problem
     assert "the next stage begins with the model after update 6" in problem
-
-
-def test_precision_and_device_are_those_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlsm_plugin.hidden_states.devices.has_fast_bf16", lambda device: True)
-    args = Namespace(device=None, fp16=False)
-    for flags, expected in ((["--cpu"], True), (["--autocast=bf16"], True), (["--autocast=off"], False)):
-        assert _codes_in_half_precision(args, separate_words(flags)) is expected
 
 
 def test_a_dataset_that_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:

@@ -8,6 +8,7 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
+from mlsm_plugin import hub
 from mlsm_plugin.evaluation.finetuning import check_tokens, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
 from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
@@ -60,10 +61,11 @@ def test_labels_may_be_called_like_special_symbols(tokenizer: TextTokenizer, tmp
     assert {row[1] for row in rows} == {labels.eos()}
 
 
-def test_texts_without_tokens_are_named(tokenizer: TextTokenizer) -> None:
-    check_tokens(of("a b", ("The name",), ("A value",)), tokenizer, 0.01)
+def test_texts_without_tokens_are_named(tiny: TinyData) -> None:
+    model = hub.from_pretrained(tiny.model)
+    check_tokens(of("a b", ("The name",), ("A value",)), model, 0.01)
     with pytest.raises(ValueError, match=r"none, line 2: the text '\\u200b' has no tokens after normalization"):
-        check_tokens(of("a b", ("The", "name"), ("A value", "\u200b")), tokenizer, 0.01)
+        check_tokens(of("a b", ("The", "name"), ("A value", "\u200b")), model, 0.01)
 
 
 def test_pairs_have_two_inputs_and_their_lengths_count_together(tokenizer: TextTokenizer, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from mlsm_plugin import hub
 from mlsm_plugin.files.model_files import MODEL_NAME
-from mlsm_plugin.hub import hf_export
+from mlsm_plugin.hub import hf_export, stock_models
 from mlsm_plugin.hub.comparison import compare
 from tests.conftest import failing_mlsm, made_once, mlsm
 from tests.hub.modern_models import NPM, save_modern
@@ -77,7 +77,7 @@ def compared(
     ours = hub.from_pretrained(root / "run")
     hf_export.export(ours, root / "out", ["The name is bound."])
     ids, tokenizer = hf_export.exported_ids(ours), AutoTokenizer.from_pretrained(root / "out")
-    model = hf_export.stock_model(ours, ids)
+    model = stock_models.stock_model(ours, ids)
     return lambda text: compare(ours, ids, tokenizer, model, [text], word="exported")
 
 

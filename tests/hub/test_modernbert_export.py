@@ -156,5 +156,5 @@ def test_every_weight_has_its_counterpart(tiny: TinyData, tmp_path: Path) -> Non
     ours = hub.from_pretrained(save_modern(tiny.data_bin, tmp_path / "run"))
     names = stock_models.modernbert_names(2)
     assert sorted(names.values()) == sorted(ours.model.state_dict())
-    theirs = stock_models.modernbert_model(ours, hf_export.exported_ids(ours))
+    theirs = stock_models.stock_model(ours, hf_export.exported_ids(ours))
     assert sorted(names) == sorted(theirs.state_dict())

@@ -114,19 +114,19 @@ def test_files_are_those_of_binarize(imported: Path, library: Path, tiny: TinyDa
     assert len(task.source_dictionary) == len(models[0].encoder.lm_head.bias)
 
 
-def test_flags_are_those_that_differ_from_the_defaults(library: Path) -> None:
+def test_flags_are_those_of_the_configuration(library: Path) -> None:
     config = AutoConfig.from_pretrained(library)
     assert " ".join(architecture_flags(config)) == (
         "--encoder-layers 4 --encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-attention-heads 2 "
-        "--attention-window 8 --rope-theta 160000 --local-rope-theta 500 --tokens-per-sample 48"
+        "--max-positions 48 --attention-window 8 --global-attention-every 3 --dropout 0.0 --attention-dropout 0.0 "
+        "--activation-dropout 0.0 --rope-theta 160000.0 --local-rope-theta 500.0 --tokens-per-sample 48"
     )
     sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}
-    rope = {kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")}
-    base = ModernBertConfig(**sizes, max_position_embeddings=1024, rope_parameters=rope)
-    assert architecture_flags(base) == ["--attention-window", "128"]
     every_layer = ModernBertConfig(**sizes, layer_types=["full_attention"] * 12, attention_dropout=0.1)
     assert " ".join(architecture_flags(every_layer)) == (
-        "--max-positions 8192 --attention-window 0 --attention-dropout 0.1 --rope-theta 160000"
+        "--encoder-layers 12 --encoder-embed-dim 768 --encoder-ffn-embed-dim 2048 --encoder-attention-heads 12 "
+        "--max-positions 8192 --attention-window 0 --dropout 0.0 --attention-dropout 0.1 --activation-dropout 0.0 "
+        "--rope-theta 160000.0 --tokens-per-sample 1024"
     )
 
 
@@ -161,13 +161,13 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_p
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"norm_bias": True}, "has biases that mlsm_modern lacks (norm_bias)"),
-        ({"attention_bias": True}, "(attention_bias)"),
-        ({"mlp_bias": True}, "(mlp_bias)"),
-        ({"classifier_bias": True}, "(classifier_bias)"),
+        ({"norm_bias": True}, "has norm_bias True; only False can be imported"),
+        ({"attention_bias": True}, "has attention_bias True"),
+        ({"mlp_bias": True}, "has mlp_bias True"),
+        ({"classifier_bias": True}, "has classifier_bias True"),
         ({"hidden_activation": "silu"}, "has hidden_activation silu; only gelu can be imported"),
         ({"classifier_activation": "relu"}, "has classifier_activation relu"),
-        ({"tie_word_embeddings": False}, "has separate embeddings for input and output"),
+        ({"tie_word_embeddings": False}, "has tie_word_embeddings False; only True can be imported"),
         ({"norm_eps": 1e-6}, "has norm_eps 1e-06; only 1e-05 can be imported"),
         ({"rope_parameters": {"full_attention": YARN, "sliding_attention": YARN | {"rope_type": "default"}}},
          "has rotary positions of type yarn"),

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.reports.latent_report import AtomSummary, render_report
-from tests.conftest import mlsm
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -21,7 +20,6 @@ OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=3000", "--dump-dom"),
 )
-LOG = "2026-01-01 00:00:00 | INFO | train_inner | epoch 001: 1 / 9 loss=9, num_updates=1\n"
 
 
 class Server:
@@ -84,13 +82,6 @@ def latent_page(text: str, path: Path) -> Path:
     return path
 
 
-def curves_page(text: str, folder: Path) -> Path:
-    log = folder / "train.log"
-    log.write_text(LOG)
-    mlsm("plot", log, "--names", text, "--output", folder / "curves")
-    return folder / "curves.html"
-
-
 def test_tokens_and_titles_are_text(server: Server, tmp_path: Path) -> None:
     document = opened(latent_page(server.payload, tmp_path / "page.html"), tmp_path / "profile")
     assert not marked(document)
@@ -99,18 +90,9 @@ def test_tokens_and_titles_are_text(server: Server, tmp_path: Path) -> None:
     assert document.count("&lt;iframe") >= 5  # title, heading, facts, token and context
 
 
-def test_names_of_runs_are_text(server: Server, tmp_path: Path) -> None:
-    document = opened(curves_page(server.payload, tmp_path), tmp_path / "profile")
-    assert not marked(document)
-    assert server.requests == []
-    assert "<svg" in document
-    assert "&lt;iframe" in document
-
-
-@pytest.mark.parametrize("kind", ["latent", "curves"])
 @pytest.mark.parametrize("policy", [True, False])
-def test_the_policy_stops_what_gets_into_a_page(kind: str, policy: bool, server: Server, tmp_path: Path) -> None:
-    page = latent_page("a", tmp_path / "page.html") if kind == "latent" else curves_page("a", tmp_path)
+def test_the_policy_stops_what_gets_into_a_page(policy: bool, server: Server, tmp_path: Path) -> None:
+    page = latent_page("a", tmp_path / "page.html")
     text = page.read_text(encoding="utf-8").replace("<body>", f"<body>{server.payload}")
     if not policy:  # then the same text does run, so that this test can fail
         text = text.replace("Content-Security-Policy", "x")
@@ -119,4 +101,4 @@ def test_the_policy_stops_what_gets_into_a_page(kind: str, policy: bool, server:
     assert marked(document) is not policy
     assert {"/fetch", "/image", "/style", "/frame"} <= set(server.requests) or policy
     assert server.requests == [] or not policy
-    assert kind == "curves" or "<h3>Atom 0</h3>" in document
+    assert "<h3>Atom 0</h3>" in document

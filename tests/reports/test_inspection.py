@@ -14,9 +14,9 @@ import pytest
 
 from mlsm_plugin.auxiliary.corpus_coding import encode_split
 from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.cli.inspect import LOSS_FACTS, RECONSTRUCTION_FACTS, find_codes, summarize_split
-from mlsm_plugin.files import progress
 from mlsm_plugin.hidden_states.block_reader import BlockSettings
+from mlsm_plugin.reports import inspection
+from mlsm_plugin.reports.inspection import find_codes, summarize_split
 from mlsm_plugin.sparse_coding.code_store import CodeStore
 from tests.auxiliary.toy_coder import ToyCoder
 from tests.conftest import failing_mlsm, mlsm
@@ -64,7 +64,8 @@ def test_summaries_are_over_the_first_tokens(coded: Path) -> None:
 
 def test_fewer_tokens_are_read_without_a_progress_bar(coded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
-    monkeypatch.setattr(progress, "Progress", partial(progress.Progress, disable=True))  # as with TQDM_DISABLE
+    silent = partial(inspection.Progress, disable=True)  # as with TQDM_DISABLE
+    monkeypatch.setattr(inspection, "Progress", silent)
     found, _ = summarize_split(coded / "data-bin", "train", coded / "data-bin", max_tokens=300)
     assert [summary.frequency for summary in found] == [summary.frequency for summary in expected]
 
@@ -137,8 +138,8 @@ def judged(coded: Path, path: Path, **changes: Any) -> Path:
         "dictionary": {"fingerprint": fingerprint},
         "layer": 1,
         "split": "valid",
-        "reconstruction": dict.fromkeys(RECONSTRUCTION_FACTS, 0.8765432) | {"cossim": None, "tokens": 10},
-        "loss": dict.fromkeys(LOSS_FACTS, 1.2345678) | {"ablation": "zero"},
+        "reconstruction": {"explained_variance": 0.8765432, "cossim": None, "tokens": 10},
+        "loss": {"ce_loss_with_sae": 1.2345678, "ce_loss_score": 0.5, "ablation": "zero"},
     }
     path.write_text(json.dumps({**record, **changes}), encoding="utf-8")
     return path
@@ -149,9 +150,9 @@ def test_page_shows_the_figures_of_an_evaluation(coded: Path, tmp_path: Path) ->
         file = judged(coded, tmp_path / "quality.json", **({} if loss else {"loss": None}))
         mlsm("inspect", coded, "--output", tmp_path / "page.html", "--quality", file)
         page = (tmp_path / "page.html").read_text(encoding="utf-8")
-        for label in ("explained variance (valid)", "0.8765", "not defined"):
+        for label in ("explained_variance (valid)", "0.8765", "cossim (valid)", "not defined"):
             assert label in page
-        assert ("share of the loss that is recovered (valid)" in page, "1.235" in page) == (loss, loss)
+        assert ("ce_loss_score (valid)" in page, "1.235" in page) == (loss, loss)
 
 
 def test_another_file_than_an_evaluation_is_one_line(coded: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -1,0 +1,189 @@
+"""The codes of a dataset or run as a page: which codes these are, what their atoms mean, and the facts about them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq import utils
+from scipy.sparse import csr_matrix
+
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
+from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, read_state
+from mlsm_plugin.files.atomic_files import read_json
+from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text
+from mlsm_plugin.files.model_files import checkpoint_of
+from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.reports.latent_report import AtomSummary, render_report, summarize_atoms
+from mlsm_plugin.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
+
+QUALITY = fields(
+    {
+        "dictionary": fields({"fingerprint": text}),
+        "split": text,
+        "reconstruction": fields({"explained_variance": optional(number)}),
+        "loss": optional(fields({"ce_loss_score": optional(number)})),
+    }
+)
+
+
+def inspect(
+    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    split: str = "train",
+    codes: str | os.PathLike[str] | None = None,
+    max_tokens: int = 2_000_000,
+    quality: str | os.PathLike[str] | None = None,
+) -> list[AtomSummary]:
+    """Write an HTML page of what the latent properties mean; returns what it shows of them.
+
+    ``folder`` and ``codes`` are those of :func:`find_codes`; ``quality`` is a file of ``mlsm evaluate dictionary
+    --output``, whose figures the page also shows.
+
+    Raises:
+        ValueError: the codes do not belong to the text, or the figures to another dictionary.
+        OSError: a file is missing, or the page cannot be written.
+    """
+    figures = None if quality is None else _read_quality(quality)
+    data_bin, found = find_codes(Path(folder), None if codes is None else Path(codes))
+    summaries, store = summarize_split(data_bin, split, found, max_tokens=max_tokens)
+    facts = {"data": f"{data_bin.name}, {split}", "tokens": f"{store.num_tokens:,}"}
+    if max_tokens < store.num_tokens:
+        facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
+    facts |= _facts(store, summaries)
+    if figures is not None:
+        facts |= _quality_facts(figures, store, quality)
+    render_report(summaries, title="Latent semantic properties", facts=facts, output_path=output)
+    return summaries
+
+
+def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
+    """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
+
+    Args:
+        folder: a dataset, its parent, or the folder of a run.
+        chosen: folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
+
+    Raises:
+        FileNotFoundError: there is no such dataset, or it is that of a run in stages without codes.
+    """
+    for candidate in (folder, folder / "data-bin"):
+        if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
+            return candidate, chosen or candidate
+    if not any(folder.glob("*.pt")):
+        raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
+    task = config_in(read_state(checkpoint_of(folder))).task
+    data, codes = (
+        Path(utils.split_paths(paths)[0]) for paths in (task.data, getattr(task, "latent_codes", None) or task.data)
+    )
+    if not (data / "dict.txt").exists():
+        raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
+    if chosen is None and (folder / "stages.json").is_file():
+        codes = _codes_of_last_stage(folder, data)
+    print(f"{folder} was trained on {data}, which is read")
+    return data, chosen or codes
+
+
+def _codes_of_last_stage(folder: Path, data: Path) -> Path:
+    """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
+    stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+    for stage in stages:
+        if any(stage.glob(f"*.codes/{META_FILE}")):
+            return stage
+    for stage in stages:
+        if (stage / "dictionary" / META_FILE).is_file():
+            model, dictionary = str(stage / "model.pt"), str(stage / "dictionary")
+            command = shlex.join(["mlsm", "encode", str(data), "--auxiliary", model, "--dictionary", dictionary])
+            raise FileNotFoundError(
+                f"{folder} has no stored codes (--latent-source online stores none); make some with "
+                f"`{command} --output DIR`, and pass --codes DIR"
+            )
+    raise FileNotFoundError(f"{folder} has no codes yet; the second stage begins with them")
+
+
+def summarize_split(
+    data_bin: Path, split: str, folder: Path, *, max_tokens: int
+) -> tuple[list[AtomSummary], CodeStore]:
+    """Summaries of all atoms over the first ``max_tokens`` tokens of a split, and its codes, those in ``folder``."""
+    codes = folder / f"{split}.codes"
+    check_is_coded(data_bin / split, codes)
+    store = CodeStore(codes)
+    check_codes_belong_to(data_bin / split, store.meta, codes)
+    blocks = check_json(store.meta, INSPECTED_CHECK, codes / META_FILE)["blocks"]
+    reader = BlockReader(data_bin, split, BlockSettings(blocks["tokens_per_sample"], blocks["sample_break_mode"]))
+    symbols = reader.dictionary.symbols
+    summaries = summarize_atoms(
+        _coded_blocks(reader, store, max_tokens), num_atoms=store.num_atoms, num_types=len(symbols), symbols=symbols
+    )
+    return summaries, store
+
+
+def _coded_blocks(reader: BlockReader, store: CodeStore, max_tokens: int) -> Iterator[tuple[np.ndarray, csr_matrix]]:
+    done = 0  # a bar does not count where TQDM_DISABLE is set
+    total = min(max_tokens, reader.num_tokens)
+    with Progress(total=total, desc="reading codes", unit="token", unit_scale=True) as progress:
+        for start, size in zip(reader.starts.tolist(), reader.sizes.tolist(), strict=True):
+            if done >= max_tokens:
+                break
+            yield reader.flat_tokens(start, start + size), store.rows(start, start + size)
+            done += size
+            progress.update(size)
+
+
+def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
+    meta = store.meta
+    health = meta.get("dictionary_health") or {}
+    per_coded_token = meta["mean_nonzeros"] * meta["token_count"] / max(meta["coded_tokens"], 1)
+    facts = {
+        "atoms": f"{store.num_atoms:,}",
+        "dead atoms here": str(sum(summary.frequency == 0 for summary in summaries)),
+        "mean non-zeros per coded token": f"{per_coded_token:.1f}",
+        "layer": str(meta.get("layer", "unknown")),
+        **{name: f"{meta[name]:g}" for name in ("lambda",) if name in meta},
+        **{name: str(meta[name]) for name in ("coder",) if name in meta},
+        "auxiliary model": f"SHA-256 {meta['fingerprints'].get('auxiliary', 'unknown')[:12]}",
+    }
+    if "unused_atoms" in health:
+        facts["atoms that a sample of the text learned from does not use"] = str(health["unused_atoms"])
+    if "reconstruction_error" in health:
+        facts["relative reconstruction error"] = f"{health['reconstruction_error']:.4f}"
+    return facts
+
+
+def _read_quality(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = check_json(read_json(path), QUALITY, path)
+    except ValueError:
+        raise ValueError(
+            f"{path} is not a file that `mlsm evaluate dictionary --output` wrote; pass that one"
+        ) from None
+    return found
+
+
+def _quality_facts(quality: dict[str, Any], store: CodeStore, path: object) -> dict[str, str]:
+    """The figures by their names, as ``mlsm evaluate dictionary`` prints them."""
+    judged, coded = quality["dictionary"]["fingerprint"], store.meta["fingerprints"].get("dictionary")
+    if judged != coded:
+        raise ValueError(
+            f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "
+            f"({str(coded)[:12]}); run `mlsm evaluate dictionary` with that one"
+        )
+    options = {"layer": quality.get("layer"), **quality["dictionary"]}
+    for name in ("layer", "lambda"):
+        if options.get(name) != store.meta.get(name):
+            raise ValueError(
+                f"{path} judges codes of the same dictionary with {name} {options.get(name)}, but these have "
+                f"{store.meta.get(name)}; run `mlsm evaluate dictionary` with the options of `mlsm encode`"
+            )
+    figures = {**quality["reconstruction"], **(quality["loss"] or {})}
+    return {
+        f"{name} ({quality['split']})": "not defined" if value is None else f"{value:.4g}"
+        for name, value in figures.items()
+        if value is None or isinstance(value, (int, float))
+    }
