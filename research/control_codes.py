@@ -31,7 +31,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.data.token_blocks import is_content, load_dictionary, open_codes
+from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, is_content, load_dictionary
 from mlsm_plugin.files.progress import Progress
 from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.sparse_coding.code_store import CodeStore
@@ -130,7 +130,10 @@ def write_controls(args: argparse.Namespace) -> None:
     """Write the stores of a kind."""
     means = train_means(args) if args.kind == "type-mean" else None
     for split in args.splits:
-        store = open_codes(args.data_bin / split, args.codes / f"{split}.codes")
+        codes = args.codes / f"{split}.codes"
+        check_is_coded(args.data_bin / split, codes)
+        store = CodeStore(codes)
+        check_codes_belong_to(args.data_bin / split, store.meta, codes)
         types = types_of(args.data_bin, split, store)
         if means is None:
             rng = np.random.default_rng([args.seed, len(types)])

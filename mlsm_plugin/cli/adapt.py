@@ -72,7 +72,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     parts: dict[str, Any] = {"training": training, "masking": settings_of(Masking, args), "auxiliary": None}
     if args.objective in WITH_CODES:
         layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
-        parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16)
+        of_training = dict.fromkeys(("batch_size", "learning_rate"))  # these flags are the Trainer's
+        parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16, **of_training)
         parts["auxiliary"] = args.auxiliary
     settings = settings_of(Adaptation, args, model=args.model, texts=args.text, output=args.output, **parts)
     with torch_threads(args.threads):

@@ -15,7 +15,7 @@ from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.losses.zero_gradients import zero_with_gradient
-from mlsm_plugin.sparse_coding.formats.tensor_file import read_safetensors
+from mlsm_plugin.sparse_coding.formats.foreign_files import read_safetensors
 
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 

@@ -46,7 +46,7 @@ def words(start: Path, output: Path, *more: object, objective: str = "mlsm+mlm")
 
 def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Path, capsys: Capture) -> None:
     # enough updates that the loss falls whatever the tokenizer, which the library does not train twice the same
-    command = words(start, tmp_path / "out", "--updates", 30, "--evaluate-every", 15, "--learning-rate", 3e-3)
+    command = words(start, tmp_path / "out", "--updates", 30, "--evaluate-every", 15, "--learning-rate", 4e-3)
     mlsm(*command)
     printed = capsys.readouterr().out
     figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
@@ -54,6 +54,9 @@ def test_a_stock_model_becomes_an_adapted_stock_model(start: Path, tmp_path: Pat
         before, after = (figures[when][name] for when in ("before", "after"))
         assert after < before
         assert f"held-out {name}: {before:.4f} before, {after:.4f} after" in printed
+    learning = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["learning"]
+    # --batch-size and --learning-rate are those of the training
+    assert (learning["atoms"], learning["batch_size"], learning["learning_rate"]) == (20, 256, 3e-3)
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
     assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
