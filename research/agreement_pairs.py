@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.atomic_files import atomic_open
 
 OF_ONE = ("a", "an", "this", "every", "each")
 OF_MANY = ("these", "those", "many", "several", "few", "both")

@@ -41,12 +41,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from mlsm_plugin.cli.coding_options import check_positive
 from mlsm_plugin.cli.main import HelpFormatter
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.hf_files import hf_folder, weight_files
+from mlsm_plugin.core.files.output_lock import hold_lock
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
-from mlsm_plugin.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
-from mlsm_plugin.files.hf_files import hf_folder, weight_files
-from mlsm_plugin.files.output_lock import hold_lock
-from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, PretrainingSequences, write_text_sequences
 
 OBJECTIVES = ("mlm", "mlsm+mlm", "taco")

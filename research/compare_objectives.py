@@ -25,14 +25,14 @@ from comparison.measures import Measures
 from comparison.report import OF_A_FOLDER, write_report
 from comparison.rows import AUXILIARY, CODERS, CONTROLS, CONTROLS_OF_SELF, RANDOM, ROWS, SELF, Row
 
-from mlsm_plugin.auxiliary.staged_pretraining import TEACHER
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.output_lock import hold_lock
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
-from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
-from mlsm_plugin.files.output_lock import hold_lock
-from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.hidden_states.sources import source_of
-from mlsm_plugin.models.mlsm_modern import geglu_dim
+from mlsm_plugin.fairseq_door.models.mlsm_modern import geglu_dim
+from mlsm_plugin.fairseq_door.pipelines.staged_pretraining import TEACHER
 from mlsm_plugin.reports.training_log import read_training_log
 
 SPEED_UPDATES = 60

@@ -31,18 +31,23 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, is_content, load_dictionary
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows
-from mlsm_plugin.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SparseAutoencoder
-from mlsm_plugin.sparse_coding.stored_codes import covered_positions
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SparseAutoencoder
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_door.data.token_blocks import (
+    check_codes_belong_to,
+    check_is_coded,
+    is_content,
+    load_dictionary,
+)
 
 KINDS = ("exchanged", "exchanged-within-types", "type-mean")
 RANDOM_DICTIONARY = "random-dictionary"

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.evaluation.masked_batches import MaskedBatch, masked_batches, shown_chunks
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
+from mlsm_plugin.evaluation.masked_lms import MaskedLm, open_masked_lm
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
 
 BATCH_TOKENS = 8192
 

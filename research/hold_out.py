@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.files.atomic_files import atomic_open
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.tokenization.text_files import numbered_lines
+from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.text.text_files import numbered_lines
 
 NAMES = ("train.txt", "held_out.txt")
 

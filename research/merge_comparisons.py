@@ -20,8 +20,8 @@ from typing import Any
 from comparison.report import BASE, OF_A_FOLDER, page, write_report
 from comparison.rows import ROWS
 
+from mlsm_plugin.core.files.atomic_files import read_json
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
-from mlsm_plugin.files.atomic_files import read_json
 
 SHARED = (
     *("arch", "layers", "width", "heads", "vocab_size", "batch_size", "tokens_per_sample"),

@@ -23,12 +23,12 @@ from comparison.masked_lm_loss import frequent_types
 
 from mlsm_plugin import hub
 from mlsm_plugin.cli.main import HelpFormatter
-from mlsm_plugin.files.atomic_files import write_json
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.hidden_states.masked_lms import why_untrained
+from mlsm_plugin.core.files.atomic_files import write_json
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.evaluation.masked_lms import why_untrained
+from mlsm_plugin.fairseq_door.text.masked_text import MASK
 from mlsm_plugin.retrieval import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import FillingSettings
-from mlsm_plugin.tokenization.masked_text import MASK
 
 FEWEST_WORDS = 5
 TOP = 5

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from mlsm_plugin.cli.main import main as mlsm
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
 
 ROWS = 256
 # (latents, reconstructions) of hidden states

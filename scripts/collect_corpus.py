@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from mlsm_plugin.files.atomic_files import atomic_open
-from mlsm_plugin.files.step_record import Step, StepRecord
-from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_lines
+from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.step_record import Step, StepRecord
+from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_lines
 
 VALID_EVERY = 20  # documents
 PIECE_LINES = 50  # a text without blank lines is cut into documents of this length

@@ -24,7 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.core.files.progress import Progress
 
 UPDATES = 20
 BLOCK = ("--tokens-per-sample", 64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
 from tests.conftest import Pipeline
 
 

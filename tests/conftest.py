@@ -189,3 +189,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, english_text: tuple[Path, Pat
     from tests.tiny_models import make_tiny_data
 
     return make_tiny_data(tmp_path_factory.mktemp("tiny"), english_text[0])
+
+
+@pytest.fixture(scope="session")
+def hf_tokenizers(english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folder of a small Hugging Face tokenizer of each kind."""
+    from tests.tiny_hf_models import TOKENIZERS, make_tokenizer
+
+    root = tmp_path_factory.mktemp("hf_tokenizers")
+    for kind in TOKENIZERS:
+        make_tokenizer(kind, english_text[0], root / kind)
+    return {kind: root / kind for kind in TOKENIZERS}

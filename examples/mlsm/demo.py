@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mlsm_plugin.files.step_record import Step, StepRecord
+from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.reports.latent_report import AtomSummary
 
 REPOSITORY = Path(__file__).resolve().parents[2]

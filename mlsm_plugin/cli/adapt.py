@@ -8,11 +8,11 @@ import os
 import shlex
 from typing import Any
 
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
-from mlsm_plugin.hidden_states.settings import ModelRun
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.hidden_states.settings import ModelRun
 
 EPOCHS = 3.0
 
@@ -57,12 +57,12 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Adapt the model, and print the figures before and after."""
     import torch
 
-    from mlsm_plugin.files.work_share import work_share
-    from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
+    from mlsm_plugin.core.files.work_share import work_share
+    from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+    from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
-    from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
 
     if args.epochs is not None and args.updates is not None:
         raise ValueError("pass --epochs or --updates, not both")

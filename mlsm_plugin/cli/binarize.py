@@ -9,8 +9,8 @@ from pathlib import Path
 from mlsm_plugin.cli.coding_options import add_output, add_texts, add_workers
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
-from mlsm_plugin.files.hf_files import HF_PREFIX
-from mlsm_plugin.tokenization.unknown_tokens import KnownText
+from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.text.unknown_tokens import KnownText
 
 FAIRSEQ, SEQUENCES = "fairseq", "sequences"
 SPLITS = ("train", "valid", "test")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     settings_of(KnownText, args)  # raises if it is no share
     if args.format == SEQUENCES:
         return _write_sequences(args)
-    from mlsm_plugin.tokenization.binarize import binarize
+    from mlsm_plugin.fairseq_door.text.binarize import binarize
 
     if args.max_length is not None:
         raise ValueError("--max-length is for --format sequences; fairseq-train has --tokens-per-sample")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.cli.settings_flags import Depends, Parser, add_settings, settings_of
-from mlsm_plugin.files.settings import options_of
-from mlsm_plugin.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.files.settings import options_of
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 OF_THE_DICTIONARY = "what the dictionary was learned with"
 ITS_LAYER = {"layer": Depends("the one that the dictionary was learned from")}
@@ -123,7 +123,7 @@ def add_keep_at(parser: Parser) -> None:
 
 def kept_percentages(args: argparse.Namespace) -> Sequence[int]:
     """After which percentages of the updates a checkpoint is kept; raises ValueError if one is no percentage."""
-    from mlsm_plugin.auxiliary.pretraining import KEPT_PERCENTAGES
+    from mlsm_plugin.fairseq_door.pipelines.pretraining import KEPT_PERCENTAGES
 
     chosen: Sequence[int] = args.keep_at or KEPT_PERCENTAGES
     if not all(1 <= percentage <= 100 for percentage in chosen):
@@ -146,7 +146,7 @@ def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any]
         model: name of the model; it decides the length if nothing else does.
         learned: the block settings that a dictionary was learned with; they take precedence over the model.
     """
-    from mlsm_plugin.hidden_states.sources import default_tokens_per_sample
+    from mlsm_plugin.core.hidden_states.sources import default_tokens_per_sample
 
     chosen = {
         **(learned or {}),

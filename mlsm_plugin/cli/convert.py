@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlsm_plugin.auxiliary.settings import CoderImport
 from mlsm_plugin.cli.coding_options import check_positive, output_folder
 from mlsm_plugin.cli.next_commands import encode_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
-from mlsm_plugin.files.atomic_files import check_output_file
-from mlsm_plugin.files.hf_files import HF_PREFIX, is_hf
+from mlsm_plugin.core.coding.settings import CoderImport
+from mlsm_plugin.core.files.atomic_files import check_output_file
+from mlsm_plugin.core.files.hf_files import HF_PREFIX, is_hf
 
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 def _kind_of(args: argparse.Namespace) -> str:
     """What the sources are: a key of :data:`CONVERSIONS`."""
-    from mlsm_plugin.sparse_coding.sparse_coder import META_FILE
+    from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE
 
     source = args.sources[0]
     if len(args.sources) > 1 or args.last is not None:
@@ -85,7 +85,7 @@ def _kind_of(args: argparse.Namespace) -> str:
 
 
 def _average(args: argparse.Namespace) -> None:
-    from mlsm_plugin.fairseq_seams.checkpoint_averaging import average_checkpoints, last_checkpoints
+    from mlsm_plugin.fairseq_door.seams.checkpoint_averaging import average_checkpoints, last_checkpoints
 
     check_output_file(args.output)
     paths = [Path(path) for path in args.sources]
@@ -115,7 +115,7 @@ def _export_model(args: argparse.Namespace) -> None:
 
 def _import_model(args: argparse.Namespace) -> None:
     """Import, load the result, and compare; fail if something differs. Then print the next command."""
-    from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
+    from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
     from mlsm_plugin.hub.modernbert_import import CHECKPOINT, OBJECTIVE, import_modernbert
 
     proof = import_modernbert(args.sources[0], args.output, _lines_to_compare(args))
@@ -130,7 +130,7 @@ def _import_model(args: argparse.Namespace) -> None:
 
 def _lines_to_compare(args: argparse.Namespace) -> list[str]:
     """The first of the lines of the text that are not empty."""
-    from mlsm_plugin.tokenization.text_files import read_lines
+    from mlsm_plugin.core.text.text_files import read_lines
 
     return list(itertools.islice((line for line in read_lines(args.text) if line), args.lines or 1000))
 
@@ -150,7 +150,7 @@ def _print_comparison(output: str, found: Comparison) -> None:
 
 
 def _import_dictionary(args: argparse.Namespace) -> None:
-    from mlsm_plugin.auxiliary.coder_conversion import import_coder
+    from mlsm_plugin.core.coding.coder_conversion import import_coder
 
     settings = settings_of(CoderImport, args)
     made = import_coder(args.sources[0], args.output, settings, overwrite=args.overwrite)
@@ -165,7 +165,7 @@ def _import_dictionary(args: argparse.Namespace) -> None:
 
 
 def _export_sae(args: argparse.Namespace) -> None:
-    from mlsm_plugin.auxiliary.coder_conversion import export_sae
+    from mlsm_plugin.core.coding.coder_conversion import export_sae
 
     coder = export_sae(args.sources[0], args.output, overwrite=args.overwrite)
     if coder is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.cli.coding_options import add_auxiliary, add_block_options, add_data, add_output, block_settings
 from mlsm_plugin.cli.next_commands import encode_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn the dictionary or SAE, measure its health, and write it."""
-    from mlsm_plugin.auxiliary.corpus_coding import learn_from_split
+    from mlsm_plugin.fairseq_door.coding.corpus_coding import learn_from_split
 
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     settings = settings_of(LearningSettings, args)

@@ -6,7 +6,7 @@ import argparse
 import platform
 from collections.abc import Iterator
 
-from mlsm_plugin.fairseq_seams.installation import (
+from mlsm_plugin.fairseq_door.seams.installation import (
     INSTALL,
     WITHOUT_FAIRSEQ,
     conflicts,
@@ -50,7 +50,7 @@ def _imported() -> Iterator[Row]:
     """What only an import can show: compiled extensions and devices."""
     import torch
 
-    from mlsm_plugin.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
+    from mlsm_plugin.core.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
 
     try:
         import_compiled_parts()

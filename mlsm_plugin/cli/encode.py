@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
     ITS_LAYER,
     OF_THE_DICTIONARY,
@@ -23,12 +22,13 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
-from mlsm_plugin.files.model_files import DICTIONARY_NAME
-from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
+from mlsm_plugin.core.files.work_share import WorkShare, work_share
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
-    from mlsm_plugin.auxiliary.block_coding import CodingFigures
+    from mlsm_plugin.core.coding.block_coding import CodingFigures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def needs_fairseq(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Code each split, and report how exact the codes are."""
-    from mlsm_plugin.sparse_coding.sparse_coder import torch_threads
+    from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
 
     of_fairseq = needs_fairseq(args)
     if of_fairseq and args.tokenizer:
@@ -92,7 +92,7 @@ Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Work:
     """The name of each split of fairseq's dataset, and what codes it."""
-    from mlsm_plugin.auxiliary.corpus_coding import encode_split
+    from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
 
     options = {**options, "auxiliary": args.auxiliary, "output": args.output}
     return [(split, partial(encode_split, args.data, split, **options)) for split in args.splits or ["train", "valid"]]
@@ -100,7 +100,7 @@ def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Work:
 
 def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Work:
     """The same of sequences of ids."""
-    from mlsm_plugin.files.hf_files import HF_PREFIX
+    from mlsm_plugin.core.files.hf_files import HF_PREFIX
     from mlsm_plugin.huggingface.coding import encode_sequences
 
     data, output = Path(args.data), Path(args.output or args.data)
@@ -121,7 +121,7 @@ def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str,
     """The coder, the settings and the share of the command line, by their names in ``encode_split``."""
     import torch
 
-    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
+    from mlsm_plugin.core.coding.coder_fit import fitting_layer
 
     share = work_share(args.process_index, args.num_processes, os.environ)
     coder = coder_of(args)

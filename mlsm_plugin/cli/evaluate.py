@@ -17,9 +17,9 @@ from mlsm_plugin.cli.coding_options import (
     block_settings,
 )
 from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
+from mlsm_plugin.core.hidden_states.settings import ModelRun
+from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.evaluation.settings import EvaluationSettings
-from mlsm_plugin.hidden_states.settings import ModelRun
-from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +44,9 @@ def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
 
 def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     """Judge the reconstructions, then the loss of the masked LM, and print and write the figures."""
-    from mlsm_plugin.auxiliary.coder_fit import fitting_layer
+    from mlsm_plugin.core.coding.coder_fit import fitting_layer
+    from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.evaluation.dictionary_quality import evaluate_dictionary
-    from mlsm_plugin.files.atomic_files import check_output_file, write_json
 
     if args.output:
         check_output_file(args.output)
@@ -93,9 +93,9 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
 
 def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
     """Score the pairs, and print the accuracy on each file and on all of them."""
+    from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
+    from mlsm_plugin.core.hidden_states.devices import default_device
     from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, read_pairs
-    from mlsm_plugin.files.atomic_files import check_output_file, write_json
-    from mlsm_plugin.hidden_states.devices import default_device
     from mlsm_plugin.hub import from_pretrained
 
     settings_of(ModelRun, args)

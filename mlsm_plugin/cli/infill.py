@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Print each text with its gaps filled, and the fillers with their scores."""
-    from mlsm_plugin.hidden_states.devices import default_device
+    from mlsm_plugin.core.hidden_states.devices import default_device
     from mlsm_plugin.hub import from_pretrained
     from mlsm_plugin.hub.infilling import DenoisingHubInterface
 

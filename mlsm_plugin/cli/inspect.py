@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mlsm_plugin.cli.coding_options import check_positive
-from mlsm_plugin.files.atomic_files import check_output_file
+from mlsm_plugin.core.files.atomic_files import check_output_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import sys
 import mlsm_plugin
 from mlsm_plugin.cli import plugins
 from mlsm_plugin.cli.actions import HelpFormatter
-from mlsm_plugin.fairseq_seams import installation
+from mlsm_plugin.fairseq_door.seams import installation
 from mlsm_plugin.version import __version__
 
 # command -> one line of help; the module of the same name in this folder holds ``add_arguments(parser)`` and

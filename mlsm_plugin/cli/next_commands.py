@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlsm_plugin.hidden_states.settings import BlockSettings
+    from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 
 def print_next(purpose: str, command: str) -> None:
@@ -35,7 +35,7 @@ def training_command(
 
     ``codes`` is the folder of the codes, if that is not the dataset.
     """
-    from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR  # needs fairseq
+    from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR  # needs fairseq
 
     where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
     return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)}{where} \\

@@ -22,10 +22,10 @@ from mlsm_plugin.cli.coding_options import (
     check_positive,
 )
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
-from mlsm_plugin.hidden_states.settings import ModelRun
+from mlsm_plugin.core.hidden_states.settings import ModelRun
+from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.retrieval.key_index import KINDS, check_installed
 from mlsm_plugin.retrieval.settings import DatastoreSettings, FillingSettings
-from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     """Estimate, then build what is missing."""
     import torch
 
-    from mlsm_plugin.files.work_share import work_share
+    from mlsm_plugin.core.files.work_share import work_share
     from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, read_stopwords
     from mlsm_plugin.retrieval.key_index import KeyIndex
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
@@ -173,7 +173,7 @@ def _warn_of_cuts(number: int, of: int) -> None:
 
 def _open(args: argparse.Namespace) -> tuple[Any, Any]:
     """The loaded model, on its device, and the datastore, or None if the command line names none."""
-    from mlsm_plugin.hidden_states.devices import default_device
+    from mlsm_plugin.core.hidden_states.devices import default_device
     from mlsm_plugin.hub import checkpoint_of, from_pretrained
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
@@ -218,9 +218,9 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
 
 def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     """Predict, and print the accuracy if the input has labels."""
-    from mlsm_plugin.files.atomic_files import atomic_open, check_output_file
+    from mlsm_plugin.core.files.atomic_files import atomic_open, check_output_file
+    from mlsm_plugin.fairseq_door.text.masked_text import MASK
     from mlsm_plugin.retrieval.zero_shot import classify, read_texts, read_verbalizer
-    from mlsm_plugin.tokenization.masked_text import MASK
 
     check_positive(args, "max_occurrences")
     settings_of(KnownText, args)

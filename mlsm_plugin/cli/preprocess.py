@@ -7,9 +7,6 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-from mlsm_plugin.auxiliary.settings import PreprocessSettings
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.coding_options import (
     OF_LEARNING,
     add_block_options,
@@ -24,9 +21,12 @@ from mlsm_plugin.cli.coding_options import (
 from mlsm_plugin.cli.encode import encode_and_report
 from mlsm_plugin.cli.next_commands import training_command
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
-from mlsm_plugin.files.work_share import ALL_OF_IT
-from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun
-from mlsm_plugin.tokenization.sentencepiece_training import TokenizerSettings
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.settings import PreprocessSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.work_share import ALL_OF_IT
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
+from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not up to date; print a table of all steps and the training command."""
-    from mlsm_plugin.auxiliary.preprocessing import preprocess
+    from mlsm_plugin.fairseq_door.pipelines.preprocessing import preprocess
 
     if extra and args.auxiliary:
         raise ValueError(

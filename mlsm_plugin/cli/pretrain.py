@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-from mlsm_plugin.auxiliary.settings import StageSettings
 from mlsm_plugin.cli.coding_options import (
     OF_LEARNING,
     add_block_options,
@@ -17,8 +15,10 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.encode import encode_and_report
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
-from mlsm_plugin.files.work_share import ALL_OF_IT
-from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.settings import StageSettings
+from mlsm_plugin.core.files.work_share import ALL_OF_IT
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 
 TAKES_EXTRA_FLAGS = True
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the stages that are missing."""
-    from mlsm_plugin.auxiliary.self_coded_pretraining import pretrain_in_stages
+    from mlsm_plugin.fairseq_door.pipelines.self_coded_pretraining import pretrain_in_stages
 
     check_positive(args, "max_update")
     layer = getattr(args, "layer", None)

@@ -8,10 +8,10 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlsm_plugin.files.settings import flag_of, options_of, plain_type
+from mlsm_plugin.core.files.settings import flag_of, options_of, plain_type
 
 if TYPE_CHECKING:
-    from mlsm_plugin.sparse_coding.coder import SparseCoder
+    from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
 Parser = Any  # a parser, or a group of one
 PREFIX = "coder_option_"
@@ -75,7 +75,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 def add_coder_flags(parser: Parser) -> None:
     """Add a group of flags for each kind of coder; a flag that several kinds share is listed once."""
-    from mlsm_plugin.sparse_coding.coder import coder_kinds
+    from mlsm_plugin.core.sparse_coding.coder import coder_kinds
 
     seen: set[str] = set()
     for kind, coder in coder_kinds().items():
@@ -95,7 +95,7 @@ def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def coder_of(args: argparse.Namespace) -> SparseCoder:
     """The coder in the folder ``args.dictionary``, with the options of the command line; errors name their flags."""
-    from mlsm_plugin.sparse_coding.coder import coder_kinds, load_coder
+    from mlsm_plugin.core.sparse_coding.coder import coder_kinds, load_coder
 
     try:
         return load_coder(args.dictionary, **given_coder_options(args))

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.coder_fit import fitting_encoder, fitting_fingerprint
-from mlsm_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.core.coding.coder_fit import fitting_encoder, fitting_fingerprint
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder
+from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
+from mlsm_plugin.core.sparse_coding.quality import Figures, ReconstructionQuality
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE, MaskedBatch, masked_batches, shown_chunks
+from mlsm_plugin.evaluation.masked_lms import MaskedLm, NoMaskedLmError, open_masked_lm
 from mlsm_plugin.evaluation.settings import EvaluationSettings
-from mlsm_plugin.hidden_states.block_reader import BlockReader, hidden_states_of
-from mlsm_plugin.hidden_states.encoder import HiddenStateEncoder
-from mlsm_plugin.hidden_states.masked_lms import MaskedLm, NoMaskedLmError, open_masked_lm
-from mlsm_plugin.sparse_coding.coder import SparseCoder
-from mlsm_plugin.sparse_coding.encode import first_nonfinite_row
-from mlsm_plugin.sparse_coding.quality import Figures, ReconstructionQuality
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, hidden_states_of
+from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
 
 
 def evaluate_dictionary(

@@ -17,23 +17,23 @@ import numpy as np
 from fairseq.data import Dictionary
 from scipy import stats
 
+from mlsm_plugin.core.files.atomic_files import atomic_directory, atomic_open, copy_file, link_file, sha256_of_files
+from mlsm_plugin.core.files.json_checks import Check, check_json, fields, number
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
+from mlsm_plugin.core.files.output_lock import only_writer, start_child
+from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
+from mlsm_plugin.core.hidden_states.devices import default_device
+from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, check_known
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.settings import FinetuneSettings
-from mlsm_plugin.fairseq_seams import model_parts
-from mlsm_plugin.fairseq_seams.binarized_files import StreamingMMapBuilder
-from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, model_fingerprint, read_state, weights_in
-from mlsm_plugin.fairseq_seams.model_parts import EMBEDDINGS
-from mlsm_plugin.fairseq_seams.training_options import registered_name
-from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
-from mlsm_plugin.files.atomic_files import atomic_directory, atomic_open, copy_file, link_file, sha256_of_files
-from mlsm_plugin.files.json_checks import Check, check_json, fields, number
-from mlsm_plugin.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
-from mlsm_plugin.files.output_lock import only_writer, start_child
-from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
-from mlsm_plugin.hidden_states.devices import default_device
+from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import config_in, model_fingerprint, read_state, weights_in
+from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS
+from mlsm_plugin.fairseq_door.seams.training_options import registered_name
+from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
+from mlsm_plugin.fairseq_door.text.text_tokenizer import TextTokenizer, open_tokenizer
 from mlsm_plugin.hub import from_pretrained
-from mlsm_plugin.tokenization.text_tokenizer import TextTokenizer, open_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, check_known
 
 LOG = "train.log"  # in the folder of a seed
 # options of the architecture whose value in the checkpoint does not apply to fine-tuning
@@ -42,8 +42,8 @@ NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAININ
 
 def architecture_flags(model_cfg: Any) -> list[str]:
     """Flags of ``fairseq-train`` for a model of the same size, and of the class that drops unused heads."""
-    from mlsm_plugin.models.mlsm_modern import MlsmModernModel
-    from mlsm_plugin.models.mlsm_roberta import MlsmRobertaModel
+    from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
+    from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
 
     modern = registered_name(model_cfg).startswith("mlsm_modern")
     add_args = MlsmModernModel.add_args if modern else MlsmRobertaModel.add_args

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsm_plugin.tokenization.text_files import numbered_lines
+from mlsm_plugin.core.text.text_files import numbered_lines
 
 FIRST_LINE = "; if the first line names the columns, pass --header"
 

@@ -12,10 +12,10 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.losses.latent_semantic import latent_semantic_kl
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
-from mlsm_plugin.losses.latent_semantic import latent_semantic_kl
-from mlsm_plugin.sparse_coding.code_store import CodeStore
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.atomic_files import parse_json
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.hidden_states.masked_lms import why_untrained
-from mlsm_plugin.tokenization.text_files import numbered_lines
-from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
+from mlsm_plugin.core.files.atomic_files import parse_json
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.text.text_files import numbered_lines
+from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlsm_plugin.files.settings import option, seed
-from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun, layer
-from mlsm_plugin.tokenization.unknown_tokens import KnownText
+from mlsm_plugin.core.files.settings import option, seed
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
+from mlsm_plugin.core.text.unknown_tokens import KnownText
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceBPE
+from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 
 LARGEST_DIFFERENCE = 1e-4
 REMEDY = "train on a dataset of `mlsm binarize`, or of fairseq-preprocess with --srcdict and the tokenizer's dict.txt"

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams import model_parts
-from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
+from mlsm_plugin.core.files.atomic_files import atomic_directory
+from mlsm_plugin.core.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
+from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS
+from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
 from mlsm_plugin.hub.stock_models import stock_model
-from mlsm_plugin.tokenization.hf_tokenizer import SPECIAL_SYMBOLS
-from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceBPE
-from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 # what Python calls whitespace and SentencePiece does not; fairseq drops it where it parts the pieces of a line

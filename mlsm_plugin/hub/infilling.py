@@ -10,10 +10,10 @@ import torch
 from fairseq.data import encoders
 from torch import Tensor
 
-from mlsm_plugin.data.span_corruption import filler_places
-from mlsm_plugin.fairseq_seams.model_parts import best_hypothesis
-from mlsm_plugin.tokenization.masked_text import encode_with_sentinels, sentinel_symbols
-from mlsm_plugin.tokenization.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
+from mlsm_plugin.core.masking.span_corruption import filler_places
+from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
+from mlsm_plugin.fairseq_door.seams.model_parts import best_hypothesis
+from mlsm_plugin.fairseq_door.text.masked_text import encode_with_sentinels, sentinel_symbols
 
 
 @dataclass(frozen=True)

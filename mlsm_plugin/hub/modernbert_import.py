@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams.checkpoint_states import configuration_of, write_untrained
-from mlsm_plugin.fairseq_seams.model_parts import flags_of
-from mlsm_plugin.files.atomic_files import atomic_directory
-from mlsm_plugin.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder, import_transformers
-from mlsm_plugin.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
+from mlsm_plugin.core.files.atomic_files import atomic_directory
+from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder, import_transformers
+from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
+from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of, write_untrained
+from mlsm_plugin.fairseq_door.seams.model_parts import flags_of
+from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
+from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceTextTokenizer
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.stock_models import library_classes, modernbert_names, renamed
-from mlsm_plugin.models.mlsm_modern import MlsmModernModel
-from mlsm_plugin.tasks.portable_masked_lm import PortableMaskedLMConfig
-from mlsm_plugin.tokenization.text_tokenizer import HuggingFaceTextTokenizer
 
 CHECKPOINT = "model.pt"
 OF_MLSM_MODERN = {

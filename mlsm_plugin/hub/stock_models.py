@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_seams import model_parts
-from mlsm_plugin.files.hf_files import GLOBAL, LOCAL
-from mlsm_plugin.models.modern_layers import ModernSize, ModernTransformer
+from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL
+from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer
+from mlsm_plugin.fairseq_door.seams import model_parts
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 # by the keys of model_parts.LAYER_PARTS

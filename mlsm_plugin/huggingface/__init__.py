@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import Any
 
 _NAMES_IN = {
-    "auxiliary.coder_learning": "LearningSettings",
-    "auxiliary.split_coder": "CodingSettings",
-    "files.hf_files": "save_pretrained",
+    "core.coding.coder_learning": "LearningSettings",
+    "core.coding.split_coder": "CodingSettings",
+    "core.files.hf_files": "save_pretrained",
     "huggingface.adaptation": "Adaptation adapt",
     "huggingface.coding": "encode_sequences learn_from_sequences",
     "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "
@@ -20,8 +20,8 @@ _NAMES_IN = {
     "huggingface.token_sequences": "TokenSequences",
     "huggingface.trainer_callback": "PretrainingCallback loss_metrics prepare",
     "huggingface.training": "TrainingSettings",
-    "losses.token_contrastive": "Contrast",
-    "sparse_coding.coder": "load_coder",
+    "core.losses.token_contrastive": "Contrast",
+    "core.sparse_coding.coder": "load_coder",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

@@ -12,17 +12,25 @@ from typing import Any
 
 import torch
 
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.data.span_groups import SpanRules
-from mlsm_plugin.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
-from mlsm_plugin.files.hf_files import save_pretrained
-from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.files.settings import option
-from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, model_and_tokenizer, positions_of
-from mlsm_plugin.hidden_states.settings import ModelRun
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.hf_files import save_pretrained
+from mlsm_plugin.core.files.output_lock import only_writer
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.files.work_share import WorkShare, work_share
+from mlsm_plugin.core.hidden_states.hf_encoder import (
+    HuggingFaceEncoder,
+    load_masked_lm,
+    model_and_tokenizer,
+    positions_of,
+)
+from mlsm_plugin.core.hidden_states.settings import ModelRun
+from mlsm_plugin.core.masking.span_groups import SpanRules
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
+from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
     LatentSemanticCollator,
@@ -42,9 +50,6 @@ from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, 
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, train
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
-from mlsm_plugin.tokenization.unknown_tokens import KnownText
 
 OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
     "mlm": (MaskedLmModel, MaskedLmCollator),

@@ -11,18 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.auxiliary.block_coding import CodingFigures, encode_blocks
-from mlsm_plugin.auxiliary.coder_fit import fitting_fingerprint
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings, learn_into
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.files.hf_files import HF_PREFIX
-from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.blocks import Block, TokenBlocks
-from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder, model_and_tokenizer, positions_of
+from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
+from mlsm_plugin.core.coding.coder_fit import fitting_fingerprint
+from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks
+from mlsm_plugin.core.hidden_states.hf_encoder import (
+    HuggingFaceEncoder,
+    LibraryEncoder,
+    model_and_tokenizer,
+    positions_of,
+)
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder, load_coder
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.coder import SparseCoder, load_coder
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE
 
 PathLike = str | os.PathLike[str]
 
@@ -50,7 +55,7 @@ def encode_sequences(
     Args:
         input_ids: as of :class:`TokenSequences`, or one of these. Padding is not attended to; all token types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
-        coder: what codes the hidden states, see :func:`~mlsm_plugin.sparse_coding.coder.load_coder`.
+        coder: what codes the hidden states, see :func:`~mlsm_plugin.core.sparse_coding.coder.load_coder`.
         output: folder of the store.
         settings: layer, coverage and the like; its ``blocks`` do not matter, since each sequence is a block.
         tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
@@ -58,7 +63,7 @@ def encode_sequences(
 
     Raises:
         ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with others, or
-            as of :func:`~mlsm_plugin.auxiliary.block_coding.encode_blocks`.
+            as of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`.
     """
     fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
@@ -109,7 +114,7 @@ def learn_from_sequences(
 
     Raises:
         ValueError: model, tokenizer and sequences do not belong together, or as of
-            :func:`~mlsm_plugin.auxiliary.coder_learning.learn_into`.
+            :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`.
     """
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
@@ -177,8 +182,8 @@ def blocks_for_model(
     """The sequences as blocks for a model, and the tokenizer that says which tokens are special; reads no weights.
 
     Raises:
-        ValueError: as of :func:`~mlsm_plugin.hidden_states.hf_encoder.model_and_tokenizer`; the sequences do not fit
-            them, or have too many unknown tokens.
+        ValueError: as of :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`; the sequences do not
+            fit them, or have too many unknown tokens.
     """
     _, config, found = model_and_tokenizer(model, tokenizer)
     made_with = sequences.about.get("tokenizer")

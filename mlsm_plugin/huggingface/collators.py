@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.data.masked_share import MaskFates
-from mlsm_plugin.data.span_corruption import SpanCorruptionCollator, padded
-from mlsm_plugin.data.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
-from mlsm_plugin.files.settings import check, option, seed
-from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
-from mlsm_plugin.losses.token_contrastive import Contrast, generator_of, sample_pairs
-from mlsm_plugin.tokenization.hf_tokenizer import (
+from mlsm_plugin.core.files.settings import check, option, seed
+from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sample_pairs
+from mlsm_plugin.core.masking.masked_share import MaskFates
+from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
+from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
+from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS, word_boundaries
+from mlsm_plugin.core.text.hf_tokenizer import (
     check_masked_lm_tokenizer,
     number_of_ids,
     piece_classes,
@@ -29,7 +29,7 @@ from mlsm_plugin.tokenization.hf_tokenizer import (
     unmasked_ids,
     vocabulary_fingerprint,
 )
-from mlsm_plugin.tokenization.word_boundaries import SPAN_MASKS, word_boundaries
+from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
 
 IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
 Rng = np.random.Generator
@@ -189,7 +189,7 @@ class TokenContrastiveCollator(MaskedLmCollator):
     """Masks sequences, and draws what each anchor of the batch is compared with, as ``contrast`` says.
 
     A batch also has ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and ``negative`` (B, T, K) int64, as
-    :func:`~mlsm_plugin.losses.token_contrastive.sample_pairs` draws them.
+    :func:`~mlsm_plugin.core.losses.token_contrastive.sample_pairs` draws them.
     """
 
     def __init__(self, tokenizer: Any, masking: Masking | None = None, contrast: Contrast | None = None) -> None:
@@ -214,8 +214,8 @@ class TokenContrastiveCollator(MaskedLmCollator):
 
 
 class SpanDenoisingCollator(SpanCorruptionCollator):
-    """A :class:`~mlsm_plugin.data.span_corruption.SpanCorruptionCollator` for stock encoder-decoders that make their
-    decoder's input from labels, such as T5.
+    """A :class:`~mlsm_plugin.core.masking.span_corruption.SpanCorruptionCollator` for stock encoder-decoders that make
+    their decoder's input from labels, such as T5.
     """
 
     def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
@@ -277,8 +277,8 @@ class SpanGroupsCollator(_TextCollator):
 
         Returns:
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
-            of :func:`~mlsm_plugin.data.span_groups.collate_groups`, ``special``: ids that cannot be retrieved, padding
-            first, ``content`` (number of groups,): the number of tokens of each but special ones, and ``labels``
+            of :func:`~mlsm_plugin.core.masking.span_groups.collate_groups`, ``special``: ids that cannot be retrieved,
+            padding first, ``content`` (number of groups,): the tokens of each but special ones, and ``labels``
             (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
 
         Raises:

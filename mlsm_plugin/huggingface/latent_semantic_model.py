@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mlsm_plugin.files.hf_files import LATENT_HEAD, hf_folder
-from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
+from mlsm_plugin.core.files.hf_files import LATENT_HEAD, hf_folder
+from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
+from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
+from mlsm_plugin.core.sparse_coding.formats.foreign_files import read_safetensors
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
-from mlsm_plugin.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
-from mlsm_plugin.losses.zero_gradients import zero_with_gradient
-from mlsm_plugin.sparse_coding.formats.foreign_files import read_safetensors
 
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 

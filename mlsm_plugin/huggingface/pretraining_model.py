@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlsm_plugin.hidden_states.hf_encoder import load_masked_lm
+from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
+from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
+from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
+from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
-from mlsm_plugin.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
-from mlsm_plugin.losses.zero_gradients import zero_with_gradient
 
 Step = Callable[[Tensor], Tensor]
 # the loss, summed over the labels, their number, and the sum and the count of each figure, (B,) each, but the last

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from mlsm_plugin.data.span_groups import consecutive_groups
+from mlsm_plugin.core.masking.span_groups import consecutive_groups
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, recorded_coverage
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.stored_codes import covered_positions, recorded_coverage
 
 
 class SequenceCodes(CodeStore):

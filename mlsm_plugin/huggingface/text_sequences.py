@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
-from mlsm_plugin.files.atomic_files import sha256_of_files
-from mlsm_plugin.files.hf_files import HF_PREFIX, hf_folder
-from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.hidden_states.sources import LONGEST_DEFAULT_BLOCK, default_tokens_per_sample
+from mlsm_plugin.core.files.atomic_files import sha256_of_files
+from mlsm_plugin.core.files.hf_files import HF_PREFIX, hf_folder
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.hidden_states.sources import LONGEST_DEFAULT_BLOCK, default_tokens_per_sample
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_text
+from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 from mlsm_plugin.huggingface.token_sequences import IDS_FILE, STARTS_FILE, TokenSequences
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.tokenization.text_files import check_text_files, progress_bar, read_text
-from mlsm_plugin.tokenization.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.atomic_files import atomic_directory, read_json, write_json
-from mlsm_plugin.files.hf_files import first_line
-from mlsm_plugin.files.json_checks import check_json, fields, number, text, whole
-from mlsm_plugin.files.npy_files import map_npy
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.tokenization.unknown_tokens import UnknownTokens
+from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, write_json
+from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, whole
+from mlsm_plugin.core.files.npy_files import map_npy
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 
 IDS_FILE, STARTS_FILE, ABOUT_FILE = "ids.npy", "starts.npy", "meta.json"
 IDS_DTYPE, STARTS_DTYPE = np.dtype("<i4"), np.dtype("<i8")

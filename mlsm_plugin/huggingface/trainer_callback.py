@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from mlsm_plugin.data.masked_share import check_masked_share, samples_to_look_at
+from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from mlsm_plugin.files.hf_files import first_line, import_transformers
-from mlsm_plugin.files.settings import check, option, seed
-from mlsm_plugin.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.files.hf_files import first_line, import_transformers
+from mlsm_plugin.core.files.settings import check, option, seed
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
 NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to rounding

@@ -12,15 +12,15 @@ import numpy as np
 from fairseq import utils
 from scipy.sparse import csr_matrix
 
-from mlsm_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
-from mlsm_plugin.fairseq_seams.checkpoint_states import config_in, read_state
-from mlsm_plugin.files.atomic_files import read_json
-from mlsm_plugin.files.json_checks import check_json, fields, number, optional, text
-from mlsm_plugin.files.model_files import checkpoint_of
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text
+from mlsm_plugin.core.files.model_files import checkpoint_of
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_door.data.token_blocks import check_codes_belong_to, check_is_coded
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import config_in, read_state
 from mlsm_plugin.reports.latent_report import AtomSummary, render_report, summarize_atoms
-from mlsm_plugin.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
 
 QUALITY = fields(
     {

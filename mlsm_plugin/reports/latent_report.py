@@ -16,8 +16,8 @@ from typing import TypedDict
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from mlsm_plugin.files.atomic_files import atomic_open
-from mlsm_plugin.tokenization.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 
 TEMPLATE = "latent_report.html"
 CHUNK_ENTRIES = 1 << 18  # entries of the codes that are processed at once: some tens of MB

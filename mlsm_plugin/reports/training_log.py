@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.files.atomic_files import atomic_open, parse_json
+from mlsm_plugin.core.files.atomic_files import atomic_open, parse_json
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(

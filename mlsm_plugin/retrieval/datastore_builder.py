@@ -10,22 +10,22 @@ from typing import IO, Any
 
 import numpy as np
 
-from mlsm_plugin.data.token_blocks import split_fingerprint
-from mlsm_plugin.files.atomic_files import atomic_open, copy_file, sha256_of_files, write_npy
-from mlsm_plugin.files.model_files import DICTIONARY_NAME
-from mlsm_plugin.files.npy_files import npy_header
-from mlsm_plugin.files.planned_folder import START_ANEW, PlannedFolder
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.files.sharded_store import MissingShardsError, ShardedStoreWriter, warn_of_full_disk
-from mlsm_plugin.files.work_share import ALL_OF_IT, WorkShare
-from mlsm_plugin.hidden_states.block_reader import BlockReader
-from mlsm_plugin.hidden_states.blocks import chunks_of, hidden_states_of
-from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.losses.span_contrastive import similarity_of
+from mlsm_plugin.core.files.atomic_files import atomic_open, copy_file, sha256_of_files, write_npy
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
+from mlsm_plugin.core.files.npy_files import npy_header
+from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.sharded_store import MissingShardsError, ShardedStoreWriter, warn_of_full_disk
+from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.core.hidden_states.blocks import chunks_of, hidden_states_of
+from mlsm_plugin.core.losses.span_contrastive import similarity_of
+from mlsm_plugin.core.masking.word_boundaries import LONGEST_WORD, PieceClasses, without_marks, word_boundaries
+from mlsm_plugin.core.text.text_files import numbered_lines
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader
+from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.retrieval.settings import DatastoreSettings
-from mlsm_plugin.tokenization.text_files import numbered_lines
-from mlsm_plugin.tokenization.word_boundaries import LONGEST_WORD, PieceClasses, without_marks, word_boundaries
 
 FORMAT = 1
 TOKENS_FILE = "tokens.npy"

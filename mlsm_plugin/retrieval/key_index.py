@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
-from mlsm_plugin.files.json_checks import check_json, fields, text
-from mlsm_plugin.files.planned_folder import META_FILE
-from mlsm_plugin.files.progress import Progress
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.json_checks import check_json, fields, text
+from mlsm_plugin.core.files.planned_folder import META_FILE
+from mlsm_plugin.core.files.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.atomic_files import read_json
-from mlsm_plugin.files.json_checks import check_json, fields, list_of, text, whole
-from mlsm_plugin.files.npy_files import map_npy, npy_header
-from mlsm_plugin.files.output_lock import in_turn
-from mlsm_plugin.files.planned_folder import META_FILE, PLAN_FILE
-from mlsm_plugin.files.sharded_store import shard_path
-from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.losses.span_contrastive import similarities
+from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, text, whole
+from mlsm_plugin.core.files.npy_files import map_npy, npy_header
+from mlsm_plugin.core.files.output_lock import in_turn
+from mlsm_plugin.core.files.planned_folder import META_FILE, PLAN_FILE
+from mlsm_plugin.core.files.sharded_store import shard_path
+from mlsm_plugin.core.losses.span_contrastive import similarities
+from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.retrieval.datastore_builder import (
     BLOCKS_FILE,
     CHUNK_ENTRIES,

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.losses.span_contrastive import similarities, similarity_of, temperature_of
+from mlsm_plugin.core.losses.span_contrastive import similarities, similarity_of, temperature_of
+from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
+from mlsm_plugin.core.text.unknown_tokens import check_known
+from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.settings import FillingSettings
-from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
-from mlsm_plugin.tokenization.unknown_tokens import check_known
-from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlsm_plugin.files.settings import check, option
-from mlsm_plugin.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.files.settings import check, option
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 DTYPES = ("float16", "float32")
 

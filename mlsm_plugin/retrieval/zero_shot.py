@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.files.progress import Progress
-from mlsm_plugin.hidden_states.masked_lms import why_untrained
-from mlsm_plugin.losses.span_contrastive import similarities
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.losses.span_contrastive import similarities
+from mlsm_plugin.core.text.text_files import numbered_lines
+from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
+from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
-from mlsm_plugin.tokenization.masked_text import MASK, cut_around_masks, encode_masked_text
-from mlsm_plugin.tokenization.text_files import numbered_lines
-from mlsm_plugin.tokenization.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
 
 # How many tokens of the text are compared with a word at once.
 CHUNK_TOKENS = 1 << 22

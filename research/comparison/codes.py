@@ -7,8 +7,8 @@ from pathlib import Path
 
 from comparison.commands import REPOSITORY, Commands
 from comparison.rows import RANDOM
-from mlsm_plugin.files.atomic_files import read_json
-from mlsm_plugin.hidden_states.sources import source_of
+from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.hidden_states.sources import source_of
 
 CONTROL_SCRIPT = REPOSITORY / "research" / "control_codes.py"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from mlsm_plugin.files.atomic_files import read_json, sha256_of_files, write_json
-from mlsm_plugin.files.output_lock import only_writer
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.output_lock import only_writer
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PLUGIN = REPOSITORY / "mlsm_plugin"

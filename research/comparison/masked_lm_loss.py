@@ -12,8 +12,8 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.evaluation.masked_batches import masked_batches, shown_chunks
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.hidden_states.masked_lms import MaskedLm, open_masked_lm
+from mlsm_plugin.evaluation.masked_lms import MaskedLm, open_masked_lm
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from comparison.commands import Commands
 from comparison.linear_probe import probe_accuracy, sentence_means
 from comparison.masked_lm_loss import evaluate_masked_lm
 from mlsm_plugin import hub
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.evaluation.labelled_texts import check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.minimal_pairs import read_pairs
-from mlsm_plugin.files.atomic_files import atomic_open, read_json, write_json
-from mlsm_plugin.hidden_states.block_reader import BlockSettings
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
 
 
 @dataclass(frozen=True)

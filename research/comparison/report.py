@@ -14,7 +14,7 @@ from scipy import stats
 
 from comparison.costs import cost_to_reach
 from comparison.rows import CONTROLS, CONTROLS_OF_SELF, ROWS
-from mlsm_plugin.files.atomic_files import atomic_open, write_json
+from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
 
 BASE = "mlm"
 OF_A_FOLDER = ("objectives", "seeds", "threads")  # settings that no run depends on

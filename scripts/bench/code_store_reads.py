@@ -21,7 +21,7 @@ from pathlib import Path
 import mlsm_step
 import numpy as np
 
-from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 
 TARGET = 20
 

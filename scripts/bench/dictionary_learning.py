@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from sparse_coding import synthetic  # another bench in this folder
 
-from mlsm_plugin.sparse_coding.dictionary import learn_dictionary, sample_distinct_rows
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+from mlsm_plugin.core.sparse_coding.dictionary import learn_dictionary, sample_distinct_rows
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 
 
 def learn_with_spams(

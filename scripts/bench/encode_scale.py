@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
+from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 
 BATCH_TOKENS = 8192
 SHARD_TOKENS = 1 << 18

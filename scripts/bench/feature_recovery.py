@@ -28,15 +28,15 @@ from dictionary_learning import learn_with_spams  # another bench in this folder
 from scipy.optimize import linear_sum_assignment
 from synthetic_features import Recipe, SyntheticFeatures  # another file in this folder
 
-from mlsm_plugin.files.atomic_files import write_json
-from mlsm_plugin.sparse_coding.coder import SparseCoder
-from mlsm_plugin.sparse_coding.dictionary import Dictionary, learn_dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode
-from mlsm_plugin.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.sparse_coding.online_learning import mini_batches
-from mlsm_plugin.sparse_coding.quality import ReconstructionQuality
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
+from mlsm_plugin.core.files.atomic_files import write_json
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary, learn_dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.sparse_coding.online_learning import mini_batches
+from mlsm_plugin.core.sparse_coding.quality import ReconstructionQuality
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
 
 CHUNK = 5000
 BATCH = 400

@@ -26,9 +26,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.fairseq_seams.version_shims import PACKAGE_DIR
-from mlsm_plugin.files.atomic_files import read_json, write_json
-from mlsm_plugin.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
 from mlsm_plugin.reports.training_log import TrainingLog, read_training_log
 
 NAMES = ("roberta", "modern")

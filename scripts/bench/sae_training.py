@@ -28,14 +28,14 @@ import torch
 from dictionary_learning import learn_with_spams  # another bench in this folder
 from sparse_coding import synthetic  # and another
 
-from mlsm_plugin.hidden_states.devices import has_fast_bf16
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows
-from mlsm_plugin.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.sparse_coding.online_learning import mini_batches
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sae_training import METHODS, SaeSettings, SaeTrainer, train_sae
-from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.sparse_coding.online_learning import mini_batches
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sae_training import METHODS, SaeSettings, SaeTrainer, train_sae
+from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 
 LEAST_EXPLAINED, MOST_DEAD, LEAST_SPEED = -0.03, 0.05, 10.0
 

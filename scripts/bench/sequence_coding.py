@@ -29,17 +29,17 @@ from datasets import Dataset
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
 from mlsm_plugin.cli.main import main as mlsm
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
 from mlsm_plugin.huggingface.coding import encode_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows
-from mlsm_plugin.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 
 TARGET = 0.95
 SPLIT, FOLDER, DATASET = "binarized split", "folder of sequences", "datasets.Dataset"

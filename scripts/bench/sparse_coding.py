@@ -30,8 +30,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mlsm_plugin.sparse_coding.active_set_torch import relative_gap_of_parts
-from mlsm_plugin.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
+from mlsm_plugin.core.sparse_coding.active_set_torch import relative_gap_of_parts
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode, target_distribution
 
 FISTA_STEPS = 100
 FISTA_ROWS = 1024

@@ -40,6 +40,7 @@ from transformers import (
     logging,
 )
 
+from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.huggingface import (
     LatentSemanticCollator,
     LatentSemanticModel,
@@ -50,7 +51,6 @@ from mlsm_plugin.huggingface import (
     TokenContrastiveModel,
     TokenSequences,
 )
-from mlsm_plugin.sparse_coding.code_store_writer import CodeStoreWriter
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TARGETS = {"mlsm + mlm": 1.10, "taco": 1.15}

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.formats.saelens import read_saelens
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.formats.saelens import read_saelens
 from tests.attacks import bad_inputs
 from tests.attacks.bad_inputs import DELETED, Damage, check_one_line, json_with, replaced
 from tests.attacks.conftest import Place
 from tests.attacks.faults import run_command
 from tests.attacks.test_faults import faults
 from tests.conftest import mlsm
-from tests.sparse_coding.formats.foreign_saes import (
+from tests.core.sparse_coding.formats.foreign_saes import (
     hidden_states,
     saelens_arrays,
     saelens_config,

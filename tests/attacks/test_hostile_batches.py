@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows
-from mlsm_plugin.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from tests.conftest import CRITERIONS, Pipeline
 from tests.denoising_flags import SIZE
 from tests.tiny_run import batches, seeded_model, training_config

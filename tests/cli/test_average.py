@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.fairseq_seams.checkpoint_states import updates_of
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_models import TinyData
 

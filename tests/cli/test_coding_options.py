@@ -13,7 +13,7 @@ from mlsm_plugin.cli.coding_options import (
     check_positive,
 )
 from mlsm_plugin.cli.settings_flags import add_settings
-from mlsm_plugin.hidden_states.settings import BlockSettings, ModelRun
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 from tests.tiny_models import TRAINED_TOKENS, TinyData
 
 

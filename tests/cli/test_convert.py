@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import failing_mlsm, mlsm
-from tests.sparse_coding.formats.foreign_saes import (
+from tests.core.sparse_coding.formats.foreign_saes import (
     SPARSIFY_CONFIG,
     hidden_states,
     random_arrays,

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.auxiliary import coder_learning
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
 from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.cli.settings_flags import settings_of
+from mlsm_plugin.core.coding import coder_learning
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sae_training import SaeTrainer
 from mlsm_plugin.hub import from_pretrained
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sae_training import SaeTrainer
 from tests.cli.coding_runs import contents, meta_of
 from tests.conftest import failing_mlsm, fairseq_train, logged, mlsm
 from tests.tiny_models import TRAINED_TOKENS, TinyData

@@ -15,8 +15,8 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary as FairseqDictionary
 from fairseq.data import TokenBlockDataset, data_utils
 
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
 from tests.cli.coding_runs import (
     BLOCKS,
     SHARDS,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsm_plugin.files.work_share import WorkShare, work_share
-from mlsm_plugin.sparse_coding import lasso
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.stored_codes import covered_positions
+from mlsm_plugin.core.files.work_share import WorkShare, work_share
+from mlsm_plugin.core.sparse_coding import lasso
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
 from tests.cli.coding_runs import (
     SHARDS,
     contents,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from tests.cli.coding_runs import kill_once_there, start_mlsm
 from tests.conftest import failing_mlsm, mlsm
 from tests.huggingface.coded_model import LAYER, CodedModel, coded_model, files_of

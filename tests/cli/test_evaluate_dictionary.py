@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.sparse_coding.coder import load_coder
-from mlsm_plugin.sparse_coding.dictionary import Dictionary
-from mlsm_plugin.sparse_coding.encode import normalize_rows
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SparseAutoencoder
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SparseAutoencoder
+from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import failing_mlsm, mlsm
+from tests.core.sparse_coding.sae_weights import random_weights
 from tests.hub.modern_models import NPM
-from tests.sparse_coding.sae_weights import random_weights
 from tests.tiny_hf_models import make_model
 from tests.tiny_models import TinyData, positions, save_untrained
 

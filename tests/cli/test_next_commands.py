@@ -11,7 +11,7 @@ from fairseq import options
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.cli.main import build_parser
 from mlsm_plugin.cli.next_commands import encode_command, training_command
-from mlsm_plugin.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from tests.conftest import PLUGIN
 
 ODD = "it's a $folder; with 'quotes'"

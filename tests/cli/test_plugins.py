@@ -8,14 +8,14 @@ import pytest
 
 from mlsm_plugin.cli.main import main
 from mlsm_plugin.cli.plugins import import_plugin, user_dir_of
-from mlsm_plugin.sparse_coding import coder
+from mlsm_plugin.core.sparse_coding import coder
 from tests.conftest import failing_mlsm
 
 Capture = pytest.CaptureFixture[str]
 PLUGIN = """
 from dataclasses import dataclass, field
 
-from mlsm_plugin.sparse_coding.coder import SparseCoder, register_coder
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder, register_coder
 
 
 @dataclass(frozen=True)

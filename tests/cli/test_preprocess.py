@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.cli.main import main
-from mlsm_plugin.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from tests.conftest import REPOSITORY, TINY_MODEL, Pipeline, failing_mlsm
 
 BLOCKS = ("--tokens-per-sample", "64")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mlsm_plugin.cli.settings_flags import Depends, add_coder_flags, add_settings, given_coder_options, settings_of
-from mlsm_plugin.files.settings import check, option
-from mlsm_plugin.sparse_coding import coder
-from mlsm_plugin.sparse_coding.coder import NoOptions, SparseCoder
+from mlsm_plugin.core.files.settings import check, option
+from mlsm_plugin.core.sparse_coding import coder
+from mlsm_plugin.core.sparse_coding.coder import NoOptions, SparseCoder
 
 
 @dataclass(frozen=True)

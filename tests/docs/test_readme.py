@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from tests.conftest import CRITERIONS, TINY_MODEL, TINY_TRAINING
 from tests.docs.pages import block_with, read
 from tests.documented import TINY_HYDRA, bash_blocks, clean_folder, run_in

@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from mlsm_plugin.core.hidden_states.sources import open_encoder
+from mlsm_plugin.core.sparse_coding.quality import ReconstructionQuality
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
 from mlsm_plugin.evaluation.dictionary_quality import (
     EvaluationSettings,
     drawn_blocks,
@@ -18,14 +23,9 @@ from mlsm_plugin.evaluation.dictionary_quality import (
     evaluate_reconstruction,
 )
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.hidden_states.masked_lms import open_masked_lm
-from mlsm_plugin.hidden_states.sources import open_encoder
-from mlsm_plugin.sparse_coding.quality import ReconstructionQuality
-from mlsm_plugin.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
-from mlsm_plugin.sparse_coding.stored_codes import covered_positions
-from tests.sparse_coding.sae_weights import random_weights
+from mlsm_plugin.evaluation.masked_lms import open_masked_lm
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from tests.core.sparse_coding.sae_weights import random_weights
 from tests.tiny_models import TinyData
 
 SETTINGS = EvaluationSettings(layer=1, blocks=BlockSettings(24), max_tokens=600, threads=1, batch_tokens=100)
@@ -61,8 +61,8 @@ def slow_rows(tiny: TinyData, reader: BlockReader, settings: EvaluationSettings)
 
 def slow_losses(tiny: TinyData, reader: BlockReader, coder: SaeCoder, settings: EvaluationSettings) -> dict[str, float]:
     """The three losses, one block and one replaced token at a time, by a forward pass that is written out."""
-    from mlsm_plugin.fairseq_seams import model_parts
-    from mlsm_plugin.hidden_states.fairseq_encoder import load_roberta
+    from mlsm_plugin.fairseq_door.coding.fairseq_encoder import load_roberta
+    from mlsm_plugin.fairseq_door.seams import model_parts
 
     model = load_roberta(tiny.model, tiny.data_bin, reader.dictionary)[0].eval()
     encoder = model_parts.sentence_encoder(model)

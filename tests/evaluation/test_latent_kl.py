@@ -11,15 +11,15 @@ import pytest
 import torch
 from fairseq import tasks
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.evaluation import latent_kl
 from mlsm_plugin.evaluation.latent_kl import UNSEEN, LatentKl, evaluate_latent_kl, mean_code
-from mlsm_plugin.fairseq_seams.model_parts import ATOM_PROJECTION
-from mlsm_plugin.hidden_states.block_reader import BlockSettings
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from tests.auxiliary.toy_coder import ToyCoder
-from tests.sparse_coding.code_stores import BOUNDARIES, expected_rows, random_codes, write_store
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
+from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
+from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
+from tests.core.coding.toy_coder import ToyCoder
+from tests.core.sparse_coding.code_stores import BOUNDARIES, expected_rows, random_codes, write_store
 from tests.tiny_models import TinyData, save_model
 from tests.tiny_run import seeded_model, training_config
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from tests.conftest import REPOSITORY, TINY_MODEL, mlsm
 from tests.documented import bash_blocks, clean_folder, run_in
 

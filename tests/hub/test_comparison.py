@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from mlsm_plugin import hub
-from mlsm_plugin.files.model_files import MODEL_NAME
+from mlsm_plugin.core.files.model_files import MODEL_NAME
 from mlsm_plugin.hub import hf_export, stock_models
 from mlsm_plugin.hub.comparison import compare
 from tests.conftest import failing_mlsm, made_once, mlsm

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
-from mlsm_plugin.data.token_blocks import load_split
+from mlsm_plugin.fairseq_door.data.token_blocks import load_split
 from mlsm_plugin.hub import hf_export, stock_models
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_hf_models import make_tokenizer

@@ -10,10 +10,10 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 
+from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.infilling import DenoisingHubInterface
 from mlsm_plugin.hub.interface import MlsmHubInterface
-from mlsm_plugin.models.mlsm_roberta import MlsmRobertaModel
 from tests.conftest import REPOSITORY, fairseq_train
 from tests.denoising_flags import TINY
 from tests.tiny_models import TinyData, save_untrained

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertConfig, ModernBertConfig
 
 from mlsm_plugin import hub
-from mlsm_plugin.fairseq_seams.model_parts import OUTPUT_BIAS
-from mlsm_plugin.files.hf_files import global_every
+from mlsm_plugin.core.files.hf_files import global_every
+from mlsm_plugin.fairseq_door.seams.model_parts import OUTPUT_BIAS
 from mlsm_plugin.hub import modernbert_import
 from mlsm_plugin.hub.modernbert_import import architecture_flags, import_modernbert
 from tests.conftest import mlsm

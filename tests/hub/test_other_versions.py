@@ -14,7 +14,7 @@ import torch
 from fairseq import tasks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlsm_plugin.files.hf_files import save_pretrained
+from mlsm_plugin.core.files.hf_files import save_pretrained
 from tests.conftest import REPOSITORY, made_once, mlsm
 from tests.hub.in_library import opened
 from tests.hub.modern_models import NPM, WINDOW, save_modern, spread_weights
@@ -86,7 +86,7 @@ def in_version(library: Path, *words: object) -> None:
 def test_what_version_4_would_misread_is_refused(library: Path, tiny: TinyData, tmp_path: Path) -> None:
     start = make_model("modernbert", tiny.text, tmp_path / "plain", kind=AutoModelForMaskedLM)  # as version 5 writes it
     save_pretrained(tmp_path / "both", AutoModelForMaskedLM.from_pretrained(start))
-    code = "import sys, pathlib; from mlsm_plugin.hidden_states.hf_encoder import supported_config as read\n"
+    code = "import sys, pathlib; from mlsm_plugin.core.hidden_states.hf_encoder import supported_config as read\n"
     code += "for folder in sys.argv[1:]: print(read(pathlib.Path(folder)).local_rope_theta)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), str(REPOSITORY)])}
     command = [sys.executable, "-c", code, str(tmp_path / "both"), str(start)]

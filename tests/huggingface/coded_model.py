@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.sparse_coding.coder import SparseCoder, load_coder
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder, load_coder
 from tests.conftest import made_once, mlsm
 from tests.tiny_hf_models import make_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.hidden_states.hf_encoder import HuggingFaceEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.huggingface.adaptation import Adaptation
 from tests.huggingface.tiny_corpus import tiny_bert
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.files.work_share import WorkShare
-from mlsm_plugin.hidden_states.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.work_share import WorkShare
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
 from mlsm_plugin.huggingface.coding import encode_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from mlsm_plugin.sparse_coding.stored_codes import covered_positions
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from tests.conftest import mlsm
 from tests.huggingface.coded_model import LAYER, CodedModel, coded_model, files_of, settings
 

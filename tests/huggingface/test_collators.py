@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlsm_plugin.core.text.hf_tokenizer import piece_classes
 from mlsm_plugin.huggingface import (
     LatentSemanticModel,
     MaskedLmModel,
@@ -26,7 +27,7 @@ from mlsm_plugin.huggingface.collators import (
     Masking,
     TokenContrastiveCollator,
 )
-from mlsm_plugin.tokenization.hf_tokenizer import piece_classes
+from tests.core.masking.slow_boundaries import slow_boundaries
 from tests.huggingface.tiny_corpus import (
     ATOMS,
     CLS,
@@ -40,7 +41,6 @@ from tests.huggingface.tiny_corpus import (
     tiny_bert,
     write_codes,
 )
-from tests.tokenization.slow_boundaries import slow_boundaries
 
 
 def items(dataset: PretrainingSequences, *indices: int) -> list[Any]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.sparse_coding.sparse_coder import SparseCoder
 from tests.huggingface.coded_model import LAYER, CodedModel, coded_model, files_of, settings
 
 FEW = {"layer": LAYER, "atoms": 24, "tokens": 2000, "threads": 1}

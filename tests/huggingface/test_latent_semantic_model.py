@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
 
-from mlsm_plugin.files.hf_files import LATENT_HEAD
+from mlsm_plugin.core.files.hf_files import LATENT_HEAD
 from mlsm_plugin.huggingface import LatentSemanticCollator, PretrainingSequences, TokenSequences
 from mlsm_plugin.huggingface.collators import IGNORED, Masking
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from mlsm_plugin.hidden_states.hf_encoder import SUPPORTED, load_masked_lm
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, load_masked_lm
 from mlsm_plugin.huggingface.pretraining_model import head_of
 from tests.huggingface.tiny_corpus import tiny_bert
 from tests.tiny_hf_models import make_model

@@ -12,12 +12,12 @@ import torch
 from fairseq import tasks
 
 from mlsm_plugin import hub
-from mlsm_plugin.fairseq_seams import model_parts
+from mlsm_plugin.core.losses.token_contrastive import sample_pairs
+from mlsm_plugin.fairseq_door.seams import model_parts
 from mlsm_plugin.hub.hf_export import export
 from mlsm_plugin.hub.stock_models import modernbert_weights, roberta_weights, stock_model
 from mlsm_plugin.huggingface import LatentSemanticModel, SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.losses.token_contrastive import sample_pairs
 from tests.conftest import Pipeline
 from tests.tiny_models import save_model
 from tests.tiny_run import batches, seeded_model, training_config

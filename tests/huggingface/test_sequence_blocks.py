@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsm_plugin.hidden_states.blocks import batches_of
+from mlsm_plugin.core.hidden_states.blocks import batches_of
 from mlsm_plugin.huggingface.coding import SequenceBlocks, blocks_for_model
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.huggingface.coded_model import CodedModel, coded_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BatchEncoding, T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
 
-from mlsm_plugin.data.span_corruption import SpanNoise, restore_spans
+from mlsm_plugin.core.masking.span_corruption import SpanNoise, restore_spans
 from mlsm_plugin.huggingface.collators import IGNORED, SpanDenoisingCollator
 
 PAD, EOS, SENTINELS = 0, 1, range(119, 99, -1)  # T5's sentinels go down from the largest id

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.text_sequences import default_max_length, ids_of_lines, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-from mlsm_plugin.tokenization.hf_tokenizer import HuggingFaceTokenizer
 from tests.huggingface.coded_model import MAX_LENGTH, CodedModel, coded_model, files_of
 from tests.tiny_hf_models import TOKENIZERS, library_ids, make_tokenizer
 

@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from mlsm_plugin.data.span_groups import SpanRules
+from mlsm_plugin.core.masking.span_groups import SpanRules
+from mlsm_plugin.core.text.hf_tokenizer import vocabulary_fingerprint
 from mlsm_plugin.huggingface import (
     MaskedLmCollator,
     MaskedLmModel,
@@ -24,7 +25,6 @@ from mlsm_plugin.huggingface import (
     TokenSequences,
 )
 from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, prepare
-from mlsm_plugin.tokenization.hf_tokenizer import vocabulary_fingerprint
 from tests.huggingface.tiny_corpus import CLS, SEP, UNK, make_tokenizer, random_ids, tiny_bert
 
 

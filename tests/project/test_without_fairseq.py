@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForMaskedLM
 
-from mlsm_plugin.fairseq_seams.installation import WITHOUT_FAIRSEQ
+from mlsm_plugin.fairseq_door.seams.installation import WITHOUT_FAIRSEQ
 from mlsm_plugin.version import __version__
 from tests.conftest import PLUGIN, REPOSITORY
 from tests.tiny_hf_models import make_model
@@ -65,12 +65,7 @@ def modules_of(*folders: str) -> list[str]:
 
 
 FREE = (
-    *modules_of("files", "losses", "sparse_coding", "huggingface"),
-    *(
-        f"mlsm_plugin.hidden_states.{name}"
-        for name in ("blocks", "devices", "encoder", "hf_encoder", "settings", "sources", "stream")
-    ),
-    *(f"mlsm_plugin.auxiliary.{name}" for name in ("block_coding", "coder_fit", "coder_learning", "split_coder")),
+    *modules_of("core", "huggingface"),
     *(f"mlsm_plugin.cli.{name}" for name in ("main", "adapt", "binarize", "convert", "doctor", "encode")),
 )
 
@@ -144,7 +139,7 @@ def test_from_text_to_codes_without_fairseq(english_text: tuple[Path, Path], tmp
 
     learned = run(
         f"""
-from mlsm_plugin.auxiliary.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.huggingface.coding import learn_from_sequences
 for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iterations=5))):
     settings = LearningSettings(layer=2, coder=kind, atoms=24, tokens=500, batch_size=50, threads=1, **more)
@@ -178,7 +173,7 @@ for kind, more in (("topk", dict(k=4)), ("lasso", dict(backend="torch", iteratio
     (tmp_path / "model.pt").touch()
     other = ("convert", tmp_path / "atoms.npy", tmp_path / "third", "--normalize", "--lambda", 0.05)
     assert "fairseq is missing; fix: pip install" in fails(*other, "--auxiliary", tmp_path / "model.pt")
-    code = f"from mlsm_plugin.hidden_states.sources import source_of\nsource_of({str(tmp_path / 'model.pt')!r})"
+    code = f"from mlsm_plugin.core.hidden_states.sources import source_of\nsource_of({str(tmp_path / 'model.pt')!r})"
     assert "would be a fairseq checkpoint, but fairseq does not work" in run(code, python=python, check=False).stderr
     assert "this needs spams" in fails(*coding, "--output", tmp_path / "fourth", "--solver", "spams")
 

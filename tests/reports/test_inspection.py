@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsm_plugin.auxiliary.corpus_coding import encode_split
-from mlsm_plugin.auxiliary.split_coder import CodingSettings
-from mlsm_plugin.hidden_states.block_reader import BlockSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
+from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
 from mlsm_plugin.reports import inspection
 from mlsm_plugin.reports.inspection import find_codes, summarize_split
-from mlsm_plugin.sparse_coding.code_store import CodeStore
-from tests.auxiliary.toy_coder import ToyCoder
 from tests.conftest import failing_mlsm, mlsm
+from tests.core.coding.toy_coder import ToyCoder
 from tests.tiny_models import MASKED_LM, TinyData, save_untrained
 
 Capture = pytest.CaptureFixture[str]

@@ -22,9 +22,9 @@ from scipy import stats
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mlsm_plugin.files.output_lock import only_writer
-from mlsm_plugin.files.planned_folder import PlannedFolder
-from mlsm_plugin.hidden_states.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.core.files.output_lock import only_writer
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
 from tests.script_module import load_script

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlsm_plugin.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import read_json
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
 from tests.script_module import load_script, runner_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.files.atomic_files import read_json
-from mlsm_plugin.files.sharded_store import shard_path
+from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.sharded_store import shard_path
 from mlsm_plugin.retrieval.datastore_builder import DatastoreWriter
 
 PLAN = {"format": 1, "num_tokens": 10, "dim": 3, "dtype": "float16"}

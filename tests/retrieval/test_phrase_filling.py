@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from mlsm_plugin import hub
+from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
 from mlsm_plugin.retrieval import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 from mlsm_plugin.retrieval.settings import FillingSettings
-from mlsm_plugin.tokenization.word_boundaries import PieceClasses, word_boundaries
 from tests.retrieval.conftest import Retrieval
 
 TEXT = "The <mask> is called with one argument."

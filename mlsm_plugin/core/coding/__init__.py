@@ -1,0 +1,1 @@
+"""Hidden states of a text to sparse codes; learning what codes them."""

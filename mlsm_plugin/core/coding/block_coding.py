@@ -1,0 +1,177 @@
+"""Codes a text block by block into a code store, resumable, in shards that processes share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlsm_plugin.core.coding.coder_fit import check_width
+from mlsm_plugin.core.coding.split_coder import CodingSettings, SplitCoder
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.files.sharded_store import MissingShardsError, warn_of_full_disk
+from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
+from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder
+from mlsm_plugin.core.sparse_coding.stored_codes import ShardRows
+
+logger = logging.getLogger(__name__)
+
+# A shard with only empty codes is refused if it has at least this many of them, or is the whole split. All codes of a
+# short last shard may well be empty.
+TOKENS_TO_JUDGE_EMPTINESS = 32
+
+
+@dataclass
+class CodingFigures:
+    """The result of coding a text.
+
+    Attributes:
+        directory, num_shards: of the store.
+        already_complete: whether it was complete before.
+        coded_tokens: tokens that this process coded now.
+        empty_tokens, inexact_tokens: those of them whose codes are empty, or do not reach the required accuracy.
+        missing_shards: shards that other processes have not written yet.
+        meta: content of the store's ``meta.json``; None while shards are missing.
+    """
+
+    directory: Path
+    num_shards: int
+    already_complete: bool = False
+    coded_tokens: int = 0
+    empty_tokens: int = 0
+    inexact_tokens: int = 0
+    missing_shards: int = 0
+    meta: dict[str, Any] | None = None
+
+
+def encode_blocks(
+    name: str,
+    reader: TokenBlocks,
+    directory: Path,
+    *,
+    split: str,
+    auxiliary: str,
+    blocks: BlockSettings | None,
+    open_model: Callable[[], TokenVectors],
+    coder: SparseCoder,
+    settings: CodingSettings,
+    share: WorkShare = ALL_OF_IT,
+) -> CodingFigures:
+    """Write this process's shards of a store; resumes a stopped run.
+
+    A process that finds no shard missing after its own work seals the store.
+
+    Args:
+        name, reader: the text, with its name for the progress bar and errors.
+        directory: folder of the store.
+        split, auxiliary: fingerprints of the text and of the model.
+        blocks: how the text was cut; None if it consists of blocks.
+        open_model: opens the model; called only if there is something to code.
+        coder, settings, share: what is done with the hidden states, and by whom.
+
+    Raises:
+        ValueError: the coder has another width than the model, a store made with other settings exists, all codes of a
+            shard are empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
+    """
+    meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
+    boundaries = shard_boundaries(reader, settings.shard_tokens)
+    writer = CodeStoreWriter(directory, meta, boundaries, with_gaps=coder.has_gaps)
+    figures = CodingFigures(writer.directory, writer.num_shards)
+    missing = writer.missing_shards()
+    figures.already_complete = not missing and writer.is_sealed
+    own = [shard for shard in missing if share.owns(shard[0])]
+    if own:
+        if share.index == 0 and writer.num_shards < share.count:
+            logger.warning(
+                "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
+                *(name, share.count, writer.num_shards),
+            )
+        in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
+        encoder = open_model()
+        check_width(encoder, coder)
+        _write_shards(SplitCoder(name, reader, encoder, coder, settings), writer, own, figures, in_other_hands)
+    figures.missing_shards = len(writer.missing_shards())
+    if not figures.missing_shards:
+        try:
+            figures.meta = writer.finish()
+        except MissingShardsError:  # another process without a share of its own writes one again
+            figures.missing_shards = max(1, len(writer.missing_shards()))
+    return figures
+
+
+def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
+    """Token offsets at which shards begin, then the end of the text: block starts, about ``shard_tokens`` apart.
+
+    No block is in two shards, so that a shard depends only on its own blocks.
+    """
+    boundaries = [0]
+    while boundaries[-1] + shard_tokens < reader.num_tokens:
+        following = np.searchsorted(reader.starts, boundaries[-1] + shard_tokens)
+        if following == len(reader.starts):
+            break
+        boundaries.append(int(reader.starts[following]))
+    return [*boundaries, reader.num_tokens]
+
+
+def store_meta(
+    coder: SparseCoder, settings: CodingSettings, *, split: str, auxiliary: str, blocks: BlockSettings | None
+) -> dict[str, Any]:
+    """What ``plan.json`` and ``meta.json`` of a store say; arguments are those of :func:`encode_blocks`."""
+    return {
+        "n_atoms": coder.num_atoms,
+        **coder.settings(),
+        "layer": settings.layer,
+        "coverage": settings.coverage,
+        "coverage_seed": settings.coverage_seed if settings.coverage < 1 else 0,
+        "fp16": settings.fp16,
+        **({"latent_top": settings.latent_top, "latent_select": "weight"} if settings.latent_top else {}),
+        **({"blocks": asdict(blocks)} if blocks else {}),
+        "dictionary_health": coder.meta.get("health"),
+        "fingerprints": {"split": split, "dictionary": coder.fingerprint, "auxiliary": auxiliary},
+    }
+
+
+def _write_shards(
+    coder: SplitCoder,
+    writer: CodeStoreWriter,
+    shards: list[tuple[int, int, int]],
+    figures: CodingFigures,
+    tokens_of_others: int,
+) -> None:
+    """Code and write ``shards``; warn once if the disk has too little room for the missing shards."""
+    remaining = sum(stop - start for _, start, stop in shards)
+    with Progress(total=remaining, desc=f"coding {coder.split}", unit="token", unit_scale=True) as progress:
+        for number, (index, start, stop) in enumerate(shards):
+            if writer.has_shard(index):  # another process has already written it
+                progress.update(stop - start)
+                continue
+            rows = ShardRows(stop - start, writer.num_atoms)
+            counted, why_empty = 0, None
+            for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
+                rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
+                why_empty = why_empty or chunk.why_empty
+                figures.empty_tokens += int((np.diff(chunk.coded.codes.indptr) == 0).sum())
+                figures.inexact_tokens += chunk.inexact
+                counted += len(chunk.positions)
+                progress.update(len(chunk.positions))
+            fewest = 1 if stop - start == coder.reader.num_tokens else TOKENS_TO_JUDGE_EMPTINESS
+            if rows.nonzeros == 0 and rows.coded_tokens >= fewest:
+                raise ValueError(
+                    f"{coder.split}: the codes of all {rows.coded_tokens} coded tokens from {start} to {stop - 1} are "
+                    f"empty, since {why_empty or 'all weights round to 0'}"
+                )
+            writer.write_shard(index, rows)
+            figures.coded_tokens += rows.coded_tokens
+            remaining -= stop - start
+            if number == 0:
+                per_token = sum(array.nbytes for array in rows.arrays().values()) / (stop - start)
+                warn_of_full_disk(writer.directory, per_token * (remaining + tokens_of_others))
+            progress.update(stop - start - counted)  # tokens that are not coded count as done, too

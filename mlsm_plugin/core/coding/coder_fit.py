@@ -1,0 +1,74 @@
+"""Checks that auxiliary model, coder and text belong together, made before anything is coded."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors
+from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder
+
+
+def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.PathLike[str], option: str) -> int:
+    """The layer whose hidden states a coder codes: the ``chosen`` one, else the one that it was learned from.
+
+    Raises:
+        ValueError: nothing says the layer; names the ``folder`` of the coder and the user's ``option``.
+    """
+    layer = coder.meta.get("layer") if chosen is None else chosen
+    if layer is None:
+        raise ValueError(f"{folder} does not say its layer; pass {option}")
+    return int(layer)
+
+
+def check_width(encoder: TokenVectors, coder: SparseCoder) -> None:
+    """Raise ValueError if the coder has another width than the model."""
+    if encoder.dim != coder.dim:
+        raise ValueError(
+            f"the dictionary is {coder.dim} wide, the hidden states of the auxiliary model are {encoder.dim} wide"
+        )
+
+
+def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None:
+    """Raise ValueError if the samples have more tokens than the model has positions."""
+    if tokens_per_sample > encoder.max_tokens:
+        raise ValueError(
+            f"--tokens-per-sample {tokens_per_sample} is more than the {encoder.max_tokens} positions of the model"
+        )
+
+
+def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, layer: int) -> str:
+    """SHA-256 of the auxiliary model, of which ``coder`` codes a layer.
+
+    Raises:
+        FileNotFoundError, ValueError: the model does not exist.
+        ValueError: the coder belongs to another model or layer, or its codes would be arbitrary.
+    """
+    fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
+    learned_from, learned_layer = (coder.meta.get(name) for name in ("auxiliary_fingerprint", "layer"))
+    if learned_from not in (None, fingerprint):
+        raise ValueError(
+            f"the dictionary was learned from another auxiliary checkpoint (SHA-256 {learned_from[:12]}) than the "
+            f"given one ({fingerprint[:12]}); pass that checkpoint, or learn a new dictionary"
+        )
+    if learned_layer not in (None, layer):
+        raise ValueError(f"the dictionary was learned from layer {learned_layer}, not from --layer {layer}")
+    coder.check()
+    return fingerprint
+
+
+def fitting_encoder(
+    auxiliary: str | os.PathLike[str],
+    data_bin: str | os.PathLike[str],
+    coder: SparseCoder,
+    settings: Any,
+) -> HiddenStateEncoder:
+    """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it.
+
+    ``settings`` have a layer, blocks, a device and ``fp16``, as for coding and for evaluation.
+    """
+    encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
+    check_width(encoder, coder)
+    check_positions(encoder, settings.blocks.tokens_per_sample)
+    return encoder

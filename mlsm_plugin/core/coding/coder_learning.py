@@ -1,0 +1,303 @@
+"""Learn a sparse coder from a text, judge it, and write it with its health; one way for every kind of text."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.output_lock import only_writer
+from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
+from mlsm_plugin.core.files.settings import check, option, seed
+from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
+from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.dictionary import Dictionary, learn_dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.sparse_coding.quality import coder_health
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sae_training import SaeSettings, SaeTrainer, train_sae
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SparseAutoencoder
+from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
+from mlsm_plugin.version import __version__
+
+# number of tokens on which the health of the dictionary is measured
+HEALTH_TOKENS = 20_000
+CHECKPOINT_FILE = "training.pt"
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+# parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
+NEUTRAL = ("threads", "batch_tokens")
+LASSO = "lasso"
+CODERS = (LASSO, "topk", "batchtopk")
+# options that only one kind of coder has, and the defaults of each kind
+LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
+SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
+# what the meta.json of a dictionary calls each backend
+METHODS = {"spams": "spams.trainDL", "torch": "online"}
+
+
+@dataclass(frozen=True)
+class LearningSettings(ModelRun):
+    """What is learned, and from how much; an option of a kind of coder that is None gets the default of that kind.
+
+    Raises:
+        ValueError: a value is out of range, or an option belongs to the other kind of coder.
+    """
+
+    layer: int = layer()
+    coder: str = option(
+        LASSO, choices=CODERS,
+        help="lasso: a dictionary for exact sparse codes; topk, batchtopk: a sparse autoencoder (docs/dictionaries.md)",
+    )  # fmt: skip
+    atoms: int = option(3000, least=1, help="number of latent properties")
+    tokens: int = option(
+        1_000_000, least=1,
+        help="hidden states to learn from; those of an SAE are not kept, and may be read several times",
+    )  # fmt: skip
+    batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)")
+    lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
+    iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
+    backend: str | None = option(
+        None, choices=tuple(METHODS),
+        help="lasso: torch: online learning with the active-set solver; spams: spams.trainDL, on the CPU (default: "
+        "torch)",
+    )  # fmt: skip
+    k: int | None = option(
+        None, least=1, help="SAE: active latents of a token, on average with batchtopk (default: 32)"
+    )
+    matryoshka: list[int] | None = option(
+        None, least=1, metavar="M",
+        help="SAE: sizes of prefixes, ascending; the first M latents of each also have to reconstruct alone",
+    )  # fmt: skip
+    learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
+    seed: int = seed("of the sample and the first atoms")
+
+    def __post_init__(self) -> None:
+        check(self)
+        own, other = (LASSO_DEFAULTS, SAE_DEFAULTS) if self.coder == LASSO else (SAE_DEFAULTS, LASSO_DEFAULTS)
+        for name in other.keys() - own.keys():
+            if getattr(self, name) is not None:
+                owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (self.coder == LASSO))
+                raise ValueError(f"{name} does not go with coder {self.coder}; leave it out, or choose {owner}")
+        for name, default in own.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        if self.coder != LASSO:
+            sae_settings(self)  # raises if a value is out of range
+
+
+def sae_settings(settings: LearningSettings) -> SaeSettings:
+    """What the options of an SAE ask for; raises ValueError if a value is out of range."""
+    kind = {name: cast(Any, getattr(settings, name)) for name in SAE_DEFAULTS}  # none of them is None any more
+    return SaeSettings(
+        num_atoms=settings.atoms,
+        k=kind["k"],
+        updates=max(1, settings.tokens // kind["batch_size"]),
+        method=settings.coder,
+        prefixes=tuple(kind["matryoshka"]),
+        rate=kind["learning_rate"],
+        seed=settings.seed,
+    )
+
+
+def learning_plan(
+    settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
+) -> dict[str, Any]:
+    """What decides the coder, as ``meta.json`` will have it; arguments are those of :func:`learn_into`."""
+    lasso = settings.coder == LASSO
+    names = ("iterations",) if lasso else ("k", "matryoshka", "learning_rate", "tokens")
+    return {
+        "layer": settings.layer,
+        **({"lambda": settings.lambda_} if lasso else {}),
+        "auxiliary_fingerprint": auxiliary,
+        **({"blocks": asdict(blocks)} if blocks else {}),
+        "fp16": settings.fp16,
+        **({"requested_tokens": settings.tokens} if lasso else {}),  # the sample may be smaller
+        "n_atoms": settings.atoms,
+        "method": METHODS[str(settings.backend)] if lasso else settings.coder,
+        **{name: getattr(settings, name) for name in (*names, "batch_size", "seed", "batch_tokens")},
+        **({"threads": settings.threads} if settings.threads else {}),
+        "split_fingerprint": split,
+    }
+
+
+def learn_into(
+    output: Path,
+    settings: LearningSettings,
+    reader: TokenBlocks,
+    open_model: Callable[[], TokenVectors],
+    *,
+    auxiliary: str,
+    split: str,
+    blocks: BlockSettings | None,
+    overwrite: bool = False,
+) -> bool:
+    """Learn a coder and save it, unless it is already there.
+
+    Args:
+        output, settings, reader: the folder, what is learned, and the text.
+        open_model: opens the model; called only if there is something to learn.
+        auxiliary, split: fingerprints of the model and of the text.
+        blocks: how the text was cut; None if it consists of blocks.
+        overwrite: replace another coder that is already there.
+
+    Returns:
+        whether something was learned; False: this very coder is there.
+
+    Raises:
+        ValueError: another coder or its stopped training is there, another process writes to the folder, or no
+            hidden state uses any atom.
+    """
+    plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
+    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
+    advice = "Pass --overwrite to replace it, or choose another --output"
+    with only_writer(output):
+        if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
+            load_coder(output)  # raises if it is damaged
+            return False
+        stopped = output / CHECKPOINT_FILE
+        if settings.coder == LASSO and not overwrite and stopped.is_file():
+            raise ValueError(
+                f"{stopped} belongs to a stopped training of a sparse autoencoder. Pass --overwrite to give it up, or "
+                "choose another --output"
+            )
+        encoder = open_model()
+        stream = HiddenStateStream(
+            reader,
+            encoder,
+            batch_size=cast(int, settings.batch_size),  # none of a kind is None any more
+            max_batch_tokens=settings.batch_tokens,
+            seed=settings.seed,
+        )
+        coder, judged = _learned(settings, plan, stream, output, overwrite=overwrite)
+        health = coder_health(judged, coder, threads=settings.threads, device=encoder.device)
+        if health["unused_atoms"] == coder.num_atoms:
+            raise ValueError(f"no hidden state uses any atom, so nothing is written: {coder.why_empty(judged)}")
+        coder.meta["health"] = health
+        coder.save(output)
+        stopped.unlink(missing_ok=True)
+        print(
+            "{unused_atoms} of {n_atoms} atoms never used by {n_tokens} tokens; {mean_nonzeros:.1f} non-zeros per "
+            "token; relative reconstruction error {reconstruction_error:.4f}".format(**health)
+        )
+    return True
+
+
+def _learned(
+    settings: LearningSettings, plan: dict[str, Any], stream: HiddenStateStream, output: Path, *, overwrite: bool
+) -> tuple[LassoCoder | SaeCoder, np.ndarray]:
+    """The learned coder, and normalized hidden states to judge it on."""
+    # the order of the sums depends on the threads
+    meta = {**plan, "threads": settings.threads or os.cpu_count(), "mlsm_plugin": __version__}
+    if settings.coder == LASSO:
+        sample = normalize_rows(stream.sample(settings.tokens, device="cpu").numpy())
+        print(f"learning {settings.atoms} atoms from {len(sample)} hidden states", flush=True)
+        start = time.perf_counter()
+        atoms = learn_dictionary(
+            sample,
+            num_atoms=settings.atoms,
+            lambda_=cast(float, settings.lambda_),
+            iterations=cast(int, settings.iterations),
+            batch_size=stream.batch_size,
+            threads=settings.threads,
+            seed=settings.seed,
+            backend=str(settings.backend),
+            device=stream.encoder.device,
+        )
+        print(f"learned in {time.perf_counter() - start:.1f} s")
+        judged = sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]  # spread evenly
+        return LassoCoder(Dictionary(atoms, {**meta, "tokens": len(sample)})), judged
+    print(f"learning {settings.atoms} latents from {settings.tokens} hidden states", flush=True)
+    start = time.perf_counter()
+    with torch_threads(settings.threads):
+        sae = learn_sae(stream, sae_settings(settings), output=output, plan=plan, overwrite=overwrite)
+        print(f"learned in {time.perf_counter() - start:.1f} s")
+        judged = normalize_rows(stream.sample(HEALTH_TOKENS, device="cpu").numpy())
+    return SaeCoder(sae.to("cpu"), meta), judged
+
+
+def learn_sae(
+    stream: HiddenStateStream, settings: SaeSettings, *, output: Path, plan: dict[str, Any], overwrite: bool = False
+) -> SparseAutoencoder:
+    """Train on the device of the stream's encoder; the caller removes the checkpoint when the result is saved.
+
+    The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
+    the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
+    hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or was begun with another plan; the sample has too few different rows.
+    """
+    path = output / CHECKPOINT_FILE
+    device = stream.encoder.device
+    # a GPU chooses by products in full precision, since those are no bottleneck there
+    fast_bf16 = device.type == "cpu" and has_fast_bf16(device)
+    state = _checkpoint(path, plan, device, overwrite=overwrite)
+    if state is None:
+        # more than a buffer where that may have too few different rows
+        sample = stream.sample(max(stream.buffer_rows, 2 * settings.num_atoms))
+        trainer = SaeTrainer.begin(settings, sample, fast_bf16=fast_bf16)
+    else:
+        try:
+            trainer = SaeTrainer.resume(settings, state, fast_bf16=fast_bf16)
+        except ValueError as error:
+            raise _damaged(path, error) from None
+        print(f"resuming after {trainer.updates} of {settings.updates} updates", flush=True)
+    saved = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        if time.monotonic() - saved >= SECONDS_BETWEEN_CHECKPOINTS and trainer.updates < settings.updates:
+            content = {"plan": json.dumps(plan), "state": trainer.state()}
+            with atomic_open(path) as file:
+                torch.save(content, file)
+            saved = time.monotonic()
+
+    # closed also after an error or Ctrl-C, so that the thread of the stream ends
+    with closing(stream.batches(trainer.updates, settings.updates)) as batches:
+        return train_sae(trainer, batches, after_update=save)
+
+
+def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
+    """The state in a checkpoint of this plan, or None."""
+    if not path.is_file():
+        return None
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+        found, state = json.loads(content["plan"]), content["state"]
+        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise ValueError("its state does not consist of tensors")
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        if overwrite:
+            return None
+        raise _damaged(path, error) from None
+    wanted = json.loads(json.dumps(plan))
+    if isinstance(found, dict):
+        found = {name: wanted[name] if name in NEUTRAL else found.get(name) for name in wanted}
+    named = differences(found, wanted)
+    if named and not overwrite:
+        raise ValueError(
+            f"{path} belongs to a training that was begun with other settings: {'; '.join(named[:4])}. "
+            "Pass --overwrite to start anew, or the settings that it was begun with"
+        )
+    return None if named else state
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    reason = str(error).split("\n", 1)[0]
+    return ValueError(f"{path} is not a checkpoint of this training ({reason}); delete it to start anew")

@@ -1,0 +1,116 @@
+"""Turns blocks of a text into the codes of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.settings import option, seed
+from mlsm_plugin.core.hidden_states.blocks import TokenBlocks, chunks_of, hidden_states_of
+from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder, SparseCodes
+from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, strongest, without_negative_codes
+
+
+@dataclass(frozen=True)
+class CodingSettings(ModelRun):
+    """What, together with the coder, decides the codes of a split, and how the work is divided; the auxiliary model
+    sees one of ``blocks`` at once.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    layer: int = layer()
+    blocks: BlockSettings = field(default_factory=BlockSettings)
+    coverage: float = option(
+        1.0, above=0, most=1,
+        help="share of the positions to code, drawn with --seed; training masks only coded positions",
+    )  # fmt: skip
+    coverage_seed: int = seed("of --coverage", flag="--seed")
+    latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
+    allow_inexact: bool = option(
+        False, help="also write codes that do not reach the required accuracy (--tolerance), with a warning"
+    )
+    shard_tokens: int = option(
+        1 << 18, least=1, help="tokens in a shard, the unit in which work is resumed and shared; limits the memory"
+    )
+
+
+@dataclass(frozen=True)
+class CodedChunk:
+    """The codes ``(n, n_atoms)`` of tokens of a split, at flat positions ``(n,)``, ascending.
+
+    ``inexact`` of them do not reach the required accuracy; if all are empty, ``why_empty`` is the coder's explanation.
+    """
+
+    positions: np.ndarray
+    coded: SparseCodes
+    inexact: int
+    why_empty: str | None
+
+
+@dataclass(frozen=True)
+class SplitCoder:
+    """A text, with its name, and the model and the coder that code it."""
+
+    split: str
+    reader: TokenBlocks
+    encoder: TokenVectors
+    coder: SparseCoder
+    settings: CodingSettings
+
+    def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
+        """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
+
+        Raises:
+            ValueError: a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
+        """
+        settings = self.settings
+        pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
+        wanted = (piece for piece in pieces if self._wanted(piece.tokens, piece.positions).any())
+        for blocks in chunks_of(wanted, settings.batch_tokens):
+            positions, hidden = hidden_states_of(
+                blocks, self.reader, self.encoder, max_tokens=settings.batch_tokens, keep=self._wanted
+            )
+            self._check_finite(positions, hidden)
+            coded = self.coder.encode(hidden, threads=settings.threads)  # on the device of the model
+            inexact = self._count_inexact(positions, coded)
+            codes = without_negative_codes(coded.codes)
+            why_empty = self.coder.why_empty(hidden) if len(positions) and codes.nnz == 0 else None
+            kept = replace(coded, codes=strongest(codes, settings.latent_top))
+            yield CodedChunk(positions, kept, inexact, why_empty)
+
+    def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Which tokens are coded (bool, any shape): content tokens at covered positions."""
+        coverage, seed = self.settings.coverage, self.settings.coverage_seed
+        covered = covered_positions(positions.numpy(), coverage=coverage, seed=seed)
+        return self.reader.content_mask(tokens) & torch.from_numpy(covered)
+
+    def _check_finite(self, positions: np.ndarray, hidden: Tensor) -> None:
+        row = first_nonfinite_row(hidden)
+        if row is not None:
+            cause = "try without --fp16" if self.settings.fp16 else "the auxiliary model is broken"
+            raise ValueError(
+                f"{self.split}: the hidden state of the token at position {positions[row]} in layer "
+                f"{self.settings.layer} holds NaN or infinity; {cause}"
+            )
+
+    def _count_inexact(self, positions: np.ndarray, coded: SparseCodes) -> int:
+        """How many codes are inexact; raises ValueError if inexact codes are not allowed."""
+        inexact = self.coder.inexact(coded)
+        if inexact is None:
+            return 0
+        if not self.settings.allow_inexact:
+            raise ValueError(
+                f"{self.split}: {len(inexact.rows)} of the {len(positions)} codes of tokens {positions[0]} to "
+                f"{positions[-1]}, the first at position {positions[inexact.rows[0]]}, {inexact.reason}, or "
+                "--allow-inexact to write them as they are. They are not written; finished shards are kept"
+            )
+        return len(inexact.rows)

@@ -1,0 +1,197 @@
+"""Find the files of a Hugging Face model or tokenizer, which the command line calls ``hf:PATH``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
+
+HF_PREFIX = "hf:"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+FILES = ["*.json", "*.txt", "*.model"]
+LATENT_HEAD = "latent_head.safetensors"  # beside the weights of a model with a latent head
+SHARDS = {"model.safetensors.index.json": "model-*.safetensors", "pytorch_model.bin.index.json": "pytorch_model-*.bin"}
+
+
+def is_hf(name: str | os.PathLike[str]) -> bool:
+    """Whether ``name`` is ``hf:``, followed by a folder or hub name."""
+    return os.fspath(name).startswith(HF_PREFIX)
+
+
+def import_transformers() -> Any:
+    """Import ``transformers`` without its progress bars and advice; ValueError if it is not installed."""
+    _leave_out_broken_torchaudio()
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"Hugging Face models need {error.name}: pip install 'mlsm_plugin[hf]'") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _leave_out_broken_torchaudio() -> None:
+    """Hide a torchaudio of another torch from transformers, which imports any; fairseq requires it, of any build."""
+    try:
+        import torchaudio  # noqa: F401
+    except ImportError:
+        pass
+    except OSError:
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # find_spec then reports it as missing
+
+
+def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
+    """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
+
+    Without a network, a model counts that is in the library's cache. ``weights``: also get those of the model, and its
+    latent head if it has one.
+
+    Raises:
+        ValueError: there is no such folder, and the hub has no such model or cannot be reached.
+    """
+    name = os.fspath(name).removeprefix(HF_PREFIX)
+    folder = Path(name)
+    if name and folder.is_dir():
+        return folder
+    if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"{name or HF_PREFIX} is not a folder of a Hugging Face model; pass hf:FOLDER or hf:HUB-NAME")
+    import_transformers()
+    try:
+        return _snapshot(name, weights=weights)
+    except Exception as error:  # network, permission and name errors of several libraries
+        with suppress(Exception):
+            cached = _snapshot(name, weights=False, local_files_only=True)
+            if weights and weight_files(cached):
+                return cached
+        raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
+
+
+def _snapshot(name: str, *, weights: bool, **where: Any) -> Path:
+    """The folder of a hub name; without weights, the library takes it from its cache if there is no network."""
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    wanted = list(FILES)
+    if weights:
+        there = set(list_repo_files(name))
+        chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
+        wanted += [chosen, SHARDS.get(chosen, chosen), LATENT_HEAD]
+    return Path(snapshot_download(name, allow_patterns=wanted, **where))
+
+
+@contextmanager
+def written_by_library(folder: Path) -> Iterator[None]:
+    """Turn what a library raises when it cannot write, errors of no common type, into OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{folder} cannot be written: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the name of its type if the message is empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that ``transformers`` reads the weights from; ValueError if the folder has none."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name, *sorted(folder.glob(SHARDS.get(name, "no shards")))]
+    raise ValueError(f"{folder} has no weights ({' or '.join(WEIGHTS[::2])})")
+
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # the types of ModernBERT's layers
+GLOBAL_EVERY = 3  # of the published ModernBERT
+PLAIN_ANGLES = {"rope_type", "rope_theta"}
+# Another name of lm_head.bias. Version 4 reads only this one up to 4.50, and loses the bias of RoBERTa without it.
+TIED_BIAS = "lm_head.decoder.bias"
+
+
+def save_pretrained(folder: str | os.PathLike[str], *parts: Any) -> None:
+    """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
+
+    Version 4 does not open what it cannot compute, such as a ModernBERT with scaled rotary positions.
+
+    OSError if the folder cannot be written.
+    """
+    folder = Path(folder)
+    with written_by_library(folder):
+        for part in parts:
+            if hasattr(part, "state_dict"):
+                weights = part.state_dict()
+                if TIED_BIAS in weights:
+                    weights[TIED_BIAS] = weights[TIED_BIAS].clone()  # the library leaves out a second name of a tensor
+                part.save_pretrained(folder, state_dict=weights)
+                _change(folder / "config.json", _add_keys_of_models)
+            else:
+                part.save_pretrained(folder)
+                _change(folder / "tokenizer_config.json", _change_keys_of_tokenizers, list(part.model_input_names))
+
+
+def _change(path: Path, change: Callable[..., None], *further: Any) -> None:
+    config = read_json(path)
+    change(config, *further)
+    write_json(path, dict(sorted(config.items())))
+
+
+def _add_keys_of_models(config: dict[str, Any]) -> None:
+    if "dtype" in config:
+        config["torch_dtype"] = config["dtype"]
+    if config.get("model_type") == "modernbert":
+        config |= _keys_of_version_4(config.get("layer_types"), config.get("rope_parameters"))
+
+
+def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | None) -> dict[str, Any]:
+    """What version 4 reads of a ModernBERT in the place of two keys of version 5; empty without them."""
+    if types is None or angles is None:
+        return {}
+    plain = all(angles[kind].keys() == PLAIN_ANGLES and angles[kind]["rope_type"] == "default" for kind in {*types})
+    thetas = {kind: (angles.get(kind) or {}).get("rope_theta") for kind in (GLOBAL, LOCAL)}
+    # None is what version 4 cannot compute with; without the key, it would take its default
+    return {
+        "global_attn_every_n_layers": global_every(types),
+        "global_rope_theta": thetas[GLOBAL] if plain else None,
+        "local_rope_theta": thetas[LOCAL],
+    }
+
+
+def check_read(config: Any, folder: Path) -> None:
+    """Check that version 4 of the library, where it is installed, has read what version 5 wrote.
+
+    ValueError if it has taken defaults for the layers or the angles of a ModernBERT.
+    """
+    if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
+        return
+    said = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))
+    wrong = [name for name, value in said.items() if getattr(config, name) != value]
+    if wrong:
+        raise ValueError(
+            f"{folder} was written by transformers 5, and the installed version reads other values of "
+            f"{', '.join(wrong)} from it; use version 5"
+        )
+
+
+def global_every(layer_types: Sequence[str]) -> int | None:
+    """N, where every N-th layer of a ModernBERT is global, beginning with the first; None if there is no such number.
+
+    If several numbers say the same, it is 3, or else the smallest one.
+    """
+    for number in (GLOBAL_EVERY, *range(1, len(layer_types) + 1)):
+        if list(layer_types) == [LOCAL if layer % number else GLOBAL for layer in range(len(layer_types))]:
+            return number
+    return None
+
+
+def _change_keys_of_tokenizers(config: dict[str, Any], inputs: list[str]) -> None:
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # whose inputs are others in version 4
+    config["model_input_names"] = inputs
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")

@@ -1,0 +1,121 @@
+"""The common part of the code store and the phrase datastore: a planned folder of shards, each with several npy files.
+
+Several processes, on several machines that share a disk, may write different shards of a store at the same time, and
+any of them may seal it. A shard is whole if the headers of its files fit together and each file is as long as its
+header says. Nothing else is read to check this. A whole shard is never written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mlsm_plugin.core.files.atomic_files import write_json, write_npy
+from mlsm_plugin.core.files.output_lock import in_turn
+from mlsm_plugin.core.files.planned_folder import PlannedFolder, shorten
+from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+
+logger = logging.getLogger(__name__)
+
+
+class MissingShardsError(ValueError):
+    """A store cannot be sealed yet; where several processes write, the last one can."""
+
+
+def shard_path(directory: Path, index: int, part: str, ending: str = "npy") -> Path:
+    """The file of one part of a shard."""
+    return directory / f"shard-{index:05d}.{part}.{ending}"
+
+
+def warn_of_full_disk(directory: Path, needed: float) -> None:
+    """Log a warning if the disk has fewer than ``needed`` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        logger.warning("%s needs about %.2g GB more, but only %.2g GB are free", directory, needed / 1e9, free / 1e9)
+
+
+class ShardedStoreWriter(ABC):
+    """Writes the shards of a planned folder, in any order, in any number of runs and processes.
+
+    A subclass defines the parts of a shard and when a shard is whole. Nothing is written before :meth:`_write_parts`.
+
+    Raises:
+        ValueError: the folder was begun with another plan.
+    """
+
+    parts: ClassVar[tuple[str, ...]]
+    """npy files of a shard in the order of writing; where the last one exists, the others are complete."""
+
+    def __init__(self, folder: PlannedFolder, num_shards: int) -> None:
+        self.folder, self.num_shards = folder, num_shards
+        self.directory = folder.directory
+        self._begun = False
+        folder.check()
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether ``meta.json`` exists; files may have been damaged since it was written."""
+        return self.folder.is_sealed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store is finished with this plan (the constructor refuses another plan)."""
+        return self.is_sealed and not self.missing()
+
+    @abstractmethod
+    def whole_shard(self, index: int) -> Any:
+        """What the seal needs to know about shard ``index``, or None if its files are not whole."""
+
+    def has_shard(self, index: int) -> bool:
+        """Whether the files of shard ``index`` are whole."""
+        return self.whole_shard(index) is not None
+
+    def missing(self, share: WorkShare = ALL_OF_IT) -> list[int]:
+        """Numbers of the share's shards whose files are absent, truncated or do not fit together."""
+        return [index for index in range(self.num_shards) if share.owns(index) and not self.has_shard(index)]
+
+    def _path(self, index: int, part: str) -> Path:
+        return shard_path(self.directory, index, part)
+
+    def _begin(self) -> None:
+        """Write the plan before the first shard of this process."""
+        if not self._begun:
+            self.folder.begin()
+            self._begun = True
+
+    def _write_parts(
+        self, index: int, arrays: Mapping[str, np.ndarray], figures: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write the files of a shard one by one, unless another process has written it meanwhile.
+
+        ``figures`` become JSON files, written before the arrays. If a file cannot be written, the shard still counts as
+        missing. ValueError if another process began the store with another plan.
+        """
+        self._begin()
+        with in_turn(self.directory):  # a process that seals or reads a whole store must not see a file vanish
+            if self.has_shard(index):
+                return
+            # Remove the seal first: a store must not look complete while one of its shards is replaced.
+            self.folder.unseal()
+            self._path(index, self.parts[-1]).unlink(missing_ok=True)
+            for part, values in (figures or {}).items():
+                write_json(shard_path(self.directory, index, part, "json"), values)
+            for part in self.parts:
+                write_npy(self._path(index, part), arrays[part])
+
+    def _whole_shards(self) -> list[Any]:
+        """The result of :meth:`whole_shard` for every shard; MissingShardsError names those that are missing."""
+        whole = [self.whole_shard(index) for index in range(self.num_shards)]
+        missing = [index for index, shard in enumerate(whole) if shard is None]
+        if missing:
+            raise MissingShardsError(
+                f"{self.directory} lacks {len(missing)} of {self.num_shards} shards ({shorten(missing)}); "
+                "write them before finishing the store"
+            )
+        return whole

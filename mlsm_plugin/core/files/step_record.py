@@ -1,0 +1,140 @@
+"""A record of the finished steps of a chain, so that a repeated run does only the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, values
+from mlsm_plugin.core.files.planned_folder import differences
+
+STEPS = values(
+    fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a chain.
+
+    Attributes:
+        name: name of the step, unique in the chain.
+        run: what makes the outputs; it raises where it fails.
+        settings: what decides the result, as values that JSON can hold; if they change, the step runs again.
+        inputs: files whose contents, each for itself, decide the result.
+        outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
+        checked: the outputs whose contents must stay; None: all.
+    """
+
+    name: str
+    run: Callable[[], object]
+    settings: dict[str, Any]
+    inputs: Sequence[Path]
+    outputs: Sequence[Path]
+    checked: Sequence[Path] | None = None
+
+
+@dataclass
+class StepRecord:
+    """The finished steps of a folder, kept in its ``steps.json``.
+
+    The plan of a step is its settings, the contents of its inputs and all steps before it. A step is current when its
+    last run had the same plan and was complete, and its outputs are what it made. An interrupted step with the same
+    plan runs again, and resumes if it can. A step with another plan, or with other outputs, is not refused:
+    its outputs are renamed, and it starts from the beginning.
+    """
+
+    path: Path
+    rows: list[tuple[str, str, float, int, Path]] = field(default_factory=list)
+    _before: str = ""
+
+    def run(self, step: Step) -> None:
+        """Run the step unless it is current; ValueError if the record is damaged."""
+        steps: dict[str, Any] = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
+        known = steps.get(step.name, {})
+        inputs = [sha256_of_files(path) for path in step.inputs]
+        plan = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": self._before}))
+        same = "signature" in known and not differences(known["signature"], plan)
+        complete = same and bool(known.get("done")) and all(output.exists() for output in step.outputs)
+        checked = step.outputs if step.checked is None else step.checked
+        if complete and (changed := changed_file(known.get("outputs", {}))):
+            print(f"{changed} is not what the step {step.name} made; the step runs again", flush=True)
+            same = complete = False
+        self._before = hashlib.sha256(json.dumps([step.name, plan]).encode()).hexdigest()
+        if complete:
+            self.rows.append((step.name, "current", known["seconds"], _size(step.outputs), step.outputs[0]))
+            return
+        if not same:
+            for output in step.outputs:
+                _set_aside(output)
+        # invalidate later steps: they used the old result of this one
+        steps = {name: steps[name] for name, *_ in self.rows}
+        steps[step.name] = {"signature": plan, "done": False}
+        write_json(self.path, steps)
+        start = time.perf_counter()
+        print(f"\n{step.name}:", flush=True)
+        step.run()
+        seconds = time.perf_counter() - start
+        made = fingerprints_of(checked)
+        steps[step.name] = {"signature": plan, "done": True, "seconds": round(seconds, 1), "outputs": made}
+        write_json(self.path, steps)
+        self.rows.append((step.name, "done", seconds, _size(step.outputs), step.outputs[0]))
+
+    def table(self) -> str:
+        """A table of the steps with state, time, size and path."""
+        lines = [f"{'step':<12}{'state':<9}{'time':>9}{'size':>12}  path"]
+        for name, state, seconds, size, path in self.rows:
+            lines.append(f"{name:<12}{state:<9}{seconds:>7.1f} s{size / 1e6:>9.1f} MB  {path}")
+        return "\n".join(lines)
+
+
+def _size(outputs: Sequence[Path]) -> int:
+    files = [file for output in outputs for file in ([output] if output.is_file() else output.rglob("*"))]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def fingerprints_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Size, time of change (ns) and SHA-256 of each file, by its path.
+
+    Args:
+        paths: files, and folders, whose files count with all folders in them; hidden files do not. What does not exist
+            is left out.
+    """
+    found = {}
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file() and not file.name.startswith("."):
+                status = os.stat(file)
+                own = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256_of_files(file)}
+                found[str(file)] = own
+    return found
+
+
+def changed_file(recorded: Mapping[str, Any]) -> str | None:
+    """The first recorded file that is missing or has another content; with the same size and time it is not read."""
+    for path, own in recorded.items():
+        if not os.path.isfile(path):
+            return path
+        status = os.stat(path)
+        same = (own.get("size"), own.get("mtime_ns")) == (status.st_size, status.st_mtime_ns)
+        if not same and sha256_of_files(path) != own["sha256"]:
+            return path
+    return None
+
+
+def _set_aside(path: Path) -> None:
+    """Rename ``path`` to ``path.old``, or ``path.old2``, ..., so that a changed option does not destroy anything."""
+    if not os.path.lexists(path):
+        return
+    number = 1
+    while os.path.lexists(old := path.with_name(f"{path.name}.old{number if number > 1 else ''}")):
+        number += 1
+    os.replace(path, old)
+    print(f"{path} was made with other settings or inputs, or was changed; it is now {old}", flush=True)

@@ -1,0 +1,107 @@
+"""A text as a model reads it, whatever it is stored in: blocks, in order, with the positions of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.hidden_states.encoder import TokenVectors
+from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens ``(T,)`` with BOS, and their flat positions ``(T,)`` in the text (a BOS that is not in it: -1)."""
+
+    tokens: Tensor
+    positions: Tensor
+
+
+class TokenBlocks(Protocol):
+    """A text that is cut into blocks.
+
+    Attributes:
+        pad: the id of padding.
+        num_tokens: tokens of the text, special tokens included; also the number of rows of its code store.
+        starts: flat position of each block's first token, ``(n_blocks,)``, strictly ascending.
+        sizes: number of tokens of each block that have a position, ``(n_blocks,)``.
+    """
+
+    pad: int
+    num_tokens: int
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        """The number of blocks."""
+
+    def block(self, index: int) -> list[Block]:
+        """Block ``index``, in several pieces if it is longer than the model's samples."""
+
+    def content_mask(self, tokens: Tensor) -> Tensor:
+        """Which of ``tokens`` (any shape) are neither special nor padding (bool); only those are coded."""
+
+
+def chunks_of(blocks: Iterable[Block], max_tokens: int, *, with_bos: bool = False) -> Iterator[list[Block]]:
+    """Blocks in order, about ``max_tokens`` tokens at a time; a BOS that is not in the text counts if ``with_bos``."""
+    chunk: list[Block] = []
+    size = 0
+    for block in blocks:
+        own = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
+        if chunk and size + own > max_tokens:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(block)
+        size += own
+    if chunk:
+        yield chunk
+
+
+def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Right-padded batches of blocks of similar length: tokens ``(B, T)`` and positions ``(B, T)`` (padding: -1).
+
+    The order, and with it every bit of the result, depends on ``blocks`` and ``max_tokens`` only.
+    """
+    order = sorted(range(len(blocks)), key=lambda i: -len(blocks[i].tokens))
+    while order:
+        longest = len(blocks[order[0]].tokens)
+        count = max(1, max_tokens // longest)
+        chosen, order = [blocks[i] for i in order[:count]], order[count:]
+        tokens = torch.full((len(chosen), longest), pad)
+        positions = torch.full((len(chosen), longest), NO_POSITION)
+        for row, block in enumerate(chosen):
+            tokens[row, : len(block.tokens)] = block.tokens
+            positions[row, : len(block.tokens)] = block.positions
+        yield tokens, positions
+
+
+def hidden_states_of(
+    blocks: list[Block],
+    reader: TokenBlocks,
+    encoder: TokenVectors,
+    *,
+    max_tokens: int,
+    keep: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[np.ndarray, Tensor]:
+    """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
+
+    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape).
+
+    Returns:
+        positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
+    """
+    all_positions, all_hidden = [], []
+    for tokens, positions in batches_of(blocks, pad=reader.pad, max_tokens=max_tokens):
+        kept = reader.content_mask(tokens) if keep is None else keep(tokens, positions)
+        all_hidden.append(encoder.hidden_states(tokens)[kept.to(encoder.device)])
+        all_positions.append(positions[kept].numpy())
+    if not all_positions:
+        return np.zeros(0, np.int64), torch.zeros(0, encoder.dim, device=encoder.device)
+    merged = np.concatenate(all_positions)
+    order = np.argsort(merged, kind="stable")
+    return merged[order], torch.cat(all_hidden)[torch.from_numpy(order).to(encoder.device)]

@@ -1,0 +1,123 @@
+"""The interface of a source of hidden states."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.atomic_files import sha256_of_files
+
+
+class TokenVectors(Protocol):
+    """What gives a vector for each token of a batch."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+
+    @property
+    def dim(self) -> int:
+        """The width of the vectors."""
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """``(B, T, dim)`` float32 for ids ``(B, T)``, right-padded: fairseq's, or those of the blocks."""
+
+
+class HiddenStateEncoder(ABC):
+    """The layers of a trained encoder up to ``layer``, in eval mode.
+
+    ``layer`` counts as in ``hidden_states[layer]``: 0 is the output of the embeddings, and the number of layers is the
+    output of the last layer (after the final layer norm if the model has one).
+
+    A subclass is a source of hidden states: its class methods say what a name on the command line means, before
+    the model is loaded. :func:`~mlsm_plugin.core.hidden_states.sources.register_source` registers it.
+
+    Args:
+        name: name of the model, as on the command line, with the prefix of the source.
+        data_bin: binarized dataset with the ids that :meth:`hidden_states` will receive.
+        layer: which hidden state.
+        device: device of the model; None for the GPU if there is one.
+        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
+
+    Attributes:
+        layer, device: see above.
+        num_layers: number of layers of the whole model.
+        max_tokens: longest sample in tokens, BOS included.
+        dim: width of the hidden states.
+    """
+
+    layer: int
+    num_layers: int
+    max_tokens: int
+    device: torch.device
+    dim: int
+
+    @abstractmethod
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        data_bin: str | os.PathLike[str],
+        *,
+        layer: int,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None: ...
+
+    @abstractmethod
+    def to(self, device: str | torch.device) -> None:
+        """Move the model to ``device``."""
+
+    @abstractmethod
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """``(B, T, dim)`` float32, on the encoder's device, for fairseq's ids ``(B, T)``, right-padded."""
+
+    def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """``(n, dim)`` as of :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
+
+        A source may save what the others cost.
+        """
+        return self.hidden_states(tokens)[chosen]
+
+    @classmethod
+    @abstractmethod
+    def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
+        """The files whose contents decide the hidden states; FileNotFoundError or ValueError if there are none."""
+
+    @classmethod
+    @abstractmethod
+    def layers_of(cls, name: str | os.PathLike[str]) -> int:
+        """Number of layers of the model."""
+
+    @classmethod
+    @abstractmethod
+    def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
+        """Longest sample in tokens that the model can take and, if that is known, was trained on."""
+
+    @classmethod
+    @abstractmethod
+    def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
+        """The value of ``mlsm binarize --tokenizer`` that gives the ids of the model."""
+
+    @classmethod
+    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+        """Width of the hidden states, if it can be said without loading the model; None otherwise."""
+        return None
+
+    @classmethod
+    def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
+        """SHA-256 of what decides the hidden states; here, of the model's files."""
+        return sha256_of_files(*cls.files_of(name))
+
+
+def check_layer(layer: int, num_layers: int, name: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless a model of ``num_layers`` has hidden state ``layer``."""
+    if not 0 <= layer <= num_layers:
+        raise ValueError(
+            f"--layer {layer} is out of range: {name} has {num_layers} layers, "
+            f"so 0 (embeddings) to {num_layers} (last layer) exist"
+        )

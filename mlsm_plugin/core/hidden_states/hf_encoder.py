@@ -1,0 +1,257 @@
+"""Hidden states of one layer of a Hugging Face encoder, for the library's own ids and for fairseq's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlsm_plugin.core.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
+from mlsm_plugin.core.hidden_states.devices import default_device, half_products, placed
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
+
+# Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
+# positions are numbered from the padding id + 1.
+SUPPORTED = (
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+)
+POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
+# extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
+LARGEST_PADDING = 1024
+HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
+
+
+class LibraryEncoder:
+    """A model of ``transformers`` of one of the types in ``SUPPORTED``; needs no fairseq.
+
+    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``.
+
+    Args:
+        name: a folder or hub name, with or without ``hf:``.
+        tokenizer: the tokenizer of the model; None: it lies beside the model.
+        layer, device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
+
+    Attributes:
+        tokenizer, pad: the tokenizer, and its id of padding.
+
+    Raises:
+        ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does
+            not fit the embeddings, or the layer is out of range.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        layer: int,
+        tokenizer: HuggingFaceTokenizer | None = None,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None:
+        folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
+        self.layer, self.num_layers = layer, int(config.num_hidden_layers)
+        check_layer(layer, self.num_layers, folder)
+        self.pad = self.tokenizer.pad_id
+        self.max_tokens = positions_of(config)
+        self.dim = int(config.hidden_size)
+        self.device = default_device(device)
+        self._model = load_model(folder, _first_layers(config, layer)).float().eval()
+        if config.model_type == "modernbert" and layer < self.num_layers:
+            self._model.final_norm = nn.Identity()  # follows the last layer only
+        self._half = fp16
+        self.to(self.device)
+
+    def to(self, device: str | torch.device) -> None:
+        """Move the model to ``device``."""
+        self.device = torch.device(device)
+        placed(self._model, self.device, half=self._half)
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """Hidden states ``(B, T, dim)`` float32 of the library's ids ``(B, T)``, right-padded with ``pad``."""
+        tokens = tokens.to(self.device)
+        return self._hidden_states(tokens, tokens.ne(self.pad))
+
+    @torch.no_grad()
+    def _hidden_states(self, ids: Tensor, attended: Tensor) -> Tensor:
+        batch = {"input_ids": ids, "attention_mask": attended.long()}
+        with half_products(self.device, half=self._half):
+            if self._model.config.num_hidden_layers > self.layer:
+                found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
+            else:
+                found = self._model(**batch)[0]
+        return found.float()
+
+
+def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
+    """The configuration of a model; raises ValueError if its type is not among ``types``, or it is misread."""
+    transformers = import_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers has no common error for missing files, damaged files and unknown types
+        raise ValueError(f"{folder} does not hold a Hugging Face model: {first_line(error)}") from None
+    if config.model_type not in types:
+        raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
+    check_read(config, folder)
+    return config
+
+
+def _first_layers(config: Any, number: int) -> Any:
+    """``config``, changed to that of a model of the first ``number`` layers, or of more if there is no such model."""
+    number = max(number, FEWEST_LAYERS.get(config.model_type, 0))
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:number]
+    config.num_hidden_layers = number
+    return config
+
+
+def positions_of(config: Any) -> int:
+    """Longest sample in tokens that the model can take, or that it is made for if its positions are relative."""
+    positions = int(config.max_position_embeddings)
+    if config.model_type not in POSITIONS_AFTER_PADDING:
+        return positions
+    # mpnet uses 1, whatever the configuration says
+    padding = 1 if config.model_type == "mpnet" else int(config.pad_token_id)
+    return positions - padding - 1
+
+
+def model_and_tokenizer(
+    name: str | os.PathLike[str],
+    tokenizer: HuggingFaceTokenizer | str | os.PathLike[str] | None = None,
+    *,
+    weights: bool = False,
+) -> tuple[Path, Any, HuggingFaceTokenizer]:
+    """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
+
+    Raises:
+        ValueError: the model or the tokenizer does not exist or is not supported, or they do not fit.
+    """
+    folder = hf_folder(name, weights=weights)
+    config = supported_config(folder)
+    found = tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer or folder)
+    check_vocabulary(found, int(config.vocab_size), folder)
+    return folder, config, found
+
+
+def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
+    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer."""
+    needed = tokenizer.largest_id + 1
+    if not needed <= rows < needed + LARGEST_PADDING:
+        raise ValueError(
+            f"{folder}: the tokenizer's ids need {needed} embeddings, the model has {rows}; use its own tokenizer"
+        )
+
+
+def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
+    """A model of the library's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
+
+    ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs.
+
+    Raises:
+        ValueError: the weights cannot be read, have other shapes, or some of them are missing.
+    """
+    transformers = import_transformers()
+    try:
+        model, info = getattr(transformers, kind).from_pretrained(
+            folder, config=config, output_loading_info=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
+        raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
+    if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
+        raise ValueError(
+            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '
+            "false in its config.json"
+        )
+    if missing:
+        why = "" if kind == "AutoModel" else "; it was saved without a masked-LM head"
+        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    return model
+
+
+def load_masked_lm(name: str | os.PathLike[str]) -> Any:
+    """The masked LM in a folder or of a hub name, with its head, in float32 whatever the file has.
+
+    Raises:
+        ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
+    """
+    folder = hf_folder(name, weights=True)
+    model = load_model(folder, kind="AutoModelForMaskedLM").float()
+    check_read(model.config, folder)
+    return model
+
+
+class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
+    """A :class:`LibraryEncoder` for fairseq's ids.
+
+    Args:
+        name: ``hf:`` followed by a folder or hub name.
+        data_bin: dataset that ``mlsm binarize --tokenizer`` made with the tokenizer of the model.
+        layer, device, fp16: as of :class:`HiddenStateEncoder`.
+
+    Raises:
+        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset, or there is no dataset.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        data_bin: str | os.PathLike[str],
+        *,
+        layer: int,
+        device: str | torch.device | None = None,
+        fp16: bool = False,
+    ) -> None:
+        folder = hf_folder(name, weights=True)
+        supported_config(folder)
+        tokenizer = HuggingFaceTokenizer(folder)
+        tokenizer.check_dictionary(Path(data_bin))
+        self._ids = torch.from_numpy(tokenizer.hf_ids)
+        super().__init__(folder, layer=layer, tokenizer=tokenizer, device=device, fp16=fp16)
+
+    def to(self, device: str | torch.device) -> None:
+        super().to(device)
+        self._ids = self._ids.to(self.device)
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.to(self.device)
+        return self._hidden_states(self._ids[tokens], tokens.ne(FAIRSEQ_PAD))
+
+    @classmethod
+    def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
+        """The configuration and the weights."""
+        folder = hf_folder(name, weights=True)
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} does not hold a Hugging Face model: config.json is missing")
+        return [folder / "config.json", *weight_files(folder)]
+
+    @classmethod
+    def layers_of(cls, name: str | os.PathLike[str]) -> int:
+        return int(supported_config(hf_folder(name)).num_hidden_layers)
+
+    @classmethod
+    def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
+        """The model's positions."""
+        return positions_of(supported_config(hf_folder(name)))
+
+    @classmethod
+    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+        return int(supported_config(hf_folder(name)).hidden_size)
+
+    @classmethod
+    def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
+        """The model itself, which comes with its tokenizer."""
+        return os.fspath(name)

@@ -1,0 +1,44 @@
+"""How a text is cut into blocks, and how a model runs over it; imports nothing slow, for the help of commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlsm_plugin.core.files.settings import check, option
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """How a split is cut into blocks for the auxiliary model; a block that is longer is cut.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")
+    sample_break_mode: str = option(
+        "complete", choices=("none", "complete", "complete_doc", "eos"),
+        help="where blocks may end, as in fairseq-train",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun:
+    """How a model runs over a text."""
+
+    device: str | None = option(None, help="torch device of the model (default: the GPU if there is one)")
+    fp16: bool = option(False, help="run the model in half precision: float16, on a CPU bfloat16")
+    threads: int | None = option(None, least=1, metavar="N", help="number of CPU threads (default: all cores)")
+    batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def layer(**more: Any) -> Any:
+    """A field that holds the number of a layer."""
+    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...", **more)

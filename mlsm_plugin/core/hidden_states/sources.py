@@ -1,0 +1,87 @@
+"""The registry of sources of hidden states, by the prefix of a name, such as ``hf:`` for Hugging Face."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+import torch
+
+from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
+
+Source = type[HiddenStateEncoder]
+
+# one letter and a colon would be a drive
+PREFIX = r"[a-z][a-z0-9_+-]+:"
+# a name without a prefix ("") is a fairseq checkpoint, whose class registers itself where fairseq works
+_SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
+# longest block in tokens, unless an option asks for longer ones
+LONGEST_DEFAULT_BLOCK = 512
+
+
+def register_source(prefix: str) -> Callable[[Source], Source]:
+    """A class decorator that registers a source for names that begin with ``prefix``, such as ``mine:``.
+
+    Raises:
+        ValueError: the prefix is not two or more letters and a colon, or belongs to another class.
+    """
+    if not re.fullmatch(PREFIX, prefix):
+        raise ValueError(
+            f"the prefix of a source is two or more lower-case letters and a colon, such as 'mine:', got {prefix!r}"
+        )
+
+    def register(source: Source) -> Source:
+        known = _SOURCES.setdefault(prefix, source)
+        if known is not source:
+            raise ValueError(f"the prefix {prefix} belongs to {known.__qualname__}; choose another one")
+        return source
+
+    return register
+
+
+def register_fairseq(source: Source) -> Source:
+    """A class decorator that registers the source for names without a prefix."""
+    return _SOURCES.setdefault("", source)
+
+
+def source_of(name: str | os.PathLike[str]) -> Source:
+    """The class that opens the model of this name; a name without a prefix is a fairseq checkpoint.
+
+    Raises:
+        ValueError: the prefix of the name is not registered, or it is a fairseq checkpoint and fairseq is missing.
+    """
+    prefix = re.match(PREFIX, os.fspath(name))
+    if prefix is None or (prefix.group() not in _SOURCES and os.path.exists(name)):
+        if "" not in _SOURCES:
+            raise ValueError(
+                f"{os.fspath(name)} would be a fairseq checkpoint, but fairseq does not work here (`mlsm doctor` says "
+                "why); a Hugging Face model is hf:PATH"
+            )
+        return _SOURCES[""]
+    if prefix.group() not in _SOURCES:
+        known = ", ".join(sorted(filter(None, _SOURCES)))
+        raise ValueError(
+            f"{name}: the prefix {prefix.group()} is not known (known: {known}); if a plugin registers it, pass the "
+            "plugin's folder with --user-dir"
+        )
+    return _SOURCES[prefix.group()]
+
+
+def open_encoder(
+    name: str | os.PathLike[str],
+    data_bin: str | os.PathLike[str],
+    *,
+    layer: int,
+    device: str | torch.device | None = None,
+    fp16: bool = False,
+) -> HiddenStateEncoder:
+    """Open the encoder of this name; arguments are those of :class:`HiddenStateEncoder`, errors those of its source."""
+    return source_of(name)(name, data_bin, layer=layer, device=device, fp16=fp16)
+
+
+def default_tokens_per_sample(name: str | os.PathLike[str]) -> int:
+    """Default length of a block in tokens: what the model can take, at most 512."""
+    return min(LONGEST_DEFAULT_BLOCK, source_of(name).usual_tokens_of(name))

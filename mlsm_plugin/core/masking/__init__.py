@@ -1,0 +1,1 @@
+"""What is masked: spans, words, shares; tensors and arrays in, out."""

@@ -1,0 +1,71 @@
+"""The kinds of sparse coders by name: load a coder from its folder, or register another kind.
+
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+
+codes = load_coder("dictionary").encode(hidden).codes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE, InexactCodes, NoOptions, SparseCoder, SparseCodes
+
+__all__ = ["InexactCodes", "NoOptions", "SparseCoder", "SparseCodes", "coder_kinds", "load_coder", "register_coder"]
+
+_KINDS: dict[str, type[SparseCoder]] = {coder.kind: coder for coder in (LassoCoder, SaeCoder)}
+
+
+def register_coder(coder: type[SparseCoder]) -> type[SparseCoder]:
+    """Class decorator that registers a kind of coder; ValueError if another class has this kind."""
+    known = _KINDS.setdefault(coder.kind, coder)
+    if known is not coder:
+        raise ValueError(
+            f"the kind of coder {coder.kind!r} already belongs to {known.__qualname__}; choose another name"
+        )
+    return coder
+
+
+def coder_kinds() -> dict[str, type[SparseCoder]]:
+    """The registered kinds by name."""
+    return dict(_KINDS)
+
+
+def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
+    """The kind of coder in a folder; ValueError if there is none, or its kind is unknown (names the folder)."""
+    path = Path(directory) / META_FILE
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no {META_FILE}; make the dictionary with `mlsm dictionary`")
+    meta = read_json(path)
+    kind = meta.get("kind", LassoCoder.kind) if isinstance(meta, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(
+            f"{directory} holds a coder of the unknown kind {kind!r}; known kinds are {', '.join(sorted(_KINDS))}. If "
+            "it comes from a plugin, name the plugin's folder with --user-dir"
+        )
+    return _KINDS[kind]
+
+
+def load_coder(directory: str | os.PathLike[str], **options: Any) -> SparseCoder:
+    """Load a coder of any registered kind.
+
+    Args:
+        directory: a folder that ``mlsm dictionary`` or the coder's ``save`` wrote.
+        options: fields of the kind's ``options_type``; those left out get its defaults.
+
+    Raises:
+        ValueError: there is no coder, files are damaged, or the kind is unknown or lacks an option.
+    """
+    kind = kind_of(directory)
+    known = {field.name for field in dataclasses.fields(kind.options_type)}
+    for name in options:
+        if name not in known:
+            flag = "--" + name.strip("_").replace("_", "-")
+            raise ValueError(f"{directory} holds a coder of kind {kind.kind!r}, which has no option {flag}")
+    return kind.load(directory, kind.options_type(**options))

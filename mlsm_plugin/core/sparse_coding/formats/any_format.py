@@ -1,0 +1,111 @@
+"""Read a dictionary of any known format, which its files tell; a matrix in an npy file is read here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlsm_plugin.core.files.npy_files import read_npy
+from mlsm_plugin.core.sparse_coding.dictionary import UNIT_NORM_TOLERANCE, Dictionary
+from mlsm_plugin.core.sparse_coding.encode import normalize_rows
+from mlsm_plugin.core.sparse_coding.formats import dictionary_learning, saelens, sparsify
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+
+# file of weights -> file of settings, reader
+FOLDERS: dict[str, tuple[str, Callable[[Path], SaeCoder]]] = {
+    saelens.WEIGHTS_FILE: (saelens.CONFIG_FILE, saelens.read_saelens),
+    sparsify.WEIGHTS_FILE: (sparsify.CONFIG_FILE, sparsify.read_sparsify),
+    dictionary_learning.WEIGHTS_FILE: (dictionary_learning.CONFIG_FILE, dictionary_learning.read_dictionary_learning),
+}
+KNOWN = (
+    "SAELens (cfg.json, sae_weights.safetensors), sparsify (cfg.json, sae.safetensors), dictionary_learning "
+    "(config.json, ae.pt), or a matrix in an .npy file"
+)
+SUBFOLDERS = 1000  # looked at for a hint
+
+
+def read_any_format(
+    path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
+) -> SaeCoder | Dictionary:
+    """Read an SAE, or an npy matrix as the dictionary of a lasso.
+
+    Args:
+        path: a folder of SAELens, sparsify or dictionary_learning, or an npy file.
+        normalize, transpose, lambda_: of an npy file; see :func:`read_npy_matrix`.
+
+    Raises:
+        FileNotFoundError: there is nothing at ``path``.
+        ValueError: the format is not known, the files are damaged, or this kind of SAE cannot be converted.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if path.is_file() and path.suffix == ".npy":
+        return read_npy_matrix(path, normalize=normalize, transpose=transpose, lambda_=lambda_)
+    given = {"--normalize": normalize, "--transpose": transpose, "--lambda": lambda_ is not None}
+    for flag in (flag for flag, value in given.items() if value):
+        raise ValueError(f"{flag} is for a matrix in an .npy file, which {path} is not")
+    if path.is_file():
+        advice = f"; pass the folder {path.parent}" if path.name in FOLDERS else f": known are {KNOWN}"
+        raise ValueError(f"{path} is of no known format{advice}")
+    found = [name for name in FOLDERS if (path / name).exists()]
+    if len(found) > 1:
+        raise ValueError(f"{path} holds {' and '.join(found)}, which are of different programs; keep one of them")
+    if not found:
+        raise ValueError(f"{path} holds no dictionary of a known format{_hint(path)}")
+    config, read = FOLDERS[found[0]]
+    if not (path / config).exists():
+        raise ValueError(f"{path} holds {found[0]}, but not {config}, which belongs to it")
+    return read(path)
+
+
+def _hint(path: Path) -> str:
+    for below in sorted(path.iterdir())[:SUBFOLDERS]:
+        if any((below / name).exists() for name in FOLDERS):
+            return f"; its subfolders do, such as {below}"
+    return f": known are {KNOWN}"
+
+
+def read_npy_matrix(
+    path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
+) -> Dictionary:
+    """Read a matrix as the dictionary of a lasso.
+
+    Args:
+        path: a file of shape (n_atoms, dim), real numbers.
+        normalize: scale each atom to unit norm.
+        transpose: the file is (dim, n_atoms).
+        lambda_: weight of the L1 penalty, > 0; None: ``mlsm encode --lambda`` says it.
+
+    Raises:
+        ValueError: the file is not such a matrix; an atom is zero, or does not have unit norm without ``normalize``;
+            ``lambda_`` is out of range.
+    """
+    if lambda_ is not None and not 0 < lambda_ < np.inf:
+        raise ValueError(f"--lambda must be a positive number, got {lambda_}")
+    array = read_npy(path)
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.size == 0:
+        raise ValueError(
+            f"{path} must be a matrix (n_atoms, dim) of real numbers, got {array.dtype} of the shape {array.shape}"
+        )
+    atoms = np.asarray(array.T if transpose else array, np.float32)
+    if not np.isfinite(atoms).all():
+        raise ValueError(f"{path} holds NaN, infinity or numbers beyond float32; all values must be finite")
+    norms = np.linalg.norm(atoms, axis=1)
+    if not norms.all():
+        raise ValueError(f"{path}: atom {int(norms.argmin())} is zero; leave it out")
+    if normalize:
+        atoms = normalize_rows(atoms)
+    elif (worst := float(np.abs(norms - 1).max())) > UNIT_NORM_TOLERANCE:
+        row = int(np.abs(norms - 1).argmax())
+        other = np.abs(np.linalg.norm(atoms, axis=0) - 1).max() < min(worst, UNIT_NORM_TOLERANCE)
+        advice = "its columns have, so pass --transpose" if other else "pass --normalize to scale them"
+        raise ValueError(f"{path}: row {row} has the norm {norms[row]:.4g}, but atoms have unit norm; {advice}")
+    meta: dict[str, Any] = {"imported_from": {"format": "npy", "file": Path(path).name}}
+    if lambda_ is not None:
+        meta["lambda"] = lambda_
+    return Dictionary(atoms, meta)

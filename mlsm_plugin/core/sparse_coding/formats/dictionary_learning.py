@@ -1,0 +1,98 @@
+"""SAEs of dictionary_learning: ``config.json`` and ``ae.pt`` (https://github.com/saprmarks/dictionary_learning).
+
+The latents are those of the class that ``config.json`` names, as ``dictionary_learning.utils.load_dictionary`` loads
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from mlsm_plugin.core.files.json_checks import text, whole
+from mlsm_plugin.core.sparse_coding.formats.foreign_files import ConfigFile, TensorFile, imported_sae, read_torch
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
+
+NAME = "dictionary_learning"
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "ae.pt"
+# kept in meta.json under imported_from
+FACTS = ("lm_name", "layer", "submodule_name", "trainer_class")
+# settings of training, which do not change the latents of given weights
+TRAINING = """
+lr steps seed device wandb_name warmup_steps decay_start auxk_alpha threshold_beta threshold_start_step top_k_aux
+l1_penalty resample_steps sparsity_warmup_steps sparsity_function sparsity_penalty p_start p_end anneal_start
+sparsity_queue_length n_sparsity_updates bandwidth target_l0 group_fractions group_weights group_sizes norm_factor
+k_anneal_steps
+"""
+WITHOUT_EFFECT = frozenset(TRAINING.split())
+LINEAR = {
+    "encoder": "encoder.weight",
+    "encoder_bias": "encoder.bias",
+    "decoder": "decoder.weight",
+    "decoder_bias": "b_dec",
+}
+MATRICES = {"encoder": "W_enc", "encoder_bias": "b_enc", "decoder": "W_dec", "decoder_bias": "b_dec"}
+GATED = {"encoder_bias": "gate_bias", "decoder_bias": "decoder_bias", "gate_scale": "r_mag", "gate_bias": "mag_bias"}
+# the classes of the library -> our activation, the names of their tensors
+CLASSES = {
+    "AutoEncoder": ("relu", {**LINEAR, "decoder_bias": "bias"}),
+    "GatedAutoEncoder": ("gated", {**LINEAR, **GATED}),
+    "JumpReluAutoEncoder": ("jumprelu", {**MATRICES, "threshold": "threshold"}),
+    "AutoEncoderTopK": ("topk", LINEAR),
+    "BatchTopKSAE": ("jumprelu", LINEAR),
+    "MatryoshkaBatchTopKSAE": ("jumprelu", MATRICES),
+}
+WITH_A_GLOBAL_THRESHOLD = ("BatchTopKSAE", "MatryoshkaBatchTopKSAE")
+# an alternative to k that encode() does not use by default; all groups are used
+TENSORS_WITHOUT_EFFECT = {"AutoEncoderTopK": ("threshold",), "MatryoshkaBatchTopKSAE": ("group_sizes",)}
+
+
+def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
+    """Read an SAE of one of the ``CLASSES`` from the folder of one trainer, with the two files.
+
+    Raises:
+        ValueError: a file is missing or damaged, or the SAE is of another class.
+    """
+    folder = Path(folder)
+    config = ConfigFile.read(folder / CONFIG_FILE)
+    trainer, buffer = config.part("trainer"), config.part("buffer")
+    config.finish()
+    if buffer.take("io", text, "out") == "in_and_out":
+        raise ValueError(f"{config.path}: io in_and_out is refused: it is a transcoder, which has another output")
+    name = trainer.take("dict_class", text)
+    if name not in CLASSES:
+        raise ValueError(f"{config.path}: the dict_class {name[:60]!r} is refused; known are {', '.join(CLASSES)}")
+    facts = {"format": NAME, "architecture": name, **trainer.facts(FACTS)}
+    k = trainer.take("k", whole(1), None)
+    claimed = trainer.take("dict_size", whole(1), None), trainer.take("activation_dim", whole(1), None)
+    trainer.finish(WITHOUT_EFFECT)
+
+    file = read_torch(folder / WEIGHTS_FILE)
+    activation, names = CLASSES[name]
+    if activation == "topk" or name in WITH_A_GLOBAL_THRESHOLD:
+        _check_same_k(file, k)
+    weights = file.weights(names)
+    if name in WITH_A_GLOBAL_THRESHOLD:  # below 0 if it was hardly trained: every positive latent passes
+        weights = weights._replace(threshold=torch.full((len(weights.encoder),), file.number("threshold")))
+    file.finish(TENSORS_WITHOUT_EFFECT.get(name, ()))
+    sae_config = SaeConfig(activation, k if activation == "topk" else None, name != "JumpReluAutoEncoder")
+    latents, dim = (wanted or found for wanted, found in zip(claimed, weights.encoder.shape, strict=True))
+    coder = imported_sae(file, sae_config, weights, (latents, dim), facts)
+    norms = torch.linalg.vector_norm(weights.decoder, dim=1)
+    if name != "AutoEncoder" or torch.allclose(norms, torch.ones_like(norms)):
+        return coder
+    # the library normalizes the decoder when it loads it
+    if not bool((norms > 0).all()):
+        raise ValueError(f"{file.path}: decoder.weight has a column of zeros, which cannot be normalized")
+    return SaeCoder(coder.sae.with_unit_decoder(norms), {"imported_from": facts})
+
+
+def _check_same_k(file: TensorFile, k: int | None) -> None:
+    """The weights may also say k."""
+    if k is None:
+        raise ValueError(f"{file.path}: {CONFIG_FILE} lacks k")
+    if "k" in file and (found := file.number("k")) != k:
+        raise ValueError(f"{file.path} says k {found:g}, but {CONFIG_FILE} says {k}")

@@ -1,0 +1,137 @@
+"""The first kind of sparse coder: the non-negative lasso over a learned dictionary (Berend, ACL Findings 2023)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from mlsm_plugin.core.files.settings import check, option
+from mlsm_plugin.core.sparse_coding.dictionary import KIND, Dictionary
+from mlsm_plugin.core.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
+from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, InexactCodes, SparseCoder, SparseCodes
+
+
+@dataclass(frozen=True)
+class LassoOptions:
+    """Options for computing codes; ValueError if one is out of range."""
+
+    lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
+    solver: str = option(
+        "auto", choices=SOLVERS,
+        help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
+    )  # fmt: skip
+    tolerance: float = option(
+        1e-4, above=0,
+        help="largest certified relative duality gap of a code; codes above it are not written",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class LassoCoder(SparseCoder):
+    """Codes ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda * sum(a)`` of normalized hidden states ``x``.
+
+    Args:
+        dictionary: the atoms ``D``.
+        options: options for computing codes.
+
+    Raises:
+        ValueError: the options and the dictionary both lack lambda.
+    """
+
+    kind: ClassVar[str] = KIND
+    has_gaps: ClassVar[bool] = True
+    options_type: ClassVar[type] = LassoOptions
+
+    def __init__(self, dictionary: Dictionary, options: LassoOptions | None = None) -> None:
+        options = options or LassoOptions()
+        self.dictionary, self.options, self.meta = dictionary, options, dictionary.meta
+        lambda_ = dictionary.meta.get("lambda") if options.lambda_ is None else options.lambda_
+        if lambda_ is None:
+            raise ValueError("the dictionary does not say its lambda; pass the weight of the L1 penalty")
+        self.lambda_ = float(lambda_)
+        check_settings(self.lambda_, options.solver)
+
+    @property
+    def num_atoms(self) -> int:
+        return len(self.dictionary.atoms)
+
+    @property
+    def dim(self) -> int:
+        return int(self.dictionary.atoms.shape[1])
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dictionary.fingerprint
+
+    def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+        """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
+        atoms, solver = self.dictionary.atoms, self.options.solver
+        return sparse_encode(normalize_rows(hidden), atoms, lambda_=self.lambda_, solver=solver, threads=threads)
+
+    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+        """``a D``, scaled to undo the division of each row of ``hidden`` by its norm."""
+        rows = hidden.detach().cpu().numpy() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
+        norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
+        return np.asarray(codes @ self.dictionary.atoms) * norms
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        self.dictionary.save(directory)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], options: Any) -> LassoCoder:
+        dictionary = Dictionary.load(directory)
+        if dictionary.meta.get("lambda") is None and options.lambda_ is None:
+            raise ValueError(f"{directory} does not say its lambda; pass --lambda")
+        return cls(dictionary, options)
+
+    def settings(self) -> dict[str, Any]:
+        """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
+        options = self.options
+        return {
+            "lambda": self.lambda_,
+            "solver": options.solver,
+            "tolerance": options.tolerance,
+            "max_nonzeros": None,
+        }
+
+    def check(self) -> None:
+        """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""
+        first_of: dict[bytes, int] = {}
+        for index, atom in enumerate(self.dictionary.atoms + 0.0):  # -0.0 becomes 0.0
+            if not atom.any():
+                raise ValueError(f"atom {index} of the dictionary is all zero; learn or import another dictionary")
+            first = first_of.setdefault(atom.tobytes(), index)
+            if first != index:
+                raise ValueError(
+                    f"atoms {first} and {index} of the dictionary are identical, so that codes are not unique; "
+                    "learn another dictionary, or leave one of them out"
+                )
+
+    def inexact(self, coded: SparseCodes) -> InexactCodes | None:
+        assert coded.gap is not None
+        rows = np.flatnonzero(coded.gap > self.options.tolerance)
+        if len(rows) == 0:
+            return None
+        return InexactCodes(
+            rows,
+            f"miss --tolerance {self.options.tolerance:g}: the worst relative duality gap is {coded.gap.max():.3g}. "
+            "Use --solver auto or a larger --tolerance",
+        )
+
+    def why_empty(self, hidden: Any) -> str:
+        """Say that lambda is too large, and below which value it must be."""
+        rows, atoms = torch.as_tensor(normalize_rows(hidden)).cpu().numpy(), self.dictionary.atoms
+        size = max(1, DENSE_ENTRIES // len(atoms))
+        parts = (rows[start : start + size] @ atoms.T for start in range(0, len(rows), size))
+        largest = max((float(part.max()) for part in parts), default=-np.inf)
+        return (
+            f"lambda {self.lambda_:g} is too large: the largest correlation of a hidden state with an atom is "
+            f"{largest:.4g}, and lambda must be well below it"
+        )

@@ -1,0 +1,137 @@
+"""The second kind of sparse coder: a sparse autoencoder, trained here or elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.atomic_files import read_json, write_json, write_npy
+from mlsm_plugin.core.files.json_checks import anything, check_json, fields, optional, text, whole
+from mlsm_plugin.core.files.npy_files import read_npy
+from mlsm_plugin.core.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
+from mlsm_plugin.core.sparse_coding.sae_screening import Screen, screen_of
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
+from mlsm_plugin.core.sparse_coding.sparse_coder import (
+    DENSE_ENTRIES,
+    META_FILE,
+    SparseCoder,
+    SparseCodes,
+    torch_threads,
+)
+
+SAE_CHECK = fields(
+    {
+        **{"activation": text, "k": optional(whole(1)), "input_norm": text},
+        **dict.fromkeys(("subtract_decoder_bias", "rescale_by_decoder_norm"), anything),
+    }
+)
+
+
+class SaeCoder(SparseCoder):
+    """Codes hidden states with a :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.SparseAutoencoder`.
+
+    On disk: an npy file for each tensor of its weights, named after it, and ``meta.json`` with its configuration under
+    ``sae``.
+
+    Args:
+        sae: the SAE.
+        meta: its origin; see :class:`~mlsm_plugin.core.sparse_coding.sparse_coder.SparseCoder`.
+    """
+
+    kind: ClassVar[str] = "sae"
+
+    def __init__(self, sae: SparseAutoencoder, meta: dict[str, Any] | None = None) -> None:
+        self.sae = sae
+        self._screen: Screen | None = None
+        meta, sizes = meta or {}, {"n_atoms": sae.num_atoms, "dim": sae.dim}
+        for name, size in sizes.items():
+            if meta.get(name, size) != size:
+                raise ValueError(f"{META_FILE} says {name} {meta[name]} but the encoder has {size}")
+        self.meta = {"kind": self.kind, **meta, **sizes, "sae": dataclasses.asdict(sae.config)}
+
+    @property
+    def num_atoms(self) -> int:
+        return self.sae.num_atoms
+
+    @property
+    def dim(self) -> int:
+        return self.sae.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the configuration and the weights."""
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self.sae.config), sort_keys=True).encode())
+        for name, tensor in self.sae.weights._asdict().items():
+            if tensor is not None:
+                digest.update(name.encode())
+                digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+        """The latents; normalization is part of the SAE. Without ``threads``, torch is as it is set."""
+        rows = hidden.detach() if isinstance(hidden, Tensor) else torch.from_numpy(np.asarray(hidden))
+        if rows.dim() != 2 or rows.shape[1] != self.dim:
+            raise ValueError(f"hidden must be (n_tokens, {self.dim}), got {tuple(rows.shape)}")
+        self.sae = self.sae.to(rows.device)
+        size = max(1, DENSE_ENTRIES // self.num_atoms)
+        with torch_threads(threads):
+            parts = [self._codes(rows[start : start + size]) for start in range(0, len(rows), size)]
+        empty = sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
+        return SparseCodes(sp.vstack([empty, *parts], format="csr", dtype=np.float32))
+
+    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+        rows = torch.as_tensor(hidden).detach().cpu()
+        sae, size = self.sae.to("cpu"), max(1, DENSE_ENTRIES // self.num_atoms)
+        parts = [
+            sae.reconstructed(torch.from_numpy(codes[start : start + size].toarray()), rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+        return torch.cat([torch.empty(0, self.dim), *parts]).numpy()
+
+    def _codes(self, hidden: Tensor) -> sp.csr_matrix:
+        """Codes of rows whose dense latents fit into memory."""
+        if self._screen is None or self._screen.sae is not self.sae:
+            self._screen = screen_of(self.sae)
+        found = None if self._screen is None else self._screen.latents(hidden)
+        rows, atoms, values = (part.cpu().numpy() for part in found or self.sae.active_latents(hidden))
+        ends = np.bincount(rows, minlength=len(hidden)).cumsum()
+        codes = sp.csr_matrix((values, atoms, np.append(0, ends)), shape=(len(hidden), self.num_atoms))
+        codes.sort_indices()
+        codes.eliminate_zeros()
+        return codes
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / META_FILE).unlink(missing_ok=True)
+        for name, tensor in self.sae.weights._asdict().items():
+            if tensor is not None:
+                write_npy(directory / f"{name}.npy", tensor.cpu().numpy())
+        write_json(directory / META_FILE, self.meta)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], options: Any) -> SaeCoder:
+        directory = Path(directory)
+        meta = check_json(read_json(directory / META_FILE), ORIGIN_CHECK, directory / META_FILE)
+        found = check_json(meta, fields({"sae": SAE_CHECK}), directory / META_FILE)["sae"]
+        try:
+            config = SaeConfig(**{field.name: found[field.name] for field in dataclasses.fields(SaeConfig)})
+            tensors = {
+                name: torch.from_numpy(read_npy(directory / f"{name}.npy").astype(np.float32))
+                for name in tensors_of(config)
+            }
+            return cls(SparseAutoencoder(config, SaeWeights(**tensors)), meta)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{directory} is not a valid sparse autoencoder: {error}") from None
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "activation": self.sae.config.activation}

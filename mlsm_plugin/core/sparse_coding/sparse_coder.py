@@ -1,0 +1,144 @@
+"""The protocol of sparse coders: what the rest of the package knows of every kind.
+
+A coder turns hidden states into sparse, non-negative codes over atoms. The lasso over a dictionary
+(:mod:`~mlsm_plugin.core.sparse_coding.lasso`) is the first kind. Everything that stores, trains on or shows codes
+uses only this protocol, so that another kind is a single class, registered with
+:func:`~mlsm_plugin.core.sparse_coding.coder.register_coder`.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+META_FILE = "meta.json"
+# entries of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
+DENSE_ENTRIES = 2**22
+
+
+@dataclass(frozen=True)
+class SparseCodes:
+    """The codes of a number of hidden states.
+
+    Attributes:
+        codes: (n_tokens, n_atoms) float32, non-negative, column indices sorted, no stored zeros.
+        gap: (n_tokens,) float64, a certified bound on how far each code is from optimal, relative to its objective;
+            None if the coder does not minimize an objective.
+    """
+
+    codes: sp.csr_matrix
+    gap: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class InexactCodes:
+    """Codes that miss the accuracy that was requested."""
+
+    rows: np.ndarray  # (n,) int, ascending: the rows of these codes
+    reason: str  # text that follows "the codes" in an error message: what they miss, by how much, and what to change
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a coder without options."""
+
+
+class SparseCoder(ABC):
+    """Turns hidden states into sparse codes.
+
+    Attributes:
+        kind: name of this kind of coder, as in ``meta.json``.
+        has_gaps: whether :meth:`encode` gives the gaps of its codes.
+        options_type: a dataclass of the settings that a user can choose when hidden states are coded. Each field is
+            a :func:`~mlsm_plugin.core.files.settings.option` with a default. ``mlsm encode`` offers them as flags.
+        meta: the origin of the coder, as values that JSON can hold. The package reads ``layer`` and
+            ``auxiliary_fingerprint`` (the hidden states that it was learned from), ``blocks`` (how the text was cut)
+            and ``health``, if they exist.
+    """
+
+    kind: ClassVar[str]
+    has_gaps: ClassVar[bool] = False
+    options_type: ClassVar[type] = NoOptions
+    meta: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def num_atoms(self) -> int:
+        """The number of columns of the codes."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """The width of the hidden states."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the weights."""
+
+    @abstractmethod
+    def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+        """Code hidden states as the model returns them; a coder that needs normalized ones normalizes them here.
+
+        Args:
+            hidden: (n_tokens, dim) numpy array or torch tensor, finite; a tensor is coded on its device.
+            threads: CPU threads, None for all cores.
+        """
+
+    @abstractmethod
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the folder of the coder; ``meta.json``, which holds ``"kind"``, is written last."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, directory: str | os.PathLike[str], options: Any) -> SparseCoder:
+        """Load a folder that :meth:`save` wrote; ``options`` is an instance of ``options_type``.
+
+        Raises:
+            ValueError: files are missing or damaged (names the folder).
+        """
+
+    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+        """The hidden states (n_tokens, dim) float32 that codes stand for; ValueError if this kind does not reconstruct.
+
+        Args:
+            hidden: (n_tokens, dim) numpy array or torch tensor, as :meth:`encode` got it; a coder that normalizes needs
+                it to undo that.
+            codes: (n_tokens, n_atoms), of these hidden states.
+        """
+        raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that, together with the weights, decide the codes; for ``meta.json`` of a code store."""
+        return {"coder": self.kind}
+
+    def check(self) -> None:  # noqa: B027  (most kinds have nothing to check)
+        """Raise ValueError if codes would be arbitrary, for example with two equal atoms."""
+
+    def inexact(self, coded: SparseCodes) -> InexactCodes | None:
+        """The codes that miss the requested accuracy, or None if all reach it."""
+        return None
+
+    def why_empty(self, hidden: Any) -> str:
+        """Why all codes of ``hidden`` (n_tokens, dim) are empty, and what to do: text that follows "since"."""
+        return "the coder gives no atom a positive weight; use a coder that was learned from these hidden states"
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use so many CPU threads (None: as it is set), and afterwards as many as before."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

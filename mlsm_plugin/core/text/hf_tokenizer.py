@@ -1,0 +1,188 @@
+"""A Hugging Face tokenizer whose vocabulary is fairseq's dictionary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
+from mlsm_plugin.core.masking.word_boundaries import PieceClasses
+
+SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
+FAIRSEQ_PAD = 1
+# roles of the library's special tokens; the unknown token stands for a word
+ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of the library, with the mapping between its ids and those of fairseq.
+
+    fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that
+    have these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as the library's. A token that
+    fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
+
+    Args:
+        path: a folder or a hub name, with or without ``hf:``.
+
+    Attributes:
+        symbols: the lines of ``dict.txt``.
+        hf_ids: the library's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
+        fairseq_ids: fairseq's id for each of the library's ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
+        begin_id, pad_id, end_id: the library's ids of the tokens that begin, pad and end a text.
+        special_ids: the library's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
+        backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
+
+    Raises:
+        ValueError: there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.folder = hf_folder(path)
+        self._tokenizer = load_fast_tokenizer(self.folder)
+        self.backend = self._tokenizer.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = True
+        begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
+        self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
+        self.special_ids = special_ids(self._tokenizer)
+        vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
+        special = {begin, pad, end, unknown, mask}
+        plain = [(number, token) for number, token in vocabulary if number not in special]
+        self.symbols = [_symbol(token, number) for number, token in plain]
+        if not self.symbols:  # the library makes such a tokenizer from a config.json alone
+            raise ValueError(f"{self.folder} has no readable tokenizer: its vocabulary is empty")
+        mask_or_unknown = unknown if mask is None else mask
+        in_order = [begin, pad, end, unknown, *(number for number, _ in plain), mask_or_unknown]
+        self.hf_ids = np.array(in_order, dtype=np.int64)
+        self.largest_id = int(self.hf_ids.max())
+        self.fairseq_ids = np.full(self.largest_id + 1, SPECIAL_SYMBOLS - 1)  # <unk>
+        self.fairseq_ids[self.hf_ids[SPECIAL_SYMBOLS:-1]] = np.arange(SPECIAL_SYMBOLS, len(self.hf_ids) - 1)
+        self._names = ["<s>", "<pad>", "</s>", "<unk>", *self.symbols, "<mask>"]
+        self._id_of_symbol = dict(zip(self._names, in_order, strict=True))
+
+    @cached_property
+    def vocabulary_fingerprint(self) -> str:
+        """See :func:`vocabulary_fingerprint`."""
+        return vocabulary_fingerprint(self._tokenizer)
+
+    def symbols_of(self, text: str) -> list[str]:
+        """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""
+        ids = self.backend.encode(text, add_special_tokens=False).ids
+        return [self._names[number] for number in self.fairseq_ids[ids].tolist()]
+
+    def text_of(self, symbols: Sequence[str]) -> str:
+        """The text of a list of symbols; special symbols are left out, except ``<mask>`` and ``<unk>``."""
+        parts: list[str] = []
+        run: list[int] = []
+        for symbol in [*symbols, "<s>"]:  # the added one ends the last run
+            if symbol not in ("<s>", "</s>", "<pad>", "<mask>", "<unk>"):
+                run.append(self._id_of_symbol[symbol])
+                continue
+            if run:
+                parts.append(self.backend.decode(run, skip_special_tokens=False).strip())
+                run = []
+            if symbol in ("<mask>", "<unk>"):
+                parts.append(symbol)
+        return " ".join(parts)
+
+    def check_dictionary(self, folder: Path) -> None:
+        """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""
+        path = folder / DICTIONARY_NAME
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; `mlsm binarize` makes it")
+        if symbols_in(path) != tuple(symbol.encode() for symbol in self.symbols):
+            raise ValueError(
+                f"{path} was not made from the tokenizer of {self.folder}; binarize the text with "
+                f"--tokenizer hf:{self.folder}"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files, which can be loaded without the model."""
+        save_pretrained(folder, self._tokenizer)
+
+
+def load_fast_tokenizer(folder: Path) -> Any:
+    """The library's fast tokenizer in a folder; raises ValueError if there is none."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
+    transformers = import_transformers()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # missing and damaged files raise errors of different types
+        raise ValueError(f"{folder} has no readable tokenizer: {first_line(error)}") from None
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"{folder} has no fast tokenizer (tokenizer.json); save one with transformers first")
+    return tokenizer
+
+
+def vocabulary_fingerprint(tokenizer: Any) -> str:
+    """SHA-256 of the tokens of the library's tokenizer with their ids, and of those that begin, end and pad a text."""
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    begin, pad, end = _surrounding_ids(tokenizer)
+    return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids that are no text, never masked and never coded: those that begin, separate, end, pad and mask."""
+    roles = (getattr(tokenizer, f"{role}_token_id", None) for role in ROLES)
+    return frozenset(int(number) for number in roles if number is not None)
+
+
+def check_masked_lm_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer of the library has no mask or no padding token."""
+    for name in ("mask", "pad"):
+        if _first_id(tokenizer, name) is None:
+            raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
+
+
+def number_of_ids(tokenizer: Any) -> int:
+    """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def unmasked_ids(tokenizer: Any) -> list[int]:
+    """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
+    unknown = _first_id(tokenizer, "unk")
+    return sorted({*special_ids(tokenizer), *([] if unknown is None else [unknown])})
+
+
+def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
+    """The classes of all ids of a tokenizer, as of :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
+    found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
+    return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})
+
+
+def _first_id(tokenizer: Any, *roles: str) -> int | None:
+    found = (getattr(tokenizer, f"{role}_token_id", None) for role in roles)
+    return next((int(number) for number in found if number is not None), None)
+
+
+def _surrounding_ids(tokenizer: Any) -> tuple[int | None, int | None, int | None]:
+    """The ids of the tokens that begin, pad and end a text."""
+    return _first_id(tokenizer, "cls", "bos"), _first_id(tokenizer, "pad"), _first_id(tokenizer, "sep", "eos")
+
+
+def _special_ids(tokenizer: Any, folder: Path) -> tuple[int, int, int, int, int | None]:
+    """The ids of the tokens that begin, pad and end a text, of the unknown token and of the mask (None: no mask)."""
+    begin, pad, end = _surrounding_ids(tokenizer)
+    if begin is None or pad is None or end is None or len({begin, pad, end}) < 3:
+        raise ValueError(
+            f"the tokenizer of {folder} must have three different tokens that begin, end and pad a text, but has the "
+            f"ids {begin}, {end} and {pad}; use the tokenizer of an encoder like BERT or RoBERTa"
+        )
+    unknown = _first_id(tokenizer, "unk")
+    return begin, pad, end, pad if unknown is None else unknown, _first_id(tokenizer, "mask")
+
+
+def _symbol(token: str, number: int) -> str:
+    odd = not token or re.search(r"\s", token) or re.fullmatch(r"<[^<>]+>|\[hf:\d+\]", token)
+    return f"[hf:{number}]" if odd else token

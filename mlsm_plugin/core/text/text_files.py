@@ -1,0 +1,196 @@
+"""Read raw text for the tokenizer and the binarizer: UTF-8, plain or compressed, with one sentence per line."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import IO, Any
+
+from mlsm_plugin.core.files.atomic_files import parse_json
+from mlsm_plugin.core.files.progress import Progress
+
+PathLike = str | os.PathLike[str]
+
+# the first bytes of compressed files
+COMPRESSED = {
+    "gzip": rb"\x1f\x8b",
+    "bzip2": rb"BZh[1-9](1AY&SY|\x17rE8P\x90)",
+    "xz": rb"\xfd7zXZ\0",
+    "zstd": rb"\x28\xb5\x2f\xfd",
+    "zip": rb"PK\x03\x04",
+}
+READERS = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma"}  # modules of Python, which may have been built without them
+DAMAGED = (OSError, EOFError, zlib.error)
+FIRST_BYTES = 10  # that tell how a file is compressed
+FIRST_LINES = 100  # that are read before hours of work
+JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
+MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
+LINES_BETWEEN_REPORTS = 1000
+
+
+def check_text_files(paths: Sequence[PathLike]) -> int:
+    """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
+
+    Returns:
+        The total size of the files in bytes, as they are compressed.
+
+    Raises:
+        ValueError: no file was given, a file is empty, or it is a pipe, or as of :func:`read_lines`.
+        OSError: a file is missing, is a directory or cannot be read.
+    """
+    if not paths:
+        raise ValueError("no text file was given")
+    total = 0
+    for path in paths:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{path} is not a regular file; write the text to a file (.gz if it is large)")
+            if not file.read(1):
+                raise ValueError(f"{path} is empty")
+        for _ in islice(read_lines(path), FIRST_LINES):
+            pass
+        total += status.st_size
+    return total
+
+
+def read_lines(path: PathLike, report: Callable[[int], object] | None = None) -> Iterator[str]:
+    """Yield the lines of a text file without surrounding whitespace; a blank line is ``""``.
+
+    Only the newline ends a line (not U+0085 or U+2028, which count as whitespace). A byte-order mark at the start is
+    skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called. ``report`` is called
+    with the number of bytes of the file read since the last call.
+
+    Raises:
+        ValueError: bytes are not UTF-8 or a line is too long (both with file and line number), compressed data are
+            damaged, carriage returns end the lines, they are JSON, or the file has only blank lines.
+        OSError: the file cannot be read.
+    """
+    holds_text = False
+    with open(path, "rb") as file:
+        reported = 0
+        for number, whole in enumerate(_without_json(path, _lines(path, file)), 1):
+            line = whole.strip()
+            holds_text = holds_text or bool(line)
+            if report is not None and number % LINES_BETWEEN_REPORTS == 0:
+                report(file.tell() - reported)
+                reported = file.tell()
+            yield line
+        if report is not None:
+            report(file.tell() - reported)
+    if not holds_text:
+        raise ValueError(f"{path} holds no text, only blank lines")
+
+
+def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line that is not blank; whitespace in it stays.
+
+    What ends a line, byte-order marks, compression and errors are as in :func:`read_lines`, but a file may be empty,
+    and with ``json_lines`` the lines may be JSON.
+    """
+    with open(path, "rb") as file:
+        lines = _lines(path, file)
+        for number, whole in enumerate(lines if json_lines else _without_json(path, lines), 1):
+            line = whole.rstrip("\r\n")
+            if line and not line.isspace():
+                yield number, line
+
+
+def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> Iterator[str]:
+    """Yield the lines of several files as :func:`read_lines`, with a blank line (a document boundary) between two."""
+    for index, path in enumerate(paths):
+        if index:
+            yield ""
+        yield from read_lines(path, report)
+
+
+def progress_bar(name: str, total_bytes: int, show: bool = True) -> Progress:
+    """Progress in bytes of text files; pass its ``update`` to the readers as ``report``."""
+    return Progress(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=not show)
+
+
+def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
+    """The lines of a file with what ends them."""
+    stream, kind, errors = _decompressed(path, file)
+    number = breaks = 0
+    while True:
+        number += 1
+        try:
+            raw = stream.readline(MAX_LINE_BYTES + 1)
+        except errors as error:
+            if getattr(error, "errno", None) is not None:  # of the disk, not of the data
+                raise
+            raise ValueError(
+                f"{path}: damaged {kind} file, from line {number} on ({error}); compress the text again"
+            ) from None
+        if not raw:
+            return
+        breaks += raw.rstrip(b"\r\n").count(b"\r")
+        if breaks >= number:
+            raise ValueError(
+                f"{path}:{number}: carriage returns (CR) stand where newlines should end the lines; convert the file: "
+                "tr '\\r' '\\n' < FILE > NEW_FILE"
+            )
+        if len(raw) > MAX_LINE_BYTES:
+            limit = MAX_LINE_BYTES >> 20
+            raise ValueError(f"{path}:{number}: longer than {limit} MiB; write one sentence per line")
+        yield _decode(path, number, raw)
+
+
+def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], str, tuple[type[Exception], ...]]:
+    """The content of a file, how it is compressed, and the errors that mean that it is damaged."""
+    first = file.peek(FIRST_BYTES)
+    kind = next((kind for kind, magic in COMPRESSED.items() if re.match(magic, first)), "")
+    if not kind:
+        return file, kind, ()
+    try:
+        reader: Any = importlib.import_module(READERS[kind])
+    except (KeyError, ImportError):
+        raise ValueError(f"{path} is compressed with {kind}, which cannot be read; compress it with gzip") from None
+    return io.BufferedReader(reader.open(file), 1 << 16), kind, (*DAMAGED, getattr(reader, "LZMAError", OSError))
+
+
+def _without_json(path: PathLike, lines: Iterator[str]) -> Iterator[str]:
+    """The lines; ValueError if the first of them that are not blank, or all of a short file, are JSON objects."""
+    first, objects = [], 0
+    for line in islice(lines, FIRST_LINES):
+        first.append(line)
+        if line.strip():
+            objects = objects + 1 if _is_json_object(line) else 0
+            if objects in (0, JSON_LINES):
+                break
+    if objects:
+        raise ValueError(
+            f"{path} holds JSON lines, not text; take the text out of them, for example: "
+            "jq -r '.text, \"\"' FILE > NEW_FILE"
+        )
+    yield from first
+    yield from lines
+
+
+def _is_json_object(line: str) -> bool:
+    """Whether a line is a JSON object, or a list of them."""
+    if not line.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        value = parse_json(line)
+    except ValueError:
+        return False
+    value = value[0] if isinstance(value, list) and value else value
+    return isinstance(value, dict) and bool(value)
+
+
+def _decode(path: PathLike, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(
+            f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); convert the file to UTF-8"
+        ) from None

@@ -1,1 +1,0 @@
-"""Datasets that turn ids (and codes) into batches; each file holds one small dataset."""

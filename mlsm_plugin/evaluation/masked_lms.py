@@ -1,0 +1,187 @@
+"""Masked language models whose hidden states of one layer can be replaced, of fairseq and of Hugging Face."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+
+from mlsm_plugin.core.files.hf_files import hf_folder
+from mlsm_plugin.core.hidden_states.devices import default_device, half_products, placed
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, supported_config
+from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder, load_roberta
+from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary
+from mlsm_plugin.fairseq_door.seams.model_parts import changed_hidden_states
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
+
+Change = Callable[[Tensor], Tensor]
+PathLike = str | os.PathLike[str]
+
+
+class NoMaskedLmError(ValueError):
+    """The model predicts no masked tokens; the message says why."""
+
+
+class MaskedLm(ABC):
+    """A masked LM in eval mode.
+
+    Attributes:
+        dictionary: fairseq's dictionary of the data, with ``<mask>``.
+        device: device of the model.
+    """
+
+    dictionary: Dictionary
+    device: torch.device
+
+    _model: Any
+    _half: bool
+
+    def to(self, device: str | torch.device) -> None:
+        """Move the model to ``device``."""
+        self.device = torch.device(device)
+        placed(self._model, self.device, half=self._half)
+
+    @abstractmethod
+    def changed(self, layer: int, change: Change) -> Any:
+        """A context in which ``change``, from and to ``(B, T, dim)`` float32, replaces hidden state ``layer``.
+
+        It is that of :class:`~mlsm_plugin.core.hidden_states.encoder.HiddenStateEncoder`.
+        """
+
+    @abstractmethod
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        """Logits ``(n_masked, V)`` of the masked ones (bool, ``(B, T)``) of fairseq's ids ``(B, T)``."""
+
+    @abstractmethod
+    def columns(self, tokens: Tensor) -> Tensor:
+        """The columns of the logits that belong to fairseq's ids."""
+
+    @torch.no_grad()
+    def losses(self, tokens: Tensor, masked: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropies of the ``masked`` tokens (bool ``(B, T)``): (n_masked,) float64 on the CPU, in nats.
+
+        Args:
+            tokens, targets: ``(B, T)`` fairseq's ids, right-padded, with masks and without.
+        """
+        tokens, masked, targets = (part.to(self.device) for part in (tokens, masked, targets))
+        found = self.logits(tokens, masked).double().log_softmax(dim=1)
+        return -found.gather(1, self.columns(targets[masked])[:, None]).squeeze(1).cpu()
+
+
+class FairseqMaskedLm(MaskedLm):
+    """A RoBERTa-like model of fairseq, with its head; arguments and errors as of :func:`open_masked_lm`."""
+
+    def __init__(
+        self, name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
+    ) -> None:
+        self.dictionary = load_dictionary(data_bin)
+        model, cfg = load_roberta(name, data_bin, self.dictionary)
+        why = why_untrained(cfg)
+        if why is not None:
+            raise NoMaskedLmError(why)
+        self._model, self._half = model.eval(), fp16
+        self.to(default_device(device))
+
+    def changed(self, layer: int, change: Change) -> Any:
+        return changed_hidden_states(self._model, layer, _in_float32(change))
+
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        with half_products(self.device, half=self._half):
+            found: Tensor = self._model(tokens, masked_tokens=masked)[0]
+        return found
+
+    def columns(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+class HuggingFaceMaskedLm(MaskedLm):
+    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as of :func:`open_masked_lm`."""
+
+    def __init__(
+        self, name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
+    ) -> None:
+        self.dictionary = load_dictionary(data_bin)
+        folder = hf_folder(name, weights=True)
+        supported_config(folder)
+        try:
+            self._model = load_masked_lm(folder).eval()
+        except ValueError as error:
+            raise NoMaskedLmError(str(error)) from None
+        self._half = fp16
+        self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids)
+        self.to(default_device(device))
+
+    def to(self, device: str | torch.device) -> None:
+        super().to(device)
+        self._ids = self._ids.to(self.device)
+
+    @contextmanager
+    def changed(self, layer: int, change: Change) -> Iterator[None]:
+        encoder, in_float32 = self._model.base_model, _in_float32(change)
+
+        def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (in_float32(arguments[0]), *arguments[1:])
+
+        def after_encoder(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+            return type(output)(**{**output, "last_hidden_state": in_float32(output[0])})
+
+        layers = layers_of_library(encoder)
+        if layer == len(layers):
+            hook = encoder.register_forward_hook(after_encoder)
+        elif layer == 0 and getattr(getattr(encoder, "encoder", None), "conv", None) is not None:
+            hook = encoder.encoder.register_forward_pre_hook(before_layer)  # DeBERTa-v2's convolution reads it, too
+        else:
+            hook = layers[layer].register_forward_pre_hook(before_layer)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        attended = tokens.ne(self.dictionary.pad()).long()
+        with half_products(self.device, half=self._half):
+            found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
+        return found[masked]
+
+    def columns(self, tokens: Tensor) -> Tensor:
+        return self._ids[tokens]
+
+
+def open_masked_lm(
+    name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
+) -> MaskedLm:
+    """Open the masked LM of this name; arguments are those of
+    :class:`~mlsm_plugin.core.hidden_states.encoder.HiddenStateEncoder`.
+
+    Raises:
+        NoMaskedLmError: the model is no masked LM, its head was not trained, or its source has none.
+        FileNotFoundError, ValueError: the model cannot be opened.
+    """
+    source = source_of(name)
+    kinds = {FairseqEncoder: FairseqMaskedLm, HuggingFaceEncoder: HuggingFaceMaskedLm}
+    if source not in kinds:
+        raise NoMaskedLmError(f"{source.__name__} gives hidden states only, not the predictions of a masked LM")
+    return kinds[source](name, data_bin, device=device, fp16=fp16)
+
+
+def layers_of_library(encoder: Any) -> Any:
+    """The layers of a model of Hugging Face, whose first argument are the hidden states."""
+    for place in ("encoder.layer", "transformer.layer", "layers"):
+        found = encoder
+        for part in place.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, nn.ModuleList):
+            return found
+    raise ValueError(f"the layers of {type(encoder).__name__} were not found in this version of transformers")
+
+
+def _in_float32(change: Change) -> Change:
+    return lambda hidden: change(hidden.float()).to(hidden.dtype)

@@ -1,0 +1,1 @@
+"""Everything that registers with fairseq or reads its files."""

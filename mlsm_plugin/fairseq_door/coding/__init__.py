@@ -1,0 +1,1 @@
+"""Codes of binarized text, stored or made while training."""

@@ -1,0 +1,77 @@
+"""Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
+from mlsm_plugin.core.coding.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
+from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder
+from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader
+from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
+
+
+def encode_split(
+    data_bin: str | os.PathLike[str],
+    split: str,
+    *,
+    auxiliary: str | os.PathLike[str],
+    coder: SparseCoder,
+    settings: CodingSettings,
+    share: WorkShare = ALL_OF_IT,
+    output: str | os.PathLike[str] | None = None,
+) -> CodingFigures:
+    """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
+
+    Raises:
+        ValueError: the files do not belong together, or as of
+            :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
+        FileNotFoundError: the split or the checkpoint is missing.
+    """
+    directory = Path(output or data_bin) / f"{split}.codes"
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
+    reader = BlockReader(data_bin, split, settings.blocks)
+    return encode_blocks(
+        *(split, reader, directory),
+        split=split_fingerprint(Path(data_bin) / split),
+        auxiliary=fingerprint,
+        blocks=settings.blocks,
+        open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings),
+        coder=coder,
+        settings=settings,
+        share=share,
+    )
+
+
+def learn_from_split(
+    data_bin: str | os.PathLike[str],
+    auxiliary: str,
+    output: Path,
+    settings: LearningSettings,
+    blocks: BlockSettings,
+    *,
+    overwrite: bool = False,
+) -> bool:
+    """Learn a coder from the hidden states of the split ``train``, as
+    :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`, which says what is returned and raised.
+    """
+
+    def opened() -> HiddenStateEncoder:
+        encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
+        check_positions(encoder, blocks.tokens_per_sample)
+        return encoder
+
+    return learn_into(
+        *(output, settings, BlockReader(data_bin, "train", blocks), opened),
+        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
+        split=split_fingerprint(Path(data_bin) / "train"),
+        blocks=blocks,
+        overwrite=overwrite,
+    )

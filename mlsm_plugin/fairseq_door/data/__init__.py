@@ -1,0 +1,1 @@
+"""Ids and codes to fairseq's datasets."""

@@ -1,0 +1,1 @@
+"""Training runs that the mlsm command starts, and chains of steps with them."""

@@ -1,0 +1,96 @@
+"""The mean of the weights of checkpoints as one checkpoint, as of ``scripts/average_checkpoints.py`` in fairseq."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
+from mlsm_plugin.fairseq_door.seams.checkpoint_contents import architecture_options, check_configuration, read_contents
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
+
+
+def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
+    """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
+    named = [path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)]
+    of_update = {updates_of(path): path for path in named}
+    if len(of_update) < number:
+        raise ValueError(
+            f"{folder} has numbered checkpoints of {len(of_update)} different updates, fewer than {number}; "
+            "--save-interval-updates and --keep-interval-updates of fairseq-train keep more"
+        )
+    return [of_update[update] for update in sorted(of_update)[-number:]]
+
+
+def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> list[int]:
+    """Write a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
+
+    Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
+    Its tokenizer is copied to the folder of the output.
+
+    Args:
+        paths: the checkpoints.
+        output: the file to write, atomically.
+
+    Returns:
+        the updates that each of them has seen.
+
+    Raises:
+        FileNotFoundError: a checkpoint does not exist.
+        ValueError: there are fewer than two, one is no checkpoint or of another model, or the vocabulary in the folder
+            of the output is another one.
+        OSError: the file cannot be written.
+    """
+    files = [only_checkpoint(path) for path in paths]
+    if len({file.resolve() for file in files}) < max(2, len(files)):
+        raise ValueError("averaging needs two or more checkpoints, each of them once")
+    contents = [read_contents(file) for file in files]
+    for file, content in zip(files, contents, strict=True):
+        check_configuration(content, file)
+        _check_same_model(files[-1], contents[-1], file, content)
+    symbols = [_symbols_beside(file) for file in (Path(output), files[-1])]
+    if None not in symbols and symbols[0] != symbols[1]:
+        raise ValueError(f"beside {output} lies the {DICTIONARY_NAME} of another vocabulary; choose another folder")
+    means = {name: _mean([weights_in(content)[name] for content in contents]) for name in weights_in(contents[-1])}
+    for name, mean in means.items():
+        if not mean.isfinite().all():
+            raise ValueError(f"the mean of {name} is not finite; leave out the checkpoint whose training has diverged")
+    updates = [updates_of(file) for file in files]  # before the output replaces one of them
+    save_whole({**contents[-1], "model": means, "last_optimizer_state": None}, output)
+    if files[-1].parent.resolve() != Path(output).parent.resolve():
+        copy_tokenizer(files[-1].parent, Path(output).parent)
+    return updates
+
+
+def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: dict[str, Any]) -> None:
+    """Raise ValueError unless weights of two checkpoints mean the same."""
+    both = f"{file} and {last} cannot be averaged"
+    if architecture_options(content) != architecture_options(wanted):
+        raise ValueError(f"{both}: their architectures differ")
+    shapes, others = ({name: weight.shape for name, weight in weights_in(part).items()} for part in (content, wanted))
+    if shapes != others:
+        name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
+        raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
+    recorded = {(part.get("task_state") or {}).get(VOCABULARY) for part in (content, wanted)} - {None}
+    symbols = {_symbols_beside(path) for path in (file, last)} - {None}
+    if len(recorded) > 1 or len(symbols) > 1:
+        raise ValueError(f"{both}: their vocabularies differ, so that the same ids mean other pieces")
+
+
+def _symbols_beside(checkpoint: Path) -> tuple[bytes, ...] | None:
+    dictionary = checkpoint.parent / DICTIONARY_NAME
+    return symbols_in(dictionary) if dictionary.is_file() else None
+
+
+def _mean(weights: list[Tensor]) -> Tensor:
+    """The mean of weights of one shape; numbers that are not fractions, such as counts, are those of the last."""
+    last = weights[-1]
+    if not last.is_floating_point():
+        return last
+    total = sum((weight.double() for weight in weights), torch.zeros(last.shape, dtype=torch.float64))
+    return (total / len(weights)).to(torch.promote_types(last.dtype, torch.float32))

@@ -1,0 +1,227 @@
+"""What the tasks of this package have in common: precision, parts that fit, checkpoints that load from anywhere."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from fairseq import utils
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
+from omegaconf import II, MISSING
+
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
+from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
+from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_embeddings
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
+from mlsm_plugin.fairseq_door.seams.training_options import registered_name
+from mlsm_plugin.fairseq_door.text.symbol_files import symbols_fingerprint, symbols_of_dataset
+
+logger = logging.getLogger(__name__)
+
+STRUCTURES = {
+    "a decoder": FairseqLanguageModel,
+    "an encoder": FairseqEncoderModel,
+    "an encoder-decoder": FairseqEncoderDecoderModel,
+}
+PACKAGES = (__name__.partition(".")[0], "fairseq")
+MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
+SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
+SAMPLE_BREAK_MODE_HELP = (
+    "where samples end (none: anywhere; complete: after a sentence; complete_doc: after a sentence or a document; eos: "
+    "after each sentence); a sentence that is too long for a sample is cut into pieces"
+)
+
+
+@dataclass
+class SavedRunConfig(FairseqDataclass):
+    """Options for the precision of a step, the seed, saving a run, and its loader processes."""
+
+    autocast: ChoiceEnum(["auto", "bf16", "off"]) = option(  # type: ignore[valid-type]
+        "off",
+        help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
+        "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
+    )
+    fp16: bool = II("common.fp16")
+    bf16: bool = II("common.bf16")
+    amp: bool = II("common.amp")
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+    reuse_dataloader: bool = option(
+        False,
+        help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
+        "of the first epoch, so that every epoch draws the same masks or spans",
+    )
+
+
+@dataclass
+class TextBlocksConfig(SavedRunConfig):
+    """Options for cutting a binarized dataset into samples, for tasks that are not based on masked LM."""
+
+    data: str = option(MISSING, help="binarized dataset, or several joined by colons, which epochs use in turn")
+    sample_break_mode: SAMPLE_BREAK_MODES = option("complete", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
+    tokens_per_sample: int = option(256, help="maximum number of tokens of a sample, BOS included")
+
+
+class OwnTask(ABC):
+    """A mixin for tasks.
+
+    Criterions run under ``torch.autocast`` as ``--autocast`` says, and their loss functions compute in float32. It
+    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
+    not known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints
+    load from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
+    (``data``), the first folder of which has the dictionary.
+
+    Raises:
+        ValueError: ``--autocast bf16`` together with another kind of reduced precision.
+    """
+
+    criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit
+    encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder, or else an encoder
+    usual_arch: ClassVar[str] = "mlsm_modern_small"  # one that fits, for errors
+    cfg: Any
+
+    def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(cfg, *arguments, **named)  # type: ignore[call-arg]
+        self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
+        if str(cfg.autocast) == "bf16" and self._others:
+            raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
+        self._logged = False
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model, with marks that the optimizer reads; ValueError if it has another structure than needed."""
+        name, needed = registered_name(cfg), "an encoder-decoder" if self.encoder_decoder else "an encoder"
+        for structure, kind in STRUCTURES.items():
+            if structure != needed and issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
+                raise ValueError(
+                    f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
+                    f"such as --arch {self.usual_arch}"
+                )
+        model = super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
+        mark_embeddings(model)
+        return model
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion; ValueError if it is that of another task."""
+        name = registered_name(cfg)
+        known = CRITERION_REGISTRY.get(name)
+        if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
+            raise ValueError(
+                f"--criterion {name} does not compute the loss of --task {registered_name(self.cfg)}; pass --criterion "
+                f"{' or '.join(self.criterions)}"
+            )
+        return super().build_criterion(cfg, *more, **named)  # type: ignore[misc]
+
+    @abstractmethod
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        """How many content tokens of a batch are masked, and how many there are."""
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """Mark a batch that only stands in for a missing one as ``is_dummy``, then see :class:`FairseqTask`."""
+        if ignore_grad:
+            sample = {**sample, "is_dummy": True}
+        compute = self._in_precision(criterion)
+        result = super().train_step(sample, model, compute, optimizer, update_num, ignore_grad)  # type: ignore[misc]
+        self._count(sample, result[-1])
+        return result
+
+    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+        result = super().valid_step(sample, model, self._in_precision(criterion))  # type: ignore[misc]
+        self._count(sample, result[-1])
+        return result
+
+    def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
+        if str(self.cfg.autocast) == "off":
+            return criterion
+
+        def compute(model: Any, sample: Any) -> Any:
+            with self.precision(next(model.parameters()).device):
+                return criterion(model, sample)
+
+        return compute
+
+    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """The context of a step on ``device``, unless ``--autocast`` is off."""
+        chosen = str(self.cfg.autocast) == "bf16" or (not self._others and has_fast_bf16(device))
+        if not self._logged:
+            self._logged = True
+            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if chosen else "off")
+        return torch.autocast(device.type, torch.bfloat16) if chosen else contextlib.nullcontext()
+
+    def _count(self, sample: Any, logging_output: dict[str, Any]) -> None:
+        logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
+        masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
+        metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
+
+    @property
+    def _data_folder(self) -> str:
+        return str(utils.split_paths(self.cfg.data)[0])
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return symbols_fingerprint(symbols_of_dataset(self._data_folder))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of a task; ValueError if it is that of another vocabulary."""
+        self._check_vocabulary(state_dict.get(VOCABULARY), "the checkpoint", "pass the dict.txt that lies beside it")
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
+        """Raise ValueError if a run must not start from a checkpoint, or resume from it: its vocabulary is another.
+
+        Where ``saved``, the state of its task, lacks the vocabulary, the ``dict.txt`` beside it says which it is.
+        """
+        recorded = saved.get(VOCABULARY)
+        if recorded is None and (checkpoint.parent / DICTIONARY_NAME).is_file():
+            recorded = symbols_fingerprint(symbols_of_dataset(checkpoint.parent))
+        remedy = "binarize the text with the tokenizer of the checkpoint, or pass another --save-dir to start anew"
+        self._check_vocabulary(recorded, str(checkpoint), remedy)
+
+    def _check_vocabulary(self, recorded: str | None, where: str, remedy: str) -> None:
+        if recorded not in (None, self._vocabulary):
+            raise ValueError(
+                f"{where} was trained with another vocabulary (SHA-256 of its symbols {recorded[:12]}) than that of "
+                f"{self._data_folder}/{DICTIONARY_NAME} ({self._vocabulary[:12]}): the same ids mean other pieces; "
+                f"{remedy}"
+            )
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
+
+        Raises:
+            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
+        """
+        super().begin_epoch(epoch, model)  # type: ignore[misc]
+        folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
+        self.state.merge_state_dict({VOCABULARY: self._vocabulary})  # type: ignore[attr-defined]
+        first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        if first_rank and not self.cfg.no_save:
+            copy_tokenizer(self._data_folder, self.cfg.save_dir)
+
+    def filter_indices_by_size(
+        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+    ) -> Any:
+        """All ``indices``, of which fairseq would leave some out; ValueError if a sample has over ``max_positions``."""
+        _, others = dataset.filter_indices_by_size(indices, max_positions)
+        if len(others):
+            raise ValueError(
+                f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
+                f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
+            )
+        return indices

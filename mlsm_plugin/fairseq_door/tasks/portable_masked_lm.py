@@ -1,0 +1,186 @@
+"""The base of this package's masked-LM tasks: new masks in each epoch, checkpoints that load from anywhere."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+import logging
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any, ClassVar, Optional
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data import (
+    IdDataset,
+    LRUCacheDataset,
+    MaskTokensDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    NumSamplesDataset,
+    RightPadDataset,
+    data_utils,
+)
+from fairseq.data.encoders.utils import get_whole_word_mask
+from fairseq.tasks import register_task
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from omegaconf import II
+
+from mlsm_plugin.core.files.model_files import bpe_options
+from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
+from mlsm_plugin.core.masking.word_boundaries import in_long_words
+from mlsm_plugin.fairseq_door.data.token_blocks import (
+    is_content,
+    load_dictionary,
+    load_split,
+    split_path,
+    training_samples,
+)
+from mlsm_plugin.fairseq_door.data.token_datasets import BatchPaddingDataset, KnownTargetsDataset
+from mlsm_plugin.fairseq_door.seams.batches import SortedWholeEpochsDataset, WordBeginnings
+from mlsm_plugin.fairseq_door.tasks.own_task import OwnTask, SavedRunConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
+    """The options of ``masked_lm``, that for the masks of validation, and those for saving the run."""
+
+    # fairseq understands typing.Optional, but not `float | None`
+    valid_mask_prob: Optional[float] = option(  # noqa: UP045
+        None,
+        help="share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
+        "to compare runs with other shares: the more is masked, the higher is the loss of the same model",
+    )
+    train_subset: str = II("dataset.train_subset")
+
+
+class PortableMaskedLMTask(OwnTask, MaskedLMTask):
+    """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
+
+    Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
+    """
+
+    cfg: PortableMaskedLMConfig
+    criterions: ClassVar[tuple[str, ...]] = ("masked_lm",)
+
+    @classmethod
+    def setup_task(cls, cfg: PortableMaskedLMConfig, **kwargs: Any) -> "PortableMaskedLMTask":
+        """Load only the dictionary, so that a checkpoint loads without the data."""
+        dictionary = load_dictionary(utils.split_paths(cfg.data)[0])
+        logger.info("dictionary: %d types", len(dictionary))
+        return cls(cfg, dictionary)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load the samples of ``masked_lm``, all of them; ValueError if hardly anything is masked."""
+        samples = self.load_samples(split, epoch, combine)
+        self.set_batches(split, samples, *self.masked(samples, split))
+
+    def masked(self, samples: Any, split: str) -> tuple[Any, Any]:
+        """The inputs and the targets of ``samples`` with the masks of ``masked_lm``, but no unknown token is masked."""
+        samples, dictionary = LRUCacheDataset(samples), self.source_dictionary
+        words = self.word_beginnings() if self.cfg.mask_whole_words else None
+        inputs, targets = (
+            MaskTokensDataset(
+                samples,
+                dictionary,
+                pad_idx=dictionary.pad(),
+                mask_idx=self.mask_idx,
+                return_masked_tokens=are_targets,
+                seed=self.cfg.seed,
+                mask_prob=self.mask_prob_of(split),
+                leave_unmasked_prob=self.cfg.leave_unmasked_prob,
+                random_token_prob=self.cfg.random_token_prob,
+                freq_weighted_replacement=self.cfg.freq_weighted_replacement,
+                mask_whole_words=words,
+                mask_multiple_length=self.cfg.mask_multiple_length,
+                mask_stdev=self.cfg.mask_stdev,
+                skip_masking=self.cfg.skip_masking,
+            )
+            for are_targets in (False, True)
+        )
+        return KnownTargetsDataset.of(inputs, targets, dictionary)
+
+    def word_beginnings(self) -> WordBeginnings:
+        """Which tokens begin words for the tokenizer in the folder of the data."""
+        tokenizer = Namespace(**bpe_options(self._data_folder))
+        return WordBeginnings(get_whole_word_mask(tokenizer, self.source_dictionary), in_long_words)
+
+    def set_batches(self, split: str, samples: Any, inputs: Any, targets: Any, **more: Any) -> None:
+        """Let the batches of ``split`` be those of ``masked_lm``; the model is told which of them have padding.
+
+        ``inputs`` and ``targets`` are those of the ``samples``, ``(T,)`` each; a target is the id of a masked token,
+        padding elsewhere. ``more`` are datasets of what each batch also holds, by name.
+        """
+        pad, padded_targets = self.source_dictionary.pad(), RightPadDataset(targets, self.source_dictionary.pad())
+        for_model = {
+            "src_tokens": RightPadDataset(inputs, pad),
+            "src_lengths": NumelDataset(inputs, reduce=False),
+            "has_padding": BatchPaddingDataset(samples.sizes),
+        }
+        if self.cfg.include_target_tokens:
+            for_model["target_tokens"] = padded_targets
+        if self.cfg.include_index:
+            for_model["src_id"] = IdDataset()
+        entries = {
+            "id": IdDataset(),
+            "net_input": for_model,
+            "target": padded_targets,
+            "nsentences": NumSamplesDataset(),
+            "ntokens": NumelDataset(inputs, reduce=True),
+            **more,
+        }
+        with data_utils.numpy_seed(self.cfg.seed):
+            shuffle = np.random.permutation(len(samples))
+        batches = NestedDictionaryDataset(entries, sizes=[samples.sizes])
+        self.datasets[split] = SortedWholeEpochsDataset(batches, sort_order=[shuffle, samples.sizes])
+        counts = (self._counts(inputs[index], targets[index]) for index in samples_to_look_at(len(samples)))
+        remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
+        check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)
+
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        return self._counts(sample["net_input"]["src_tokens"], sample["target"])
+
+    def _counts(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        masked = targets != self.source_dictionary.pad()
+        content = is_content(torch.where(masked, targets, inputs), self.source_dictionary)
+        return (masked & content).sum(), content.sum()
+
+    def mask_prob_of(self, split: str) -> float:
+        """The share of a split that is masked: ``valid_mask_prob`` unless it is the training split."""
+        shares = {"--mask-prob": self.cfg.mask_prob, "--valid-mask-prob": self.cfg.valid_mask_prob}
+        for flag, share in shares.items():
+            if share is not None and not 0 < share < 1:
+                raise ValueError(f"{flag} {share:g} is not between 0 and 1")
+        if self.cfg.valid_mask_prob is None or split == self.cfg.train_subset:
+            return float(self.cfg.mask_prob)
+        return float(self.cfg.valid_mask_prob)
+
+    def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
+        """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""
+        path = split_path(self.cfg.data, split, epoch)
+        self.tokens = load_split(path, self.source_dictionary, combine=combine)  # whose sizes are a memory map
+        samples = self.samples_of(self.tokens, split)
+        logger.info("%s: %d samples of at most %d tokens", path, len(samples), self.cfg.tokens_per_sample)
+        return samples
+
+    def samples_of(self, dataset: Any, split: str, *, bos: int | None = None) -> Any:
+        """Cut the tokens of ``split``, or values for them such as their positions, into samples.
+
+        Args:
+            dataset: the tokens or values, a dataset of the same shape as the split.
+            bos: the value that each sample begins with; None: BOS.
+        """
+        dictionary = self.source_dictionary
+        bos = dictionary.bos() if bos is None else bos
+        return training_samples(dataset, split=split, cfg=self.cfg, dictionary=dictionary, bos=bos)
+
+
+@register_task("plain_masked_lm", dataclass=PortableMaskedLMConfig)
+class PlainMaskedLMTask(PortableMaskedLMTask):
+    """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere.
+
+    The criterion is fairseq's ``masked_lm``.
+    """
+
+    criterions = ("masked_lm", "latent_semantic_kl")

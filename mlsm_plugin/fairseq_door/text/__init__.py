@@ -1,0 +1,1 @@
+"""Text to fairseq's binarized files, and back."""

@@ -1,0 +1,125 @@
+"""Encode texts in which ``<mask>``, or a sentinel of span denoising, stands for missing words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from fairseq.data import Dictionary
+
+from mlsm_plugin.core.masking.word_boundaries import as_rest_of_a_word
+from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
+
+MASK = "<mask>"
+
+
+def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
+    """The ids of the parts of a text between its masks: one list more than there are masks.
+
+    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation.
+
+    Args:
+        text: any text with any number of ``<mask>``.
+        bpe: the tokenizer, in fairseq's form: ``encode(text)`` gives pieces separated by spaces.
+        dictionary: the dictionary of the pieces; pieces that it lacks become its unknown symbol.
+    """
+    return [
+        _ids_after_a_gap(part, bpe.encode(part.rstrip()).split(), dictionary, gap=number > 0)
+        for number, part in enumerate(text.split(MASK))
+    ]
+
+
+def _ids_after_a_gap(part: str, pieces: list[str], dictionary: Dictionary, *, gap: bool) -> list[int]:
+    """The ids of the pieces of a part of a text, which may follow a gap."""
+    if gap and pieces and not part[0].isspace():
+        pieces = as_rest_of_a_word(pieces, dictionary)
+    return [dictionary.index(piece) for piece in pieces]
+
+
+def encode_masked_text(
+    text: str, bpe: Any, dictionary: Dictionary, *, masks: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The ids ``(T,)`` of a text as of :func:`ids_between_masks`, with BOS and EOS, in which one or more ids ``masks``
+    replace each ``<mask>``; and for each mask the position of its first id.
+    """
+    first, *others = ids_between_masks(text, bpe, dictionary)
+    ids, places = [dictionary.bos(), *first], []
+    for part in others:
+        places.append(len(ids))
+        ids += [*masks, *part]
+    return [*ids, dictionary.eos()], places
+
+
+def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
+    """Leave out the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
+
+    Args:
+        ids, places: as :func:`encode_masked_text` returns them, with at least one mask.
+        length: the number of ids that stand for a mask.
+
+    Raises:
+        ValueError: the masks are too far apart.
+    """
+    if len(ids) <= limit:
+        return ids, places
+    first, last = places[0], places[-1] + length
+    room = limit - 2 - (last - first)
+    if room < 0:
+        raise ValueError(f"the masks are {last - first} tokens apart, the model has {limit} positions: use fewer masks")
+    begin = max(1, min(first - room // 2, len(ids) - 1 - (limit - 2)))
+    return [ids[0], *ids[begin : begin + limit - 2], ids[-1]], [place - begin + 1 for place in places]
+
+
+DEFAULT_SENTINELS = 100
+
+
+def sentinel_symbols(number: int) -> list[str]:
+    """``<extra_id_0>``, ``<extra_id_1>``, ...: the symbols for the first, second, ... span of a text."""
+    return [f"<extra_id_{i}>" for i in range(number)]
+
+
+def dictionary_with_sentinels(folder: str | os.PathLike[str], number: int) -> tuple[Dictionary, np.ndarray]:
+    """The dictionary of a binarized dataset or tokenizer with ``number`` sentinels appended, and their ids.
+
+    Raises:
+        FileNotFoundError: the folder has no ``dict.txt``.
+    """
+    dictionary = symbols_of_dataset(folder)
+    return dictionary, np.array([dictionary.add_symbol(symbol, n=0) for symbol in sentinel_symbols(number)])
+
+
+def encode_with_sentinels(
+    text: str, pieces_of: Callable[[str], list[str]], dictionary: Dictionary, num_sentinels: int
+) -> list[int]:
+    """The ids, without EOS, of a text in which sentinels are written ``<extra_id_0>``.
+
+    Text that follows a sentinel without a space is the rest of a word, or punctuation.
+
+    Args:
+        text: one line.
+        pieces_of: the tokenizer, from text to pieces.
+        dictionary, num_sentinels: the dictionary, with so many sentinels.
+
+    Raises:
+        ValueError: the text has a sentinel that the dictionary lacks, or a sentinel twice.
+    """
+    ids: list[int] = []
+    seen: set[str] = set()
+    for number, part in enumerate(re.split(r"(<extra_id_\d+>)", text)):
+        if number % 2:
+            number_text = part[len("<extra_id_") : -1]
+            if number_text != str(int(number_text)) or int(number_text) >= num_sentinels:
+                raise ValueError(
+                    f"{part} is not one of the {num_sentinels} sentinels; "
+                    f"use <extra_id_0> to <extra_id_{num_sentinels - 1}>"
+                )
+            if part in seen:
+                raise ValueError(f"{part} occurs twice; give each gap its own sentinel")
+            seen.add(part)
+            ids.append(dictionary.index(part))
+        elif part.strip():
+            ids += _ids_after_a_gap(part, pieces_of(part.strip()), dictionary, gap=number > 0)
+    return ids

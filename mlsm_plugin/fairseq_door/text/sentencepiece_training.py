@@ -1,0 +1,261 @@
+"""Train a SentencePiece tokenizer on a stream of text and write the fairseq dictionary next to it."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+
+from mlsm_plugin.core.files.atomic_files import atomic_directory
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
+from mlsm_plugin.core.files.settings import check, option
+from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
+
+SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dictionary adds these itself
+
+
+def dictionary_pieces(processor: spm.SentencePieceProcessor) -> list[str]:
+    """The pieces of ``dict.txt``: the SentencePiece vocabulary in its own order, without the special pieces.
+
+    Raises:
+        ValueError: fairseq could not read a piece back, or would treat it as a special symbol.
+    """
+    pieces = [processor.id_to_piece(i) for i in range(len(processor))]
+    pieces = [piece for piece in pieces if piece not in SPECIAL_PIECES]
+    for piece in pieces:
+        if re.search(r"\s", piece):
+            raise ValueError(
+                f"the piece {piece!r} contains whitespace, which dict.txt cannot hold; train with `mlsm tokenizer`"
+            )
+        if re.fullmatch(r"<[^<>]+>", piece):
+            raise ValueError(f"the piece {piece!r} looks like a special symbol; train with `mlsm tokenizer`")
+    return pieces
+
+
+def dictionary_text(processor: spm.SentencePieceProcessor, counts: Mapping[str, int]) -> str:
+    """The content of ``dict.txt``: a line ``piece count`` for every piece; counts are at least 1."""
+    return "".join(f"{piece} {max(1, counts.get(piece, 0))}\n" for piece in dictionary_pieces(processor))
+
+
+MODEL_TYPES = ("unigram", "bpe")
+FEWEST_SENTENCES = 101  # with which SentencePiece samples
+MOST_PIECES = 1 << 24
+COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
+SEED = 1
+THREADS = 8  # constant, whatever the number of cores: the sums of EM, and thus the model, depend on it
+
+# SentencePiece skips a training sentence that contains NUL or U+2585 (its own placeholder). Its normalization keeps
+# U+0085, at which fairseq would split a piece.
+NOT_IN_PIECES = re.compile("[\\s\0\u2585]+")
+# all characters that normalize to "<"
+LESS_THAN = re.compile("[<\ufe64\uff1c]")
+# what fairseq, SentencePiece and the exported tokenizers all keep as one piece
+USER_SYMBOLS = (
+    "a user symbol is text without spaces that normalization leaves as it is (with --lowercase, in lower case), other "
+    "than <...> and <, such as [url] or @user"
+)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What tokenizer is learned.
+
+    Raises:
+        ValueError: a value is out of range, or a user symbol cannot be a piece.
+    """
+
+    vocab_size: int = option(least=1, most=MOST_PIECES, help="number of SentencePiece pieces")
+    model_type: str = option("unigram", choices=MODEL_TYPES, help="how the pieces are learned")
+    lowercase: bool = option(False, help="lower-case all text")
+    character_coverage: float = option(
+        0.9995, least=0.98, most=1, help="share of the text's characters that get a piece; the rest becomes <unk>"
+    )
+    max_sentences: int = option(
+        2_000_000, least=FEWEST_SENTENCES, help="learn from a uniform sample of this many sentences, which bounds the "
+        "memory",
+    )  # fmt: skip
+    user_symbols: list[str] = option(
+        [], metavar="SYMBOL",
+        help="pieces that are never cut, such as [url] or @user; text without spaces, other than <...>",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_user_symbols(self.user_symbols, self.normalization)
+
+    @property
+    def normalization(self) -> str:
+        """SentencePiece's name of the rules that normalize the text."""
+        return "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
+
+
+@dataclass(frozen=True)
+class TokenizerFigures:
+    """The result of ``train_tokenizer``.
+
+    Attributes:
+        output: the folder with the model and ``dict.txt``.
+        model_type: ``"unigram"`` or ``"bpe"``.
+        pieces: number of SentencePiece pieces, special ones included.
+        dictionary_symbols: length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``).
+        sentences, sampled_sentences: lines with text that were read, and that the pieces were learned from.
+    """
+
+    output: Path
+    model_type: str
+    pieces: int
+    dictionary_symbols: int
+    sentences: int
+    sampled_sentences: int
+
+
+class TrainingText:
+    """Yields cleaned sentences to SentencePiece, and keeps a reservoir sample of them and the error that ended it.
+
+    SentencePiece turns an exception of its iterator into its own ``RuntimeError``, so that the original must be kept.
+    """
+
+    def __init__(self, paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> None:
+        self.sentences = 0
+        self.sample: list[str] = []
+        self.error: Exception | None = None
+        self._paths, self._report = paths, report
+        self._random = random.Random(SEED)
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for path in self._paths:
+                for line in read_lines(path, self._report):
+                    if not (sentence := clean_sentence(line)):
+                        continue
+                    self.sentences += 1
+                    if len(self.sample) < COUNTED_SENTENCES:
+                        self.sample.append(sentence)
+                    elif (place := self._random.randrange(self.sentences)) < COUNTED_SENTENCES:
+                        self.sample[place] = sentence
+                    yield sentence
+        except (ValueError, OSError) as error:
+            self.error = error
+            raise
+
+
+def clean_sentence(line: str) -> str:
+    """A sentence from which no piece is learned that fairseq would misread; encoding does not need this step.
+
+    Whitespace that normalization keeps becomes a space. A space after every ``<`` prevents pieces like ``<mask>``.
+    """
+    return LESS_THAN.sub("< ", NOT_IN_PIECES.sub(" ", line)).strip()
+
+
+def train_tokenizer(
+    inputs: Sequence[PathLike],
+    output: PathLike,
+    settings: TokenizerSettings,
+    *,
+    verbose: bool = False,
+) -> TokenizerFigures:
+    """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
+
+    The text is streamed and sampled, so that memory depends on ``max_sentences`` only. The same input and settings give
+    the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case.
+
+    Args:
+        inputs: UTF-8 text files, plain or compressed, with one sentence per line.
+        output: the folder to write; after a failure it is unchanged.
+        settings: what is learned.
+        verbose: show the log of SentencePiece.
+
+    Raises:
+        ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.
+        OSError: a file cannot be read or written.
+    """
+    if Path(output).exists() and not Path(output).is_dir():
+        raise ValueError(f"{output} exists and is not a folder; choose another name")
+    total = check_text_files(inputs)
+    with progress_bar("tokenizer", total) as bar:
+        text = TrainingText(inputs, bar.update)
+        model = _train(
+            text,
+            vocab_size=settings.vocab_size,
+            model_type=settings.model_type,
+            normalization_rule_name=settings.normalization,
+            user_defined_symbols=settings.user_symbols,
+            character_coverage=settings.character_coverage,
+            input_sentence_size=settings.max_sentences,
+            minloglevel=0 if verbose else 2,
+        )
+    processor = spm.SentencePieceProcessor()
+    processor.load_from_serialized_proto(model)
+    counts = Counter(piece for sentence in text.sample for piece in processor.encode(sentence, out_type=int))
+    dictionary = dictionary_text(processor, {processor.id_to_piece(piece): count for piece, count in counts.items()})
+    with atomic_directory(output) as folder:
+        (folder / MODEL_NAME).write_bytes(model)
+        (folder / DICTIONARY_NAME).write_text(dictionary, encoding="utf-8", newline="\n")
+    return TokenizerFigures(
+        output=Path(output),
+        model_type=settings.model_type,
+        pieces=len(processor),
+        dictionary_symbols=dictionary.count("\n") + 4,
+        sentences=text.sentences,
+        sampled_sentences=min(text.sentences, settings.max_sentences),
+    )
+
+
+def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
+    """Raise ValueError unless all symbols stay one piece under SentencePiece's rules of this name."""
+    normalizer = spm.SentencePieceNormalizer(
+        rule_name=normalization, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
+    )
+    for number, symbol in enumerate(symbols):
+        if symbol in symbols[:number]:
+            raise ValueError(f"user_symbols has {symbol!r} twice")
+        odd = NOT_IN_PIECES.search(symbol) or SENTENCEPIECE_BEGIN in symbol or re.fullmatch(r"<?|<[^<>]+>", symbol)
+        if odd or normalizer.normalize(symbol) != symbol:
+            raise ValueError(f"user_symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
+
+
+def _train(text: TrainingText, **options: Any) -> bytes:
+    """The model of SentencePiece; its failures become a ``ValueError`` that says what to change."""
+    model = io.BytesIO()
+    spm.set_random_generator_seed(SEED)
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(text),
+            model_writer=model,
+            shuffle_input_sentence=True,
+            max_sentence_length=2 * MAX_LINE_BYTES,  # SentencePiece would skip sentences above 4 KiB
+            num_threads=THREADS,
+            # "<" gets its own piece at any coverage, so that unknown text can never look like "<mask>" either.
+            required_chars="<",
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            **options,
+        )
+    except RuntimeError as error:
+        if text.error is not None:
+            raise text.error from None
+        raise ValueError(_explain(str(error), options["vocab_size"])) from None
+    return model.getvalue()
+
+
+def _explain(message: str, vocab_size: object) -> str:
+    if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
+        return f"the text does not allow a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}"
+    if match := re.search(r"required_chars\. (\d+) vs (\d+)", message):
+        return (
+            f"a vocabulary of {vocab_size} pieces cannot hold the characters of the text; the smallest possible size "
+            f"is {match[2]}; use a larger one or a lower --character-coverage"
+        )
+    if "!sentences_.empty()" in message or "all_chars_count" in message:
+        return "the input has no text that SentencePiece can learn from; check the input files"
+    return f"SentencePiece failed: {message}"

@@ -1,5 +1,0 @@
-"""Models: encoders and heads only."""
-
-from mlsm_plugin.models import mlsm_modern, mlsm_roberta
-
-__all__ = ["mlsm_modern", "mlsm_roberta"]

@@ -1,5 +1,0 @@
-"""fairseq's tasks, which compose datasets and define their options; the mathematics is in ``losses``."""
-
-from mlsm_plugin.tasks import masked_latent_semantic, nonparametric_masked_lm, portable_masked_lm, span_denoising, taco
-
-__all__ = ["masked_latent_semantic", "nonparametric_masked_lm", "portable_masked_lm", "span_denoising", "taco"]

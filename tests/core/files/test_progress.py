@@ -1,0 +1,87 @@
+"""Progress in a log file: a line from time to time, also while nothing moves, and nothing about short work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+
+import pytest
+
+from mlsm_plugin.core.files import progress
+from mlsm_plugin.core.files.progress import Progress
+
+INTERVAL = 0.05
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Log:
+    """What has been written to standard error, which is no terminal."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys, self.text = capsys, ""
+
+    def getvalue(self) -> str:
+        self.text += self.capsys.readouterr().err
+        return self.text
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Log:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", INTERVAL)
+    return Log(capsys)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_a_line_is_written_even_while_nothing_moves(log: Log) -> None:
+    with Progress(total=80, desc="coding train", unit="token") as bar:
+        bar.update(20)
+        wait_for(lambda: log.getvalue().count("\n") >= 2)
+    lines = log.getvalue().splitlines()
+    assert all(line.startswith("coding train: 25%, 20/80 token, 00:00 so far, ") for line in lines)
+    time.sleep(4 * INTERVAL)
+    assert log.getvalue().splitlines() == lines  # it is over
+
+
+def test_items_are_counted_and_an_error_ends_the_lines(log: Log) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(3)
+        wait_for(lambda: "words: 3 word, 00:00 so far" in log.getvalue())
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        list(Progress(broken(), desc="words", unit="word", mininterval=0, miniters=1))
+    time.sleep(2 * INTERVAL)
+    before = log.getvalue()
+    time.sleep(4 * INTERVAL)
+    assert log.getvalue() == before
+
+
+def test_short_or_silent_work_writes_nothing(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Progress(total=2, desc="silent", disable=True):
+        time.sleep(3 * INTERVAL)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 20.0)
+    assert list(Progress(range(5), desc="short")) == list(range(5))
+    assert log.getvalue() == ""
+
+
+def test_a_terminal_has_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", INTERVAL)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress(total=4, desc="coding", file=sys.stderr) as bar:
+        bar.update(4)
+        time.sleep(3 * INTERVAL)
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "\rcoding: 100%|" in shown
+    assert "so far" not in shown

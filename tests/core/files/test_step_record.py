@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+from mlsm_plugin.core.files import step_record
+from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.step_record import Step, StepRecord, changed_file, fingerprints_of
+
+
+class Chain:
+    """Two steps: ``first`` copies input to a file, ``second`` copies that into a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.input, self.middle, self.result = folder / "input", folder / "middle", folder / "result"
+        self.input.write_text("one")
+        self.settings = {"first": {"speed": "fast"}, "second": {}}
+        self.ran = []
+        self.failing = None
+
+    def steps(self):
+        return [
+            Step("first", lambda: self.act("first"), self.settings["first"], [self.input], [self.middle]),
+            Step("second", lambda: self.act("second"), self.settings["second"], [self.middle], [self.result]),
+        ]
+
+    def act(self, name):
+        self.ran.append((name, self.result.exists() if name == "second" else self.middle.exists()))
+        if name == "first":
+            self.middle.write_text(self.input.read_text())
+        else:
+            self.result.mkdir(exist_ok=True)
+            (self.result / "file").write_text(self.middle.read_text())
+        if name == self.failing:
+            raise ValueError("it failed")
+
+    def run(self):
+        """Run the chain; returns the names of the steps that ran, and whether one failed."""
+        self.ran.clear()
+        self.record = StepRecord(self.folder / "steps.json")
+        try:
+            for step in self.steps():
+                self.record.run(step)
+        except ValueError:
+            return [name for name, _ in self.ran], 1
+        return [name for name, _ in self.ran], 0
+
+
+@pytest.fixture
+def chain(tmp_path):
+    return Chain(tmp_path)
+
+
+def test_a_chain_runs_once(chain):
+    assert chain.run() == (["first", "second"], 0)
+    assert (chain.result / "file").read_text() == "one"
+    assert chain.run() == ([], 0)
+    assert [row[:2] for row in chain.record.rows] == [("first", "current"), ("second", "current")]
+
+
+def test_a_changed_input_makes_its_step_and_all_after_it_stale(chain):
+    chain.run()
+    chain.input.write_text("two")
+    assert chain.run() == (["first", "second"], 0)
+    assert (chain.result / "file").read_text() == "two"
+
+
+def test_touching_an_input_without_changing_it_runs_nothing(chain):
+    chain.run()
+    chain.input.write_text("one")
+    assert chain.run() == ([], 0)
+
+
+def test_a_changed_setting_makes_all_after_it_stale_although_their_inputs_are_the_same(chain):
+    chain.run()
+    chain.settings["first"] = {"speed": "slow"}
+    assert chain.run() == (["first", "second"], 0)
+    chain.settings["second"] = {"level": 9}
+    assert chain.run() == (["second"], 0)
+
+
+def test_a_missing_output_is_made_again(chain):
+    chain.run()
+    (chain.result / "file").unlink()
+    chain.result.rmdir()
+    assert chain.run() == (["second"], 0)
+    assert (chain.result / "file").read_text() == "one"
+
+
+def test_a_stale_step_starts_without_its_old_outputs_and_an_interrupted_one_with_them(chain):
+    chain.failing = "second"
+    assert chain.run() == (["first", "second"], 1)
+    assert [row[0] for row in chain.record.rows] == ["first"]
+    chain.failing = None
+    assert chain.run() == (["second"], 0)
+    assert chain.ran == [("second", True)]  # continues with the output that exists
+    chain.input.write_text("three")
+    chain.run()
+    assert chain.ran == [("first", False), ("second", False)]
+
+
+def test_an_interrupted_step_on_other_inputs_starts_anew(chain):
+    chain.failing = "second"
+    chain.run()
+    chain.failing = None
+    chain.settings["second"] = {"level": 9}
+    chain.run()
+    assert chain.ran == [("second", False)]
+
+
+def test_a_kill_within_a_step_leaves_it_undone(chain):
+    def killed():
+        chain.middle.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        StepRecord(chain.folder / "steps.json").run(replace(chain.steps()[0], run=killed))
+    assert chain.run() == (["first", "second"], 0)
+    assert chain.middle.read_text() == "one"
+
+
+def test_a_missing_input_is_named(chain):
+    chain.input.unlink()
+    with pytest.raises(FileNotFoundError, match="input"):
+        chain.run()
+
+
+def test_the_table_lists_state_time_size_and_path(chain):
+    chain.input.write_text("x" * 2_300_000)
+    chain.run()
+    header, first, second = chain.record.table().splitlines()
+    assert header.split() == ["step", "state", "time", "size", "path"]
+    assert re.fullmatch(rf"first +done +\d+\.\d s +2\.3 MB  {re.escape(str(chain.middle))}", first)
+    assert re.fullmatch(rf"second +done +\d+\.\d s +2\.3 MB  {re.escape(str(chain.result))}", second)
+    chain.run()
+    assert all(line.split()[1] == "current" for line in chain.record.table().splitlines()[1:])
+
+
+def test_a_changed_output_is_set_aside_and_made_again(chain):
+    chain.run()
+    (chain.result / "more").write_text("added later")  # does not count
+    assert chain.run() == ([], 0)
+    (chain.result / "file").write_text("")
+    assert chain.run() == (["second"], 0)
+    assert (chain.result / "file").read_text() == "one"
+    assert (chain.folder / "result.old" / "more").read_text() == "added later"
+    chain.middle.write_text("two")
+    assert chain.run() == (["first", "second"], 0)
+    assert {path.name for path in chain.folder.iterdir()} >= {"result.old", "result.old2", "middle.old"}
+    assert (chain.folder / "result.old" / "more").exists()
+
+
+def test_only_some_outputs_are_checked(chain):
+    def act():
+        chain.middle.write_text("one")
+        chain.result.mkdir(exist_ok=True)
+        (chain.result / "big").write_text("x")
+
+    step = Step("first", act, {}, [chain.input], [chain.middle, chain.result], checked=[chain.middle])
+    record = chain.folder / "steps.json"
+    StepRecord(record).run(step)
+    (chain.result / "big").unlink()
+    StepRecord(record).run(replace(step, run=pytest.fail))
+
+
+def test_lines_that_move_from_one_input_to_another_are_noticed(tmp_path):
+    first, second, result = tmp_path / "first", tmp_path / "second", tmp_path / "result"
+    ran = []
+
+    def run(one, other):
+        first.write_text(one)
+        second.write_text(other)
+
+        def act():
+            ran.append(one)
+            result.write_text(one)
+
+        StepRecord(tmp_path / "steps.json").run(Step("join", act, {}, [first, second], [result]))
+        return len(ran)
+
+    assert run("a\nb\n", "c\n") == 1
+    assert run("a\nb\n", "c\n") == 1
+    assert run("a\n", "b\nc\n") == 2
+
+
+@pytest.mark.parametrize("damaged", [{}, {"settings": 3, "after": 4}, {"settings": "copy", "after": ["x"]}])
+def test_a_step_with_a_damaged_signature_runs_again(chain, damaged):
+    chain.run()
+    record = read_json(chain.folder / "steps.json")
+    record["first"]["signature"] = damaged
+    write_json(chain.folder / "steps.json", record)
+    assert chain.run() == (["first", "second"], 0)
+
+
+def test_contents_count_and_not_times(tmp_path):
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    files = [tmp_path / "one", tmp_path / "folder" / "two", tmp_path / "folder" / "deep" / "three"]
+    for file in files:
+        file.write_text(file.name)
+    (tmp_path / "folder" / ".hidden").touch()
+    found = fingerprints_of([files[0], tmp_path / "folder", tmp_path / "absent"])
+    assert list(found) == [str(files[0]), str(files[2]), str(files[1])]
+    assert found[str(files[0])]["sha256"] == hashlib.sha256(b"one").hexdigest()
+    os.utime(files[0], ns=(1, 1))
+    assert changed_file(found) is None
+    files[1].write_text("owt")
+    (tmp_path / "folder" / "more").touch()
+    assert changed_file(found) == str(files[1])
+    files[1].unlink()
+    assert changed_file(found) == str(files[1])
+
+
+def test_a_file_with_the_same_size_and_time_is_not_read_again(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    found = fingerprints_of([tmp_path / "file"])
+    monkeypatch.setattr(step_record, "sha256_of_files", None)
+    assert changed_file(found) is None

@@ -1,0 +1,126 @@
+"""A Hugging Face tokenizer whose vocabulary is fairseq's dictionary, against the library."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from tests.tiny_hf_models import TOKENIZERS, library_ids
+
+ODD = ["a <mask> [MASK] </s> [SEP] b", "Ünïcödé ﬁ 雪 \u2028 x", "  two  spaces ", "<s>", "don't", "“—”"]
+
+
+@cache
+def both(folder: Path) -> tuple[HuggingFaceTokenizer, Any]:
+    """Ours and the library's."""
+    return HuggingFaceTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_ids_are_mapped_one_to_one(kind: str, hf_tokenizers: dict[str, Path]) -> None:
+    tokenizer, theirs = both(hf_tokenizers[kind])
+    assert len(set(tokenizer.hf_ids.tolist())) == len(tokenizer.hf_ids) == len(theirs)
+    special = (theirs.cls_token_id, theirs.pad_token_id, theirs.sep_token_id, theirs.unk_token_id)
+    assert tuple(tokenizer.hf_ids[:4]) == special
+    assert tokenizer.hf_ids[-1] == theirs.mask_token_id
+    names = theirs.convert_ids_to_tokens(tokenizer.hf_ids[4:-1].tolist())
+    for number, symbol, name in zip(tokenizer.hf_ids[4:-1].tolist(), tokenizer.symbols, names, strict=True):
+        assert symbol == (f"[hf:{number}]" if re.search(r"\s", name) else name)
+    if kind == "byte_level":  # RoBERTa's order is fairseq's
+        assert np.array_equal(np.sort(tokenizer.hf_ids), np.arange(len(theirs)))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.sampled_from(ODD), st.text(max_size=60)))
+def test_symbols_of_any_text_are_the_librarys_tokens(kind: str, hf_tokenizers: dict[str, Path], text: str) -> None:
+    tokenizer, theirs = both(hf_tokenizers[kind])
+    symbols = tokenizer.symbols_of(text)
+    ids = [int(tokenizer.hf_ids[["<s>", "<pad>", "</s>", "<unk>", *tokenizer.symbols].index(s)]) for s in symbols]
+    expected = library_ids(theirs, text)
+    special = {int(tokenizer.hf_ids[index]) for index in (0, 1, 2, -1)}
+    assert special.isdisjoint(expected) or kind.endswith("unigram")  # where they are pieces like others
+    assert ids == [tokenizer.unknown_id if number in special else number for number in expected]
+    assert not {"<s>", "</s>", "<pad>", "<mask>"} & set(symbols)
+    if kind == "byte_level":
+        assert tokenizer.text_of(symbols).strip() == text.strip()
+
+
+def changed_copy(folder: Path, copy: Path, file: str, **values: object) -> Path:
+    shutil.copytree(folder, copy)
+    content = json.loads((copy / file).read_text())
+    (copy / file).write_text(json.dumps({**content, **values}))
+    return copy
+
+
+def test_tokens_that_fairseq_cannot_name_keep_their_ids(hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    model = json.loads((hf_tokenizers["word_piece"] / "tokenizer.json").read_text())["model"]
+    vocabulary = model["vocab"]
+    odd = {"<weird>": "the", "<mask>": "and", "a b": "of", "[hf:7]": "is"}
+    for new, old in odd.items():
+        vocabulary[new] = vocabulary.pop(old)
+    folder = changed_copy(hf_tokenizers["word_piece"], tmp_path / "odd", "tokenizer.json", model=model)
+    tokenizer = HuggingFaceTokenizer(folder)
+    for token in odd:
+        assert f"[hf:{vocabulary[token]}]" in tokenizer.symbols
+        assert token not in tokenizer.symbols
+    assert len(set(tokenizer.symbols)) == len(tokenizer.symbols) == len(vocabulary) - 5
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_text_of_symbols_leaves_out_what_is_not_text(kind: str, hf_tokenizers: dict[str, Path]) -> None:
+    tokenizer, _ = both(hf_tokenizers[kind])
+    value, name = tokenizer.symbols_of("the value"), tokenizer.symbols_of("a name")
+    assert tokenizer.text_of([]) == tokenizer.text_of(["<s>", "</s>", "<pad>"]) == ""
+    assert tokenizer.text_of(["<s>", *value, "</s>", "<pad>"]) == "the value"
+    assert tokenizer.text_of([*value, "<mask>", *name, "<unk>"]) == "the value <mask> a name <unk>"
+    with pytest.raises(KeyError):
+        tokenizer.text_of(["no symbol of the vocabulary"])
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_saved_tokenizer_is_the_same(kind: str, hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer, _ = both(hf_tokenizers[kind])
+    tokenizer.save(tmp_path)
+    again = HuggingFaceTokenizer(f"hf:{tmp_path}")
+    assert again.symbols == tokenizer.symbols
+    np.testing.assert_array_equal(again.hf_ids, tokenizer.hf_ids)
+    assert again.backend.to_str() == tokenizer.backend.to_str()
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_ids_of_both_sides_belong_together(kind: str, hf_tokenizers: dict[str, Path]) -> None:
+    tokenizer, theirs = both(hf_tokenizers[kind])
+    assert tokenizer.largest_id == max(theirs.get_vocab().values())
+    assert len(tokenizer.fairseq_ids) == tokenizer.largest_id + 1
+    ordinary = np.arange(4, len(tokenizer.hf_ids) - 1)
+    np.testing.assert_array_equal(tokenizer.fairseq_ids[tokenizer.hf_ids[ordinary]], ordinary)
+    assert (tokenizer.fairseq_ids[tokenizer.hf_ids[[0, 1, 2, 3, -1]]] == 3).all()  # <unk>
+
+
+def test_tokenizers_that_do_not_work_are_named(hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty has no readable tokenizer: "):
+        HuggingFaceTokenizer(tmp_path / "empty")
+    damaged = shutil.copytree(hf_tokenizers["word_piece"], tmp_path / "damaged")
+    (damaged / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged has no readable tokenizer: ") as error:
+        HuggingFaceTokenizer(damaged)
+    assert "\n" not in str(error.value)
+    for name, changes in {"endless": {"sep_token": None}, "alike": {"cls_token": "[SEP]"}}.items():
+        folder = changed_copy(hf_tokenizers["word_piece"], tmp_path / name, "tokenizer_config.json", **changes)
+        with pytest.raises(
+            ValueError, match=f"the tokenizer of {folder} must have three different tokens that begin, end"
+        ):
+            HuggingFaceTokenizer(folder)

@@ -1,0 +1,171 @@
+"""Reading raw text: what counts as a line, and errors that name the file and the line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+
+import pytest
+
+from mlsm_plugin.core.text import text_files
+from mlsm_plugin.core.text.text_files import check_text_files, numbered_lines, read_lines, read_text
+
+
+def test_lines_end_at_newlines_only_and_are_stripped(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes("\ufeff one\x85two\u2028three \r\n \t\u00a0\nfour".encode())
+    assert list(read_lines(path)) == ["one\x85two\u2028three", "", "four"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compression_is_recognized_by_content_and_reported_by_compressed_bytes(tmp_path, compress):
+    path = tmp_path / "text"
+    lines = [f"line {i} é {i * i}" for i in range(20_000)]
+    path.write_bytes(compress("\n".join(lines).encode()))
+    reported = []
+    assert list(read_lines(path, reported.append)) == lines
+    assert sum(reported) == path.stat().st_size == check_text_files([path])
+    assert len(reported) > 1
+
+
+def test_two_files_are_two_documents(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"{name}1\n{name}2\n")
+    assert list(read_text([tmp_path / "a", tmp_path / "b"])) == ["a1", "a2", "", "b1", "b2"]
+
+
+def test_bytes_that_are_not_utf8_are_named_with_file_and_line(tmp_path):
+    path = tmp_path / "latin1.txt"
+    path.write_bytes(b"good\nbad \xe9t\xe9\n")
+    with pytest.raises(ValueError, match=r"latin1\.txt:2: not UTF-8 \(byte 0xe9 at column 5\)"):
+        list(read_lines(path))
+
+
+def test_damaged_gzip(tmp_path):
+    path = tmp_path / "cut.gz"
+    whole = gzip.compress("\n".join(f"line {i * i}" for i in range(9000)).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cut\.gz: damaged gzip file, from line \d+ on"):
+        list(read_lines(path))
+    path.write_bytes(whole[:50] + b"\xff" * 50 + whole[100:])
+    with pytest.raises(ValueError, match="damaged gzip file"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(("compress", "kind"), [(bz2.compress, "bzip2"), (lzma.compress, "xz")])
+def test_damaged_bzip2_and_xz(tmp_path, compress, kind):
+    whole = compress("\n".join(f"line {i * i}" for i in range(9000)).encode())
+    for damaged in (whole[: len(whole) // 2], whole[:50] + b"\xff" * 50 + whole[100:]):
+        (tmp_path / "text").write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"text: damaged {kind} file, from line \d+ on"):
+            list(read_lines(tmp_path / "text"))
+
+
+@pytest.mark.parametrize(("first", "kind"), [(b"PK\x03\x04\x14", "zip"), (b"\x28\xb5\x2f\xfd\x04", "zstd")])
+def test_other_compression_is_named(tmp_path, first, kind):
+    (tmp_path / "text").write_bytes(first + bytes(100))
+    with pytest.raises(ValueError, match=f"text is compressed with {kind}, which cannot be read; compress it with"):
+        check_text_files([tmp_path / "text"])
+
+
+def test_text_that_begins_like_a_compressed_file_is_text(tmp_path):
+    (tmp_path / "text").write_text("BZh9 is how bzip2 begins.\nPK is a name.\n")
+    assert list(read_lines(tmp_path / "text")) == ["BZh9 is how bzip2 begins.", "PK is a name."]
+
+
+@pytest.mark.parametrize("content", [b"one\rtwo\rthree", b"one\rtwo\r\n", b"a\nb\none\rtwo\rthree\rfour\n", b"a\r" * 9])
+@pytest.mark.parametrize("reader", [read_lines, numbered_lines])
+def test_carriage_returns_between_lines_are_refused(tmp_path, content, reader):
+    (tmp_path / "old_mac").write_bytes(content)
+    with pytest.raises(ValueError, match=r"old_mac:\d: carriage returns .* tr '\\r' '\\n' < FILE > NEW_FILE"):
+        list(reader(tmp_path / "old_mac"))
+
+
+@pytest.mark.parametrize("content", [b"one\r\ntwo\r\n", b"one\r\r\ntwo", b"one\r", b"one\ntwo\nth\rree\n"])
+def test_carriage_returns_before_newlines_and_rare_ones_are_whitespace(tmp_path, content):
+    (tmp_path / "text").write_bytes(content)
+    assert [line.replace("\r", "") for line in read_lines(tmp_path / "text")] == ["one", "two", "three"][
+        : len(content) // 4
+    ]
+
+
+JSON_OBJECT = json.dumps({"text": "A sentence.\nAnother one.", "id": 7})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{JSON_OBJECT}\n" * 5,
+        f"\ufeff\n{JSON_OBJECT}\n\n  {JSON_OBJECT}\r\n{JSON_OBJECT}\nthe end",
+        JSON_OBJECT,
+        f"[{JSON_OBJECT}, {JSON_OBJECT}]\n",
+    ],
+)
+def test_json_lines_are_not_text(tmp_path, content):
+    (tmp_path / "lines").write_text(content, encoding="utf-8")
+    for read in (read_lines, numbered_lines, lambda path: [check_text_files([path])]):
+        with pytest.raises(ValueError, match=r"lines holds JSON lines, not text; take the text out .*: jq -r '\.text"):
+            list(read(tmp_path / "lines"))
+    lines = [line for _, line in numbered_lines(tmp_path / "lines", json_lines=True)]
+    assert lines == [line.rstrip("\r") for line in content.lstrip("\ufeff").split("\n") if line]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{JSON_OBJECT}\n{JSON_OBJECT}\nand this is how it ends",
+        "{}\n{}\n{}\n{}",
+        "[1]\n[2]\n[3]\n",
+        '{"broken": \n' * 4,
+        "[" * 100_000,
+        '"one"\n"two"\n"three"\n4\nnull',
+    ],
+)
+def test_text_about_json_is_text(tmp_path, content):
+    (tmp_path / "text").write_text(content, encoding="utf-8")
+    assert list(read_lines(tmp_path / "text")) == [line.strip() for line in content.rstrip("\n").split("\n")]
+
+
+def test_the_first_lines_are_checked_before_hours_of_work(tmp_path):
+    (tmp_path / "text").write_bytes(b"fine\n" * 50 + b"\xff\n")
+    with pytest.raises(ValueError, match="text:51: not UTF-8"):
+        check_text_files([tmp_path / "text"])
+
+
+def test_empty_blank_and_missing_files(tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "blank").write_text(" \n\n\t\n")
+    with pytest.raises(ValueError, match="empty is empty"):
+        check_text_files([tmp_path / "empty"])
+    for read in (read_lines, lambda path: [check_text_files([path])]):
+        with pytest.raises(ValueError, match="blank holds no text"):
+            list(read(tmp_path / "blank"))
+    with pytest.raises(FileNotFoundError):
+        check_text_files([tmp_path / "missing"])
+    with pytest.raises(IsADirectoryError):
+        check_text_files([tmp_path])
+    with pytest.raises(ValueError, match="is not a regular file"):
+        check_text_files(["/dev/null"])
+    with pytest.raises(ValueError, match="no text file"):
+        check_text_files([])
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 1 << 20)
+    path = tmp_path / "one_line"
+    path.write_bytes(b"ok\n" + b"a " * (1 << 20))
+    with pytest.raises(ValueError, match=r"one_line:2: longer than 1 MiB"):
+        list(read_lines(path))
+
+
+def test_numbered_lines_keep_their_whitespace(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes("\ufeff\tone \r\n\n \t\n two\u2028half\x0b\n".encode())
+    assert list(numbered_lines(path)) == [(1, "\tone "), (4, " two\u2028half\x0b")]
+    path.write_bytes(b"")
+    assert list(numbered_lines(path)) == []
+    path.write_bytes(b"good\n\xff\n")
+    with pytest.raises(ValueError, match="file:2: not UTF-8"):
+        list(numbered_lines(path))

@@ -1,0 +1,170 @@
+"""What the masked-LM tasks share: pieces of long sentences, and checkpoints that load from anywhere."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import TASK_REGISTRY
+
+from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split
+from mlsm_plugin.fairseq_door.data.token_datasets import NO_POSITION, TokenPositionsDataset
+from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMTask
+from tests.conftest import CRITERIONS
+from tests.tiny_models import TinyData
+from tests.tiny_run import batches, training_config
+
+TACO = {"task": "taco", "criterion": "token_contrastive", "arch": "roberta"}
+
+
+def task_of(data: object, *flags: object) -> PortableMaskedLMTask:
+    task = tasks.setup_task(training_config(data, "--tokens-per-sample", 16, *flags, **TACO).task)
+    assert isinstance(task, PortableMaskedLMTask)
+    return task
+
+
+def test_tasks_that_share_it() -> None:
+    own = {name for name, task in TASK_REGISTRY.items() if issubclass(task, PortableMaskedLMTask)}
+    assert own == {"plain_masked_lm", "masked_latent_semantic", "taco", "nonparametric_masked_lm"}
+
+
+def test_task_is_set_up_with_the_dictionary_alone(tiny: TinyData, tmp_path: Path) -> None:
+    shutil.copy(tiny.data_bin / "dict.txt", tmp_path)
+    task = task_of(f"{tmp_path}:{tmp_path}/absent")
+    assert task.source_dictionary.symbols == load_dictionary(tiny.data_bin).symbols
+    with pytest.raises(FileNotFoundError, match=r"no binarized split at .*train\.bin"):
+        task.load_dataset("train")
+    with pytest.raises(FileNotFoundError, match=r"absent is no.* binarized dataset: dict\.txt is missing"):
+        task_of(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "eos"])
+def test_samples_hold_all_tokens_and_positions_follow_them(tiny: TinyData, mode: str) -> None:
+    task = task_of(tiny.data_bin, "--sample-break-mode", mode)
+    split = load_split(str(tiny.data_bin / "train"), task.source_dictionary)
+    text = np.concatenate([split[index].numpy() for index in range(len(split))])
+    samples = task.load_samples("train", epoch=1, combine=False)
+    places = task.samples_of(TokenPositionsDataset(split.sizes), "train", bos=NO_POSITION)
+    assert len(samples) == len(places)
+    seen = []
+    for index in range(len(samples)):
+        tokens, positions = samples[index].numpy(), places[index].numpy()
+        assert 2 <= len(tokens) <= 16
+        assert (tokens[0], positions[0]) == (task.source_dictionary.bos(), NO_POSITION)
+        assert tokens[1:].tolist() == text[positions[1:]].tolist()
+        seen += positions[1:].tolist()
+    assert seen == list(range(len(text)))
+
+
+def test_model_is_told_which_batches_have_padding(tiny: TinyData) -> None:
+    cfg = training_config(tiny.data_bin, "--tokens-per-sample", 16, **TACO)
+    found = batches(cfg)
+    pad = load_dictionary(tiny.data_bin).pad()
+    told = [batch["net_input"]["has_padding"] for batch in found]
+    assert told == [bool(batch["net_input"]["src_tokens"].eq(pad).any()) for batch in found]
+    assert set(told) == {True, False}
+
+
+def test_masks_do_not_depend_on_what_was_read_in_the_epoch_before(tiny: TinyData) -> None:
+    def read(index: int, *epochs: int) -> list[int]:
+        task = task_of(tiny.data_bin, "--mask-prob", 0.5)
+        task.load_dataset("train")
+        for epoch in epochs:
+            task.dataset("train").set_epoch(epoch)
+            item = task.dataset("train")[index]
+        return [*item["net_input.src_tokens"].tolist(), *item["target"].tolist()]
+
+    assert read(3, 2) == read(3, 1, 2) != read(3, 1)
+
+
+@pytest.mark.parametrize("name", list(CRITERIONS))
+def test_no_sample_is_left_out_of_training_since_it_is_too_long(tiny: TinyData, name: str) -> None:
+    """fairseq would train on what fits."""
+    arch = "denoising_small" if name == "span_denoising" else "mlsm_roberta_tiny"
+    cfg = training_config(tiny.data_bin, "--tokens-per-sample", 16, task=name, criterion=CRITERIONS[name], arch=arch)
+    task = tasks.setup_task(cfg.task)
+    if name == "masked_latent_semantic":
+        PortableMaskedLMTask.load_dataset(task, "train")  # codes do not matter
+    else:
+        task.load_dataset("train")
+    limits = {"max_sentences": 8, "ignore_invalid_inputs": True, "disable_iterator_cache": True}
+    assert len(task.get_batch_iterator(task.dataset("train"), max_positions=16, **limits)) > 0
+    with pytest.raises(ValueError, match=r"samples are longer than .* allow \(15\).*--tokens-per-sample"):
+        task.get_batch_iterator(task.dataset("train"), max_positions=15, **limits)
+
+
+@pytest.mark.parametrize("task", ["plain_masked_lm", "taco"])
+@pytest.mark.slow
+def test_validation_has_masks_of_its_own_share(tiny: TinyData, task: str) -> None:
+    """Training is that of the larger share, validation that of a run that masks as little everywhere."""
+
+    def masks(split: str, *flags: object) -> list[torch.Tensor]:
+        cfg = training_config(tiny.data_bin, *flags, **{**TACO, "task": task})
+        return [batch["target"] for batch in batches(cfg, split)]
+
+    own = ("--mask-prob", 0.4, "--valid-mask-prob", 0.1)
+    less, more = masks("valid", "--mask-prob", 0.1), masks("train", "--mask-prob", 0.4)
+    for found, expected in ((masks("valid", *own), less), (masks("train", *own), more)):
+        assert len(found) == len(expected) > 1
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert not torch.equal(less[0], masks("valid", "--mask-prob", 0.4)[0])
+    # another training split
+    assert torch.equal(masks("valid", *own, "--train-subset", "valid")[0], masks("valid", "--mask-prob", 0.4)[0])
+
+
+@pytest.mark.parametrize("option", ["--mask-prob", "--valid-mask-prob"])
+@pytest.mark.parametrize("share", [0, 1, 1.5, "nan"])
+def test_masked_share_must_be_a_share(tiny: TinyData, option: str, share: object) -> None:
+    task = task_of(tiny.data_bin, option, share)
+    for split in ("train", "valid"):
+        with pytest.raises(ValueError, match=rf"^{option} {share} is not between 0 and 1$"):
+            task.load_dataset(split)
+
+
+@pytest.mark.parametrize("task", ["plain_masked_lm", "taco", "nonparametric_masked_lm"])
+def test_batches_hold_every_sample(tiny: TinyData, task: str) -> None:
+    own = tasks.setup_task(training_config(tiny.data_bin, "--sample-break-mode", "eos", **{**TACO, "task": task}).task)
+    for split in ("train", "valid"):
+        own.load_dataset(split)
+        count = len(own.dataset(split))
+        multiple = next(number for number in range(8, 100) if count % number)  # fairseq would leave out the rest
+        iterator = own.get_batch_iterator(
+            own.dataset(split), max_sentences=multiple, required_batch_size_multiple=multiple
+        )
+        seen = [index for batch in iterator.next_epoch_itr(shuffle=False) for index in batch["id"].tolist()]
+        assert sorted(seen) == list(range(count))
+
+
+def test_data_folders_take_turns(tiny: TinyData, tmp_path: Path) -> None:
+    other = tiny.copy(tmp_path / "other")
+    for suffix in ("bin", "idx"):
+        (other / f"train.{suffix}").unlink()
+    task = task_of(f"{tiny.data_bin}:{other}")
+    task.load_samples("train", epoch=3, combine=False)
+    with pytest.raises(FileNotFoundError, match="other/train"):
+        task.load_samples("train", epoch=2, combine=False)
+
+
+def test_whole_words_are_those_of_the_tokenizer_of_the_data(tiny: TinyData, tmp_path: Path) -> None:
+    task = task_of(tiny.data_bin, "--mask-whole-words")
+    begins = task.word_beginnings().begins_word.bool().tolist()
+    symbols = task.source_dictionary.symbols
+    special = symbols[: task.source_dictionary.nspecial]
+    assert begins == [symbol in special or symbol.startswith("\u2581") for symbol in symbols]
+    for name in ("dict.txt", "train.bin", "train.idx"):
+        shutil.copy(tiny.data_bin / name, tmp_path)
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        task_of(tmp_path, "--mask-whole-words").load_dataset("train")
+
+
+def test_first_epoch_puts_the_tokenizer_next_to_the_checkpoints(tiny: TinyData, tmp_path: Path) -> None:
+    task = task_of(tiny.data_bin, "--save-dir", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    task.begin_epoch(1, BaseFairseqModel())
+    for name in ("dict.txt", "sentencepiece.bpe.model"):
+        assert (tmp_path / "model" / name).read_bytes() == (tiny.data_bin / name).read_bytes()
