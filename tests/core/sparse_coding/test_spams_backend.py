@@ -14,7 +14,9 @@ from mlsm_plugin.core.sparse_coding.spams_backend import learn_with_spams, solve
 def test_spams_leaves_torch_its_threads() -> None:
     rng = np.random.default_rng(0)
     hidden, atoms = (rng.standard_normal((rows, 5)) for rows in (40, 8))
-    assert solve_with_spams(hidden, atoms, 0.1, threads=2).shape == (40, 8)
+    codes, gaps = solve_with_spams(hidden, atoms, 0.1, threads=2)
+    assert (codes.shape, gaps.shape) == ((40, 8), (40,))
+    assert gaps.max() < 1e-9
     assert torch.get_num_threads() == 1
     parts = iter([hidden.astype(np.float32)])
     learned = learn_with_spams(
