@@ -33,7 +33,7 @@ def test_killed_runs_end_as_one_that_was_never_stopped(pipeline: Pipeline, tmp_p
     more = ("--skip-invalid-size-inputs-valid-test", "--batch-size", 64, "--max-update", 60, *OBJECTIVES[task])
     whole, killed = (words_of(pipeline.data_bin, tmp_path / name, task, *more) for name in ("whole", "killed"))
     seconds_of(whole, tmp_path / "whole.log")
-    assert run_with_kills(killed, tmp_path / "killed.log", KILLS, random.Random(task)) >= KILLS * 3 // 4
+    assert run_with_kills(killed, tmp_path / "killed.log", KILLS, random.Random(task)) >= max(1, KILLS * 3 // 4)
     assert_equal(state_of(tmp_path / "killed" / LAST), state_of(tmp_path / "whole" / LAST))
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == sorted(
         path.name for path in (tmp_path / "whole").iterdir()

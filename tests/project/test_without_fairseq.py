@@ -183,9 +183,8 @@ def test_a_model_is_adapted_without_fairseq(english_text: tuple[Path, Path], tmp
     python = environment_without_fairseq(tmp_path / "environment")
     model = make_model("bert", english_text[1], tmp_path / "bert", kind=AutoModelForMaskedLM)
     small = ("--max-length", 32, "--atoms", 40, "--updates", 2, "--batch-size", 4)
-    result = mlsm(
-        python, ("adapt", model, "--text", english_text[1], "--output", tmp_path / "adapted", *small, "--cpu")
-    )
+    output = ("--output", tmp_path / "adapted")
+    result = mlsm(python, ("adapt", model, "--text", english_text[1], *output, *small, "--tokens", 4000, "--cpu"))
     assert result.returncode == 0, result.stderr
     assert "held-out mlm_loss" in result.stdout
     script = REPOSITORY / "examples" / "huggingface" / "adapt.py"

@@ -40,7 +40,19 @@ def words(english_text: tuple[Path, Path], tmp_path: Path) -> list[str]:
         *("research/compare_adaptation.py", model, "--text", tmp_path / "text.txt"),
         *("--valid", tmp_path / "valid.txt", "--train", tmp_path / "train.tsv", "--test", tmp_path / "test.tsv"),
         *("--output", tmp_path / "out", "--minutes", 0.02, "--seeds", 1, "--max-length", 32, "--batch-size", 4),
-        *("--atoms", 40, "--timing-updates", 1, 3, "--objectives", "mlm", "mlsm+mlm", "--quiet"),
+        *(
+            "--atoms",
+            40,
+            "--dictionary-tokens",
+            4000,
+            "--timing-updates",
+            1,
+            3,
+            "--objectives",
+            "mlm",
+            "mlsm+mlm",
+            "--quiet",
+        ),
     ]
     return [*map(str, words)]
 

@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 logger = logging.getLogger(__name__)
 
-PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
 
 
 def apply() -> None:
