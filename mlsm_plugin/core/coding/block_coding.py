@@ -67,7 +67,9 @@ def encode_blocks(
 ) -> CodingFigures:
     """Write this process's shards of a store; resumes a stopped run.
 
-    A process that finds no shard missing after its own work seals the store.
+    A process that finds no shard missing after its own work seals the store. ValueError if the coder has another width
+    than the model, a store made with other settings exists, all codes of a shard are empty, or codes cannot be written
+    (see :meth:`SplitCoder.coded_chunks`).
 
     Args:
         name, reader: the text, with its name for the progress bar and errors.
@@ -76,10 +78,6 @@ def encode_blocks(
         blocks: how the text was cut; None if it consists of blocks.
         open_model: opens the model; called only if there is something to code.
         coder, settings, share: what is done with the hidden states, and by whom.
-
-    Raises:
-        ValueError: the coder has another width than the model, a store made with other settings exists, all codes of a
-            shard are empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
     """
     meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)

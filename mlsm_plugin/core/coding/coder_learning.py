@@ -55,8 +55,7 @@ METHODS = {"spams": "spams.trainDL", "torch": "online"}
 class LearningSettings(ModelRun):
     """What is learned, and from how much; an option of a kind of coder that is None gets the default of that kind.
 
-    Raises:
-        ValueError: a value is out of range, or an option belongs to the other kind of coder.
+    ValueError if a value is out of range, or an option belongs to the other kind of coder.
     """
 
     layer: int = layer()
@@ -149,6 +148,9 @@ def learn_into(
 ) -> bool:
     """Learn a coder and save it, unless it is already there.
 
+    ValueError if another coder or its stopped training is there, another process writes to the folder, or no hidden
+    state uses any atom.
+
     Args:
         output, settings, reader: the folder, what is learned, and the text.
         open_model: opens the model; called only if there is something to learn.
@@ -158,10 +160,6 @@ def learn_into(
 
     Returns:
         whether something was learned; False: this very coder is there.
-
-    Raises:
-        ValueError: another coder or its stopped training is there, another process writes to the folder, or no
-            hidden state uses any atom.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
@@ -239,9 +237,7 @@ def learn_sae(
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
     the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
     hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
-
-    Raises:
-        ValueError: the checkpoint is damaged, or was begun with another plan; the sample has too few different rows.
+    ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different rows.
     """
     path = output / CHECKPOINT_FILE
     device = stream.encoder.device

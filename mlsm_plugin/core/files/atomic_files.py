@@ -38,7 +38,8 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb", *, keep_existing
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
     If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
-    replaced. What killed processes left in the folder is removed when a process first writes there.
+    replaced. What killed processes left in the folder is removed when a process first writes there. ValueError if the
+    path is a device, a pipe or the like, which must not become a file.
 
     Args:
         path: the file, which exists and is complete after the block.
@@ -46,9 +47,6 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb", *, keep_existing
         keep_existing: of several processes, perhaps on several machines, that write the file at the same time, the
             first wins, and not the last. On a file system without hard links, which cannot replace a file, a file that
             appears at the same moment is replaced.
-
-    Raises:
-        ValueError: the path is a device, a pipe or the like, which must not become a file.
     """
     _check_not_special(path)
     path = _target_of(path)

@@ -49,10 +49,8 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
     Without a network, a model counts that is in the library's cache. ``weights``: also get those of the model, and its
-    latent head if it has one.
-
-    Raises:
-        ValueError: there is no such folder, and the hub has no such model or cannot be reached.
+    latent head if it has one. ValueError if there is no such folder, and the hub has no such model or cannot be
+    reached.
     """
     name = os.fspath(name).removeprefix(HF_PREFIX)
     folder = Path(name)

@@ -15,9 +15,7 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, writ
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, values
 from mlsm_plugin.core.files.planned_folder import differences
 
-STEPS = values(
-    fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
-)
+STEPS = values(fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}))
 
 
 @dataclass(frozen=True)

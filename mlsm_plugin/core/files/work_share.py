@@ -47,13 +47,12 @@ ALL_OF_IT = WorkShare()
 def work_share(process_index: int | None, num_processes: int | None, environment: Mapping[str, str]) -> WorkShare:
     """The share of this process.
 
+    ValueError if only one of the two options is given, the number is out of range, or a variable is not a number.
+
     Args:
         process_index, num_processes: values from the command line; they override the environment.
         environment: of the process: torchrun's variables, else srun's, each only if there are several processes.
             Without them one process does everything.
-
-    Raises:
-        ValueError: only one of the two options is given, the number is out of range, or a variable is not a number.
     """
     if (process_index is None) != (num_processes is None):
         raise ValueError("--process-index and --num-processes belong together: process I of N has both")

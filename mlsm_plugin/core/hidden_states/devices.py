@@ -18,8 +18,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 def default_device(device: str | torch.device | None = None) -> torch.device:
     """``device`` if it is given, else the GPU if there is one, else the CPU.
 
-    Raises:
-        ValueError: this machine has no such device.
+    ValueError if this machine has no such device.
     """
     if not device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -54,9 +54,7 @@ class HiddenStateStream:
         """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
 
         Close the iterator if you do not exhaust it: its thread then ends with the forward pass that it is in.
-
-        Raises:
-            ValueError: the text holds no tokens but special ones.
+        ValueError if the text holds no tokens but special ones.
         """
         closed = threading.Event()
         shuffled = self._shuffled(skip, stop, closed)

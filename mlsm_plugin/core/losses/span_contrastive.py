@@ -68,7 +68,8 @@ def span_contrastive_terms(
     """The sum over queries of -log(sum over positives of exp(score) / sum over candidates of exp(score)).
 
     The score of a query and a key is their inner product, or their negative squared distance, divided by the
-    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept.
+    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept. ValueError if
+    the shapes do not fit together, or the similarity or the temperature is invalid.
 
     Args:
         queries: ``(n, d)``, any floating dtype.
@@ -79,9 +80,6 @@ def span_contrastive_terms(
         temperature: a positive number; None: sqrt(d).
 
     The loss is in float32, or float64 for float64 queries.
-
-    Raises:
-        ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
     """
     expected = (len(queries), len(keys))
     if queries.dim() != 2 or keys.dim() != 2 or queries.size(1) != keys.size(1):

@@ -65,8 +65,9 @@ def sample_pairs(
     """Draw a positive and negatives for every valid token of a batch.
 
     The positive of token t is drawn uniformly from the valid tokens t' of its sequence with 0 < |t - t'| < window; if
-    there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with
-    replacement, from the valid tokens of the other sequences (Fu et al., ACL 2022).
+    there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with replacement,
+    from the valid tokens of the other sequences (Fu et al., ACL 2022). ValueError if ``window`` or ``num_negatives`` is
+    too small, or ``valid`` is not a bool matrix.
 
     Args:
         valid: ``(B, T)`` bool, False for padding, BOS and EOS.
@@ -80,9 +81,6 @@ def sample_pairs(
     Returns:
         positive ``(B, T)`` and negative ``(B, T, K)``: int64 indices into the flattened batch x length, or into the
         pool. A token gets -1 if it is not valid, or if there is nothing to draw from.
-
-    Raises:
-        ValueError: ``window`` or ``num_negatives`` is too small, or ``valid`` is not a bool matrix.
     """
     if valid.dim() != 2 or valid.dtype != torch.bool:
         raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
@@ -156,6 +154,7 @@ def contrastive_terms(
 
     For an anchor a, a positive p and negatives n_1, ..., n_K, all divided by their L2 norms, the loss is
     ``-log(exp(a p / temperature) / (exp(a p / temperature) + sum_k exp(a n_k / temperature)))``. Only a has a gradient.
+    ValueError if the shapes do not fit together.
 
     Args:
         semantics: ``(B, T, d)``, any floating dtype. A vector of zeros has cosine 0 with all others, and gradient 0.
@@ -165,9 +164,6 @@ def contrastive_terms(
         temperature: a positive number.
         keys: ``(m, d)`` unit vectors, without gradient, that ``positive`` and ``negative`` index; None: those of
             ``semantics``.
-
-    Raises:
-        ValueError: the shapes do not fit together.
     """
     shape = semantics.shape[:2]
     if semantics.dim() != 3 or not shape == anchors.shape == positive.shape == negative.shape[:2]:

@@ -17,16 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpanNoise:
-    """How much of a text becomes noise, and where.
+    """How much of a text becomes noise, and where. ValueError if a number is out of range.
 
     Attributes:
         noise_density: share of the tokens that becomes noise.
         mean_span_length: mean number of tokens of a span.
         rotate: roll the pattern by a random offset, so that noise can also come first, and text last.
         closing_sentinel: end every target in a sentinel; otherwise only if the text does not end in noise.
-
-    Raises:
-        ValueError: a number is out of range.
     """
 
     noise_density: float = 0.15
@@ -164,7 +161,8 @@ def corrupt_spans(
 
     Of n tokens, round(n x noise_density) become noise (at least 1, at most n - 1), in round(noise / mean_span_length)
     spans (at least 1, at most the number of noise tokens, of other tokens, or of sentinels). Noise and text are each
-    cut into this number of segments, all ways equally likely. The segments alternate, and text comes first.
+    cut into this number of segments, all ways equally likely. The segments alternate, and text comes first. ValueError
+    if the text is too short or contains a sentinel, or there are too few sentinels.
 
     Args:
         tokens: ids ``(n,)``, without EOS; n is 2 or more.
@@ -181,9 +179,6 @@ def corrupt_spans(
 
     Returns:
         source and target, int64 ``(S,)`` and ``(T,)``, each ending in one EOS.
-
-    Raises:
-        ValueError: the text is too short or contains a sentinel, or there are too few sentinels.
 
     Reference:
         Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020.
@@ -247,8 +242,7 @@ def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: in
 def restore_spans(source: Any, target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> np.ndarray:
     """Restore the text from which :func:`corrupt_spans` made ``source`` and ``target``: int64 ``(n,)``.
 
-    Raises:
-        ValueError: the target lacks a sentinel of the source.
+    ValueError if the target lacks a sentinel of the source.
     """
     marks, target = set(np.asarray(sentinels).tolist()), np.asarray(target)
     # the last EOS ends the target; the text may contain others

@@ -44,8 +44,7 @@ class PieceClasses:
     def of_vocabulary(cls, pieces: Iterable[str], special: Iterable[int]) -> PieceClasses:
         """The classes of ``pieces``, which are in the order of their ids; ``special`` holds ids.
 
-        Raises:
-            ValueError: no piece has a mark of words as in SentencePiece, byte-level BPE, WordPiece or subword-nmt.
+        ValueError if no piece has a mark of words as in SentencePiece, byte-level BPE, WordPiece or subword-nmt.
         """
         pieces = list(pieces)
         is_special = np.zeros(len(pieces), bool)

@@ -55,12 +55,11 @@ def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
 def load_coder(directory: str | os.PathLike[str], **options: Any) -> SparseCoder:
     """Load a coder of any registered kind.
 
+    ValueError if there is no coder, files are damaged, or the kind is unknown or lacks an option.
+
     Args:
         directory: a folder that ``mlsm dictionary`` or the coder's ``save`` wrote.
         options: fields of the kind's ``options_type``; those left out get its defaults.
-
-    Raises:
-        ValueError: there is no coder, files are damaged, or the kind is unknown or lacks an option.
     """
     kind = kind_of(directory)
     known = {field.name for field in dataclasses.fields(kind.options_type)}

@@ -46,8 +46,7 @@ BACKENDS = ("torch", "spams")
 class Dictionary:
     """A dictionary and its origin; on disk, a folder with ``dictionary.npy`` and ``meta.json``.
 
-    Raises:
-        ValueError: the atoms are not 2-D, not finite or not of unit norm, or ``meta`` has another shape.
+    ValueError if the atoms are not 2-D, not finite or not of unit norm, or ``meta`` has another shape.
     """
 
     atoms: np.ndarray
@@ -114,10 +113,11 @@ def learn_dictionary(
 ) -> np.ndarray:
     """Learn the atoms that code ``hidden`` best.
 
-    Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by
-    online dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``.
-    The same seed and number of threads give the same bytes. Another number of threads does not, since the order of
-    sums differs.
+    Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by online
+    dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``. The same
+    seed and number of threads give the same bytes. Another number of threads does not, since the order of sums differs.
+    ValueError if ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a setting is
+    out of range.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
@@ -134,10 +134,6 @@ def learn_dictionary(
 
     Returns:
         (num_atoms, dim) float32, unit rows.
-
-    Raises:
-        ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
-            setting is out of range.
     """
     check_settings(lambda_)
     if backend not in BACKENDS:
@@ -165,8 +161,7 @@ def learn_dictionary(
 def sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw ``count`` rows of different directions from (n_tokens, dim) float32, scaled to unit norm.
 
-    Raises:
-        ValueError: there are fewer than ``count`` different directions.
+    ValueError if there are fewer than ``count`` different directions.
     """
     order = rng.permutation(len(hidden))
     candidates = count  # doubled while they have too few directions, which avoids sorting a large sample

@@ -40,19 +40,15 @@ def normalize_rows(hidden: Any) -> Any:
 
 
 def sparse_encode(
-    hidden: Any,
-    dictionary: Any,
-    *,
-    lambda_: float,
-    solver: str = "auto",
-    threads: int | None = None,
+    hidden: Any, dictionary: Any, *, lambda_: float, solver: str = "auto", threads: int | None = None
 ) -> SparseCodes:
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``.
 
-    The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)``
-    (Berend, "Masked Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the
-    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is
-    solved until its gap is certified.
+    The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)`` (Berend, "Masked
+    Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the paper, call
+    :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is solved until
+    its gap is certified. ValueError if an input is not 2-D, widths differ, a value is NaN or infinite, the dictionary
+    is empty, or a setting is out of range.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor.
@@ -65,10 +61,6 @@ def sparse_encode(
 
     Returns:
         :class:`SparseCodes`. The gap is that of the float64 solution, before the weights become float32.
-
-    Raises:
-        ValueError: an input is not 2-D, widths differ, a value is NaN or infinite, the dictionary is empty,
-            or a setting is out of range.
     """
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
     dictionary = as_array(dictionary)

@@ -37,12 +37,11 @@ class LassoOptions:
 class LassoCoder(SparseCoder):
     """Codes ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda * sum(a)`` of normalized hidden states ``x``.
 
+    ValueError if the options and the dictionary both lack lambda.
+
     Args:
         dictionary: the atoms ``D``.
         options: options for computing codes.
-
-    Raises:
-        ValueError: the options and the dictionary both lack lambda.
     """
 
     kind: ClassVar[str] = KIND
@@ -94,12 +93,7 @@ class LassoCoder(SparseCoder):
     def settings(self) -> dict[str, Any]:
         """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
         options = self.options
-        return {
-            "lambda": self.lambda_,
-            "solver": options.solver,
-            "tolerance": options.tolerance,
-            "max_nonzeros": None,
-        }
+        return {"lambda": self.lambda_, "solver": options.solver, "tolerance": options.tolerance, "max_nonzeros": None}
 
     def check(self) -> None:
         """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""

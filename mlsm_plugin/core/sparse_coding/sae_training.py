@@ -135,13 +135,11 @@ class SaeTrainer:
         The decoder's bias is the mean; its rows are distinct rows of the sample, less the mean. Each row of the encoder
         is that of the decoder times ``(C + RIDGE * trace(C) / dim)^-1``, ``C`` being the covariance. Without the
         inverse, the latents of a row would all be those along the few directions in which the rows differ most, and
-        many would die in the first updates. The encoder is scaled to the least squared error.
+        many would die in the first updates. The encoder is scaled to the least squared error. ValueError if the sample
+        has fewer different rows than there are atoms.
 
         Args:
             sample: (n, dim) finite hidden states, on the device of the training.
-
-        Raises:
-            ValueError: the sample has fewer different rows than there are atoms.
         """
         x = constant_norm(sample.to(dtype))
         mean = x.mean(0)

@@ -95,8 +95,7 @@ ONLY_OF = {"threshold": "jumprelu", "gate_scale": "gated", "gate_bias": "gated"}
 class SparseAutoencoder:
     """An SAE that codes and reconstructs; it has no state, and its tensors become float32.
 
-    Raises:
-        ValueError: a tensor is missing or superfluous, has another shape, or holds NaN or infinity.
+    ValueError if a tensor is missing or superfluous, has another shape, or holds NaN or infinity.
     """
 
     def __init__(self, config: SaeConfig, weights: SaeWeights) -> None:

@@ -102,8 +102,7 @@ class SparseCoder(ABC):
     def load(cls, directory: str | os.PathLike[str], options: Any) -> SparseCoder:
         """Load a folder that :meth:`save` wrote; ``options`` is an instance of ``options_type``.
 
-        Raises:
-            ValueError: files are missing or damaged (names the folder).
+        ValueError if files are missing or damaged (names the folder).
         """
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:

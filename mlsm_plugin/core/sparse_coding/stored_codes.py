@@ -114,8 +114,7 @@ def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tup
 def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The number of non-zeros of each row, and the atoms and weights of ``codes``, in the types of the files.
 
-    Raises:
-        ValueError: weights are negative or not finite.
+    ValueError if weights are negative or not finite.
     """
     codes = sp.csr_matrix(codes, copy=True)
     codes.sum_duplicates()  # sorts as well

@@ -75,15 +75,14 @@ def read_npy_matrix(
 ) -> Dictionary:
     """Read a matrix as the dictionary of a lasso.
 
+    ValueError if the file is not such a matrix, an atom is zero, or does not have unit norm without ``normalize``, or
+    ``lambda_`` is out of range.
+
     Args:
         path: a file of shape (n_atoms, dim), real numbers.
         normalize: scale each atom to unit norm.
         transpose: the file is (dim, n_atoms).
         lambda_: weight of the L1 penalty, > 0; None: ``mlsm encode --lambda`` says it.
-
-    Raises:
-        ValueError: the file is not such a matrix; an atom is zero, or does not have unit norm without ``normalize``;
-            ``lambda_`` is out of range.
     """
     if lambda_ is not None and not 0 < lambda_ < np.inf:
         raise ValueError(f"--lambda must be a positive number, got {lambda_}")

@@ -53,8 +53,7 @@ TENSORS_WITHOUT_EFFECT = {"AutoEncoderTopK": ("threshold",), "MatryoshkaBatchTop
 def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE of one of the ``CLASSES`` from the folder of one trainer, with the two files.
 
-    Raises:
-        ValueError: a file is missing or damaged, or the SAE is of another class.
+    ValueError if a file is missing or damaged, or the SAE is of another class.
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)

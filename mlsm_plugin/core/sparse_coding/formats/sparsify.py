@@ -35,10 +35,8 @@ REFUSED = {
 def read_sparsify(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sparsify.SparseCoder.load_from_disk``, in float32.
 
-    ``folder`` is that of one hook point, such as ``layers.5``.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
+    ``folder`` is that of one hook point, such as ``layers.5``. ValueError if a file is missing or damaged, or the SAE
+    is of a kind that cannot be converted (says why).
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)
