@@ -31,25 +31,16 @@ TOKENS_TO_JUDGE_EMPTINESS = 32
 
 @dataclass
 class CodingFigures:
-    """The result of coding a text.
+    """The result of coding a text into a store."""
 
-    Attributes:
-        directory, num_shards: of the store.
-        already_complete: whether it was complete before.
-        coded_tokens: tokens that this process coded now.
-        empty_tokens, inexact_tokens: those of them whose codes are empty, or do not reach the required accuracy.
-        missing_shards: shards that other processes have not written yet.
-        meta: content of the store's ``meta.json``; None while shards are missing.
-    """
-
-    directory: Path
+    directory: Path  # of the store
     num_shards: int
-    already_complete: bool = False
-    coded_tokens: int = 0
-    empty_tokens: int = 0
-    inexact_tokens: int = 0
-    missing_shards: int = 0
-    meta: dict[str, Any] | None = None
+    already_complete: bool = False  # before
+    coded_tokens: int = 0  # by this process, now
+    empty_tokens: int = 0  # those of them whose codes are empty
+    inexact_tokens: int = 0  # those of them whose codes do not reach the required accuracy
+    missing_shards: int = 0  # that other processes have not written yet
+    meta: dict[str, Any] | None = None  # content of the store's meta.json; None while shards are missing
 
 
 def encode_blocks(
@@ -73,11 +64,9 @@ def encode_blocks(
 
     Args:
         name, reader: the text, with its name for the progress bar and errors.
-        directory: folder of the store.
         split, auxiliary: fingerprints of the text and of the model.
         blocks: how the text was cut; None if it consists of blocks.
         open_model: opens the model; called only if there is something to code.
-        coder, settings, share: what is done with the hidden states, and by whom.
     """
     meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)

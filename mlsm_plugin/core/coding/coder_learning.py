@@ -36,8 +36,7 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SparseAutoencoder
 from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
 from mlsm_plugin.version import __version__
 
-# number of tokens on which the health of the dictionary is measured
-HEALTH_TOKENS = 20_000
+HEALTH_TOKENS = 20_000  # on which the health of the dictionary is measured
 CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
@@ -47,8 +46,7 @@ CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
-# what the meta.json of a dictionary calls each backend
-METHODS = {"spams": "spams.trainDL", "torch": "online"}
+METHODS = {"spams": "spams.trainDL", "torch": "online"}  # what the meta.json of a dictionary calls each backend
 
 
 @dataclass(frozen=True)
@@ -146,20 +144,15 @@ def learn_into(
     blocks: BlockSettings | None,
     overwrite: bool = False,
 ) -> bool:
-    """Learn a coder and save it, unless it is already there.
+    """Learn a coder from a text and save it in a folder; False if this very coder is there already.
 
-    ValueError if another coder or its stopped training is there, another process writes to the folder, or no hidden
-    state uses any atom.
+    ``overwrite`` replaces another coder. ValueError if another one or its stopped training is there, another process
+    writes to the folder, or no hidden state uses any atom.
 
     Args:
-        output, settings, reader: the folder, what is learned, and the text.
         open_model: opens the model; called only if there is something to learn.
         auxiliary, split: fingerprints of the model and of the text.
         blocks: how the text was cut; None if it consists of blocks.
-        overwrite: replace another coder that is already there.
-
-    Returns:
-        whether something was learned; False: this very coder is there.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}

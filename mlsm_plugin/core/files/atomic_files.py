@@ -39,14 +39,11 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb", *, keep_existing
 
     If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
     replaced. What killed processes left in the folder is removed when a process first writes there. ValueError if the
-    path is a device, a pipe or the like, which must not become a file.
+    path is a device, a pipe or the like, which must not become a file. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
 
-    Args:
-        path: the file, which exists and is complete after the block.
-        mode: ``"wb"`` or ``"w"`` (text is UTF-8).
-        keep_existing: of several processes, perhaps on several machines, that write the file at the same time, the
-            first wins, and not the last. On a file system without hard links, which cannot replace a file, a file that
-            appears at the same moment is replaced.
+    With ``keep_existing``, of several processes, perhaps on several machines, that write the file at the same time, the
+    first wins, and not the last. On a file system without hard links, a file that appears at the same moment is
+    replaced.
     """
     _check_not_special(path)
     path = _target_of(path)

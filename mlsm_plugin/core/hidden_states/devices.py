@@ -11,8 +11,7 @@ from torch import nn
 
 # instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-# where Linux lists what the processors can do
-PROCESSORS = Path("/proc/cpuinfo")
+PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists what the processors can do
 
 
 def default_device(device: str | torch.device | None = None) -> torch.device:

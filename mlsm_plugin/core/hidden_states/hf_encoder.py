@@ -15,23 +15,11 @@ from mlsm_plugin.core.hidden_states.devices import default_device, half_products
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
-# Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
-# positions are numbered from the padding id + 1.
-SUPPORTED = (
-    "bert",
-    "camembert",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
-)
-POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # numbered from the padding id + 1
+# encoders whose output is that of their last layer, for ModernBERT after a norm
+SUPPORTED = tuple(sorted(("bert", "deberta-v2", "distilbert", "electra", "modernbert", *POSITIONS_AFTER_PADDING)))
 FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
-# extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
-LARGEST_PADDING = 1024
+LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
 HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
 
 
@@ -42,13 +30,8 @@ class LibraryEncoder:
     the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does not fit the
     embeddings, or the layer is out of range.
 
-    Args:
-        name: a folder or hub name, with or without ``hf:``.
-        tokenizer: the tokenizer of the model; None: it lies beside the model.
-        layer, device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
-
-    Attributes:
-        tokenizer, pad: the tokenizer, and its id of padding.
+    ``name`` is a folder or hub name, with or without ``hf:``; the ``tokenizer``, if None, lies beside the model, and
+    ``pad`` is its id of padding. The other arguments and attributes are those of :class:`HiddenStateEncoder`.
     """
 
     def __init__(

@@ -14,12 +14,10 @@ from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 
 Source = type[HiddenStateEncoder]
 
-# one letter and a colon would be a drive
-PREFIX = r"[a-z][a-z0-9_+-]+:"
+PREFIX = r"[a-z][a-z0-9_+-]+:"  # one letter and a colon would be a drive
 # a name without a prefix ("") is a fairseq checkpoint, whose class registers itself where fairseq works
 _SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
-# longest block in tokens, unless an option asks for longer ones
-LONGEST_DEFAULT_BLOCK = 512
+LONGEST_DEFAULT_BLOCK = 512  # longest block in tokens, unless an option asks for longer ones
 
 
 def register_source(prefix: str) -> Callable[[Source], Source]:

@@ -188,7 +188,7 @@ def span_batch_terms(
     similarity: str = "inner",
     temperature: float | None = None,
 ) -> dict[str, SpanTerms]:
-    """The loss of the starts of the spans and, unless ``single``, of their ends.
+    """The loss of the starts of the spans and, unless ``single``, of their ends, by name: ``start`` and ``end``.
 
     Args:
         features: ``(B, T', d)`` hidden states of the masked sequences.
@@ -200,9 +200,6 @@ def span_batch_terms(
         first: number among the ``S`` sequences of the first of the ``B``.
         single: a span is one token with one mask.
         similarity, temperature: as of :func:`span_contrastive_terms`.
-
-    Returns:
-        the terms by name, ``start`` and ``end``.
     """
     column = (tokens != NO_KEY).flatten()
     sequence_of_key = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.size(1))[column]

@@ -25,20 +25,13 @@ SENTENCE_PUNCTUATION = frozenset(".,;:!?\u2026\u3002\uff0c\uff1b\uff1a\uff01\uff
 
 @dataclass(frozen=True)
 class PieceClasses:
-    """Properties of each id of a vocabulary, as bool arrays ``(V,)``.
+    """Properties of each id of a vocabulary, as bool arrays ``(V,)``."""
 
-    Attributes:
-        special: the token is never masked (BOS, EOS, padding, unknown words, masks).
-        begins_word, ends_word: the token begins or ends a word, whatever its neighbours are.
-        punctuation: the token has only punctuation characters.
-        sentence_punctuation: and one of them is a full stop, comma or the like.
-    """
-
-    special: np.ndarray
-    begins_word: np.ndarray
+    special: np.ndarray  # never masked: BOS, EOS, padding, unknown words, masks
+    begins_word: np.ndarray  # whatever its neighbours are
     ends_word: np.ndarray
-    punctuation: np.ndarray
-    sentence_punctuation: np.ndarray
+    punctuation: np.ndarray  # has only punctuation characters
+    sentence_punctuation: np.ndarray  # and one of them is a full stop, comma or the like
 
     @classmethod
     def of_vocabulary(cls, pieces: Iterable[str], special: Iterable[int]) -> PieceClasses:

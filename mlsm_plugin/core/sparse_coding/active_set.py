@@ -35,13 +35,11 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES
 
 logger = logging.getLogger(__name__)
 
-# maximum rounds of solving and checking; real hidden states need 2 to 5
-MAX_ROUNDS = 20
+MAX_ROUNDS = 20  # maximum rounds of solving and checking; real hidden states need 2 to 5
 # From the second round on, atoms join whose inner product with the residual is above this share of lambda: some of them
 # would violate the conditions after the violators have joined.
 NEAR_VIOLATION = 0.8
-# rows per task of a thread
-ROWS_PER_TASK = 64
+ROWS_PER_TASK = 64  # rows per task of a thread
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 
-# number of atoms whose residuals one matrix product computes
-ATOMS_PER_BLOCK = 64
+ATOMS_PER_BLOCK = 64  # number of atoms whose residuals one matrix product computes
 # Largest exponent rho with which earlier codes are forgotten. On hidden states of a pre-trained model (512 atoms, 384
 # wide, 400 mini-batches of 400), the held-out objective was 0.1671 without forgetting, 0.1617 with rho 3, 0.1610 with
 # 5, and 0.1602 with 10 and with 20.
@@ -22,8 +21,7 @@ USES_TO_KEEP = 100
 # An atom that no code has used for PATIENCE * n_atoms rows is replaced: early enough for the new atom to be learned,
 # late enough to keep rare atoms.
 PATIENCE = 10
-# a row is a new atom if its cosine with every atom is below 1 - EQUAL
-EQUAL = 1e-6
+EQUAL = 1e-6  # a row is a new atom if its cosine with every atom is below 1 - EQUAL
 
 
 class Surrogate:

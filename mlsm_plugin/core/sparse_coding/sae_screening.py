@@ -18,10 +18,8 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import ChosenLatents, Spa
 
 # relative error of a number that is rounded to bfloat16, and a little more for the float32 sums
 ROUNDING = 2.0**-8 + 1e-4
-# how many of the largest latents are computed, in units of k
-CANDIDATES = 1.5
-# with more candidates than this share of all latents, dense products are faster
-MOST_CANDIDATES = 0.1
+CANDIDATES = 1.5  # how many of the largest latents are computed, in units of k
+MOST_CANDIDATES = 0.1  # with more candidates than this share of all latents, dense products are faster
 
 
 class Screen:

@@ -40,17 +40,14 @@ ADAM_EPSILON = 6.25e-10
 # batches of 256), TopK explained 0.856 of the variance of others; without it 0.846 (10 passes, or 20 in batches of
 # 512).
 WEIGHT_DECAY = 1.0
-# As in online dictionary learning, a latent is dead if no row has used it for PATIENCE * n_atoms rows.
-PATIENCE = 10
+PATIENCE = 10  # As in online dictionary learning, a latent is dead if no row has used it for PATIENCE * n_atoms rows.
 # Share of the mean eigenvalue of the covariance; see SaeTrainer.begin. After ten passes over 16,000 hidden states of a
 # pre-trained model (3,000 latents, k 42), 0, 14 and 278 latents were never active with 0.03, 0.1 and 1, and about 550
 # with an encoder that began as the plain transpose of the decoder.
 RIDGE = 0.03
 ROWS_TO_SCALE = 4096
-# weight of the past in the running mean of BatchTopK's threshold
-MOMENTUM = 0.95
-# the latents that BatchTopK searches first are above this share of the last threshold
-CANDIDATES = 0.8
+MOMENTUM = 0.95  # weight of the past in the running mean of BatchTopK's threshold
+CANDIDATES = 0.8  # the latents that BatchTopK searches first are above this share of the last threshold
 TINY = 1e-30
 
 

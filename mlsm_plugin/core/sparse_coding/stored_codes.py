@@ -13,8 +13,7 @@ from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
-# position of a token that has no row in the code store, such as a prepended BOS or padding
-NO_POSITION = -1
+NO_POSITION = -1  # position of a token that has no row in the code store, such as a prepended BOS or padding
 
 
 def atom_dtype(num_atoms: int) -> np.dtype:

@@ -23,8 +23,7 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
 NAME = "sparsify"
 CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae.safetensors"
 TENSORS = {"encoder": "encoder.weight", "encoder_bias": "encoder.bias", "decoder": "W_dec", "decoder_bias": "b_dec"}
-# these decide the first weights and the loss only
-WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")
+WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")  # these decide the first weights and the loss only
 REFUSED = {
     "transcode": "a transcoder predicts the output of another place in the model, and does not reconstruct its input",
     "skip_connection": "a linear map of the input is added to what the latents stand for",
