@@ -40,9 +40,8 @@ def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None
 def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, layer: int) -> str:
     """SHA-256 of the auxiliary model, of which ``coder`` codes a layer.
 
-    Raises:
-        FileNotFoundError, ValueError: the model does not exist.
-        ValueError: the coder belongs to another model or layer, or its codes would be arbitrary.
+    FileNotFoundError or ValueError if the model does not exist; ValueError if the coder belongs to another model or
+    layer, or its codes would be arbitrary.
     """
     fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
     learned_from, learned_layer = (coder.meta.get(name) for name in ("auxiliary_fingerprint", "layer"))

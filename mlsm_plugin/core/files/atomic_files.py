@@ -69,12 +69,10 @@ def _linked(source: Path, target: Path) -> bool:
     """Make ``target`` a second name of ``source`` unless it exists; False where there are no hard links."""
     try:
         os.link(source, target)
-    except FileExistsError:
-        return True
     except FileNotFoundError:
         raise
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileExistsError)
     return True
 
 
@@ -166,10 +164,8 @@ def _locked(descriptor: int) -> bool:
     """Whether this process holds the lock of a file now, or there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
 
 

@@ -88,11 +88,8 @@ def solve_with_active_set(
 ) -> tuple[sp.csr_matrix, np.ndarray]:
     """Exact codes (n_tokens, n_atoms) and their certified relative duality gaps (n_tokens,), float64.
 
-    Args:
-        hidden: (n_tokens, dim) float64; they are coded on their device.
-        atoms: (n_atoms, dim) float64.
-        lambda_: weight of the L1 penalty.
-        threads: bounds the threads of the compiled loop; matrix products use torch's threads.
+    ``hidden`` (n_tokens, dim) and ``atoms`` (n_atoms, dim) are float64; the former are coded on their device.
+    ``threads`` bounds the threads of the compiled loop; matrix products use torch's threads.
     """
     if hidden.device.type != "cpu" or not compiler_is_there():
         return solve_batched(hidden, atoms, lambda_)

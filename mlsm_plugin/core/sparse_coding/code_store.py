@@ -104,11 +104,9 @@ class CodeStore:
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The codes of tokens at flat ``positions`` (n,) int, in any order, possibly repeated; -1 gives an empty row.
 
-        ValueError if ``positions`` is not a 1-D int array, a position lies outside the store, or codes are damaged.
-
-        Returns:
-            atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the longest
-            requested row (0 if all are empty).
+        They are atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the
+        longest requested row (0 if all are empty). ValueError if ``positions`` is not a 1-D int array, a position lies
+        outside the store, or codes are damaged.
         """
         positions = np.asarray(positions)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):

@@ -49,10 +49,8 @@ class Dictionary:
     ValueError if the atoms are not 2-D, not finite or not of unit norm, or ``meta`` has another shape.
     """
 
-    atoms: np.ndarray
-    """(n_atoms, dim) float32 in C order, unit rows."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """Values that JSON can hold; ``kind``, ``n_atoms`` and ``dim`` are added."""
+    atoms: np.ndarray  # (n_atoms, dim) float32 in C order, unit rows
+    meta: dict[str, Any] = field(default_factory=dict)  # as JSON can hold it; kind, n_atoms and dim are added
 
     def __post_init__(self) -> None:
         self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
@@ -111,7 +109,7 @@ def learn_dictionary(
     backend: str = "torch",
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
-    """Learn the atoms that code ``hidden`` best.
+    """Learn the atoms that code ``hidden`` best: (num_atoms, dim) float32, unit rows.
 
     Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by online
     dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``. The same
@@ -122,18 +120,13 @@ def learn_dictionary(
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
             (:func:`~mlsm_plugin.core.sparse_coding.encode.normalize_rows`). A float32 array in C order is not copied.
-        num_atoms: number of rows of the dictionary.
         lambda_: weight of the L1 penalty, > 0.
-        iterations: number of mini-batches to learn from.
-        batch_size: number of rows of a mini-batch.
+        iterations, batch_size: number of mini-batches to learn from, and of their rows.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
         backend: ``"torch"`` (:func:`~mlsm_plugin.core.sparse_coding.online_learning.learn_online`) or ``"spams"``
             (``spams.trainDL``).
         device: torch device; ``"spams"`` ignores it.
-
-    Returns:
-        (num_atoms, dim) float32, unit rows.
     """
     check_settings(lambda_)
     if backend not in BACKENDS:

@@ -60,7 +60,6 @@ def sparse_encode(
     _check_arrays(hidden, dictionary)
     check_settings(lambda_, solver, threads)
     atoms = np.ascontiguousarray(dictionary, dtype=np.float64)
-
     codes: list[sp.csr_matrix] = []
     gaps: list[np.ndarray] = []
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
@@ -79,7 +78,6 @@ def sparse_encode(
         gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
-
     return SparseCodes(sp.vstack(codes, format="csr"), np.concatenate(gaps))
 
 

@@ -26,9 +26,8 @@ class LassoOptions:
         help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
     )  # fmt: skip
     tolerance: float = option(
-        1e-4, above=0,
-        help="largest certified relative duality gap of a code; codes above it are not written",
-    )  # fmt: skip
+        1e-4, above=0, help="largest certified relative duality gap of a code; codes above it are not written"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -37,11 +36,7 @@ class LassoOptions:
 class LassoCoder(SparseCoder):
     """Codes ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda * sum(a)`` of normalized hidden states ``x``.
 
-    ValueError if the options and the dictionary both lack lambda.
-
-    Args:
-        dictionary: the atoms ``D``.
-        options: options for computing codes.
+    ``D`` are the atoms. ValueError if the options and the dictionary both lack lambda.
     """
 
     kind: ClassVar[str] = KIND

@@ -31,10 +31,7 @@ class Surrogate:
     update the past is weighted by ``(1 - 1 / t)^rho`` (Mairal et al., JMLR 2010, sec. 3.4.2), so that about the last
     ``t / (rho + 1)`` mini-batches count. ``rho`` grows with the number of codes, from 1 to ``MOST_FORGETTING``, so that
     the mini-batches that count use an atom ``USES_TO_KEEP`` times on average. Instead of shrinking the past, the weight
-    of the present grows.
-
-    Args:
-        atoms: (n_atoms, dim), the first dictionary; the sums have its dtype and device.
+    of the present grows. The sums have the dtype and device of ``atoms`` (n_atoms, dim), the first dictionary.
     """
 
     def __init__(self, atoms: Tensor) -> None:
@@ -128,13 +125,8 @@ def learn_online(
     mini-batch, each by another one. Settings are those of
     :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`.
 
-    Args:
-        hidden: (n_tokens, dim) float32, finite; read one mini-batch at a time.
-        initial: (n_atoms, dim), the first dictionary, unit rows.
-        rng: source of the order of the rows and of the replacements.
-
-    Returns:
-        (n_atoms, dim) float32, norms at most 1.
+    ``hidden`` is (n_tokens, dim) float32, finite, and ``initial`` the first dictionary, (n_atoms, dim), unit rows.
+    ``rng`` decides the order of the rows and the replacements. The result is (n_atoms, dim) float32, norms at most 1.
     """
     dictionary = torch.tensor(initial, dtype=torch.float64, device=device)
     surrogate = Surrogate(dictionary)

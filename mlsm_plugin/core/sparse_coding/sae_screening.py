@@ -25,8 +25,7 @@ MOST_CANDIDATES = 0.1  # with more candidates than this share of all latents, de
 class Screen:
     """Rounded weights of an SAE and the bounds on their errors.
 
-    Args:
-        sae: on the CPU, of the activation ``topk`` or ``jumprelu``, not rescaled by the norms of its decoder.
+    It is on the CPU, of the activation ``topk`` or ``jumprelu``, and not rescaled by the norms of its decoder.
     """
 
     def __init__(self, sae: SparseAutoencoder) -> None:
@@ -38,11 +37,7 @@ class Screen:
         self.bias_error = float((weights.encoder_bias - self.bias.float()).abs().max())
 
     def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Active latents of hidden states (n, dim), or None where dense products are faster.
-
-        Returns:
-            rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
-        """
+        """As :meth:`SparseAutoencoder.active_latents`, or None where dense products are faster."""
         x = self.sae.encoder_input(hidden)
         rounded = x.bfloat16()
         pre = torch.addmm(self.bias, rounded, self.encoder.T)

@@ -105,13 +105,9 @@ class Figures(NamedTuple):
 class SaeTrainer:
     """Weights, optimizer and counts of a training. Make it with :meth:`begin` or :meth:`resume`.
 
-    Rows are scaled to the norm sqrt(dim) first (``constant_norm``).
-
-    Args:
-        settings: what is trained.
-        parameters: its weights, changed in place.
-        variance: mean of ``||x - mean||^2``, the unit of the losses.
-        fast_bf16: choose the latents of a row by products in bfloat16; their values are computed anew in float32.
+    Rows are scaled to the norm sqrt(dim) first (``constant_norm``). The ``parameters`` are changed in place.
+    ``variance`` is the mean of ``||x - mean||^2``, the unit of the losses. With ``fast_bf16``, the latents of a row are
+    chosen by products in bfloat16; their values are computed anew in float32.
     """
 
     def __init__(
@@ -132,11 +128,10 @@ class SaeTrainer:
         The decoder's bias is the mean; its rows are distinct rows of the sample, less the mean. Each row of the encoder
         is that of the decoder times ``(C + RIDGE * trace(C) / dim)^-1``, ``C`` being the covariance. Without the
         inverse, the latents of a row would all be those along the few directions in which the rows differ most, and
-        many would die in the first updates. The encoder is scaled to the least squared error. ValueError if the sample
-        has fewer different rows than there are atoms.
+        many would die in the first updates. The encoder is scaled to the least squared error.
 
-        Args:
-            sample: (n, dim) finite hidden states, on the device of the training.
+        The sample are (n, dim) finite hidden states, on the device of the training. ValueError if it has fewer
+        different rows than there are atoms.
         """
         x = constant_norm(sample.to(dtype))
         mean = x.mean(0)

@@ -31,8 +31,7 @@ class HuggingFaceTokenizer:
     fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
     ValueError if there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
 
-    Args:
-        path: a folder or a hub name, with or without ``hf:``.
+    ``path`` is a folder or a hub name, with or without ``hf:``.
 
     Attributes:
         symbols: the lines of ``dict.txt``.

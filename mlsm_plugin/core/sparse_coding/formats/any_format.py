@@ -31,15 +31,10 @@ SUBFOLDERS = 1000  # looked at for a hint
 def read_any_format(
     path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
 ) -> SaeCoder | Dictionary:
-    """Read an SAE, or an npy matrix as the dictionary of a lasso.
+    """Read a folder of SAELens, sparsify or dictionary_learning, or an npy file as :func:`read_npy_matrix`.
 
-    Args:
-        path: a folder of SAELens, sparsify or dictionary_learning, or an npy file.
-        normalize, transpose, lambda_: of an npy file; see :func:`read_npy_matrix`.
-
-    Raises:
-        FileNotFoundError: there is nothing at ``path``.
-        ValueError: the format is not known, the files are damaged, or this kind of SAE cannot be converted.
+    FileNotFoundError if there is nothing at ``path``; ValueError if the format is not known, the files are damaged, or
+    this kind of SAE cannot be converted.
     """
     path = Path(path)
     if not path.exists():
