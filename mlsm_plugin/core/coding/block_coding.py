@@ -35,8 +35,8 @@ class CodingFigures:
 
     directory: Path  # of the store
     num_shards: int
-    already_complete: bool = False  # before
-    coded_tokens: int = 0  # by this process, now
+    already_complete: bool = False  # before this run
+    coded_tokens: int = 0  # by this process in this run
     empty_tokens: int = 0  # those of them whose codes are empty
     inexact_tokens: int = 0  # those of them whose codes do not reach the required accuracy
     missing_shards: int = 0  # that other processes have not written yet

@@ -39,7 +39,7 @@ ALL_OF_IT = WorkShare()
 
 
 def work_share(process_index: int | None, num_processes: int | None, environment: Mapping[str, str]) -> WorkShare:
-    """The share of this process, from the two options or else from its environment; without both, it does everything.
+    """The share of this process, from the two options, or else from its environment; with neither, it does everything.
 
     torchrun's variables come before srun's, each only if there are several processes. ValueError if only one of the two
     options is given, the number is out of range, or a variable is not a number.

@@ -175,7 +175,7 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
     ``name`` is ``hf:`` followed by a folder or hub name, and ``data_bin`` a dataset that ``mlsm binarize --tokenizer``
-    made with the tokenizer of the model. ValueError if it is another dataset or none, or as of the other class.
+    made with the tokenizer of the model. ValueError if it is another one or none, or as of :class:`LibraryEncoder`.
     """
 
     def __init__(

@@ -121,10 +121,7 @@ def _draw_nearby(valid: Tensor, window: int, generator: torch.Generator) -> Tens
 def _draw_others(
     valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw the negatives of each token, as indices into the pool: (B, T, K), -1 for none.
-
-    In the pool, sequence i has the tokens from ``starts[i]`` to ``starts[i] + counts[i] - 1`` (both (B,)).
-    """
+    """Draw the negatives of each token as indices into the pool, where the sequences have ``starts``; -1 for none."""
     starts, counts = starts[:, None, None], counts[:, None, None]
     drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
     drawn += counts * (drawn >= starts)  # skips the token's own sequence
@@ -194,11 +191,8 @@ def _norms(vectors: Tensor) -> Tensor:
 
 
 def _cosines(anchor: Tensor, keys: Tensor, candidates: Tensor) -> Tensor:
-    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``, without gathering the keys in memory.
-
-    They are the derivatives of weighted sums of the keys by the weights.
-    """
-    with torch.enable_grad():
+    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``, without gathering the keys in memory."""
+    with torch.enable_grad():  # they are the derivatives of weighted sums of the keys by the weights
         weights = keys.new_zeros(candidates.shape, requires_grad=True)
         sums = F.embedding_bag(candidates, keys, per_sample_weights=weights, mode="sum")
         return torch.autograd.grad(sums, weights, anchor)[0]

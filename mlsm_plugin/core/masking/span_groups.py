@@ -73,10 +73,7 @@ class _Text:
 
 
 def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For n = 1, 2, ...: the starts and the numbers of the n-grams that occur in several sequences.
-
-    An n-gram can only be repeated if its first n - 1 tokens are: the number of those and its last token are its key.
-    """
+    """For n = 1, 2, ...: the starts and the numbers of the n-grams that occur in several sequences."""
     starts = np.flatnonzero(text.begins)
     keys = text.tokens[starts]
     for length in range(1, max_length + 1):
@@ -97,6 +94,7 @@ def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray,
         starts, number = starts[goes_on], number[goes_on]
         goes_on = (text.sequence[starts + length] == text.sequence[starts]) & ~text.special[starts + length]
         starts, number = starts[goes_on], number[goes_on]
+        # an n-gram can only be repeated if its first n - 1 tokens are: it is their number and its last token
         keys = number * text.vocabulary + text.tokens[starts + length]
         order = np.argsort(starts, kind="stable")
         starts, keys = starts[order], keys[order]

@@ -44,7 +44,8 @@ class PieceClasses:
         is_special[list(special)] = True
         begins_word, ends_word = _marked_words(pieces, is_special)
         bare = [without_marks(piece) for piece in pieces]
-        punctuation = np.array([bool(text) and all(map(_is_punctuation, text)) for text in bare], bool)
+        kinds = [{unicodedata.category(char)[0] for char in text} for text in bare]
+        punctuation = np.array([kind == {"P"} for kind in kinds], bool)
         sentence = np.array([not SENTENCE_PUNCTUATION.isdisjoint(text) for text in bare], bool)
         return cls(is_special, begins_word, ends_word, punctuation, punctuation & sentence)
 
@@ -139,10 +140,6 @@ def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str
     if not bare:
         return pieces[1:]
     return [bare, *pieces[1:]] if bare in vocabulary else pieces
-
-
-def _is_punctuation(char: str) -> bool:
-    return unicodedata.category(char)[0] == "P"
 
 
 SPAN_MASKS = ("<mask_s>", "<mask_e>")

@@ -121,7 +121,7 @@ def learn_dictionary(
         hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
             (:func:`~mlsm_plugin.core.sparse_coding.encode.normalize_rows`). A float32 array in C order is not copied.
         lambda_: weight of the L1 penalty, > 0.
-        iterations, batch_size: number of mini-batches to learn from, and of their rows.
+        iterations, batch_size: number of mini-batches to learn from, and of the rows of each.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
         backend: ``"torch"`` (:func:`~mlsm_plugin.core.sparse_coding.online_learning.learn_online`) or ``"spams"``

@@ -258,10 +258,7 @@ class SaeTrainer:
         return gradients, Figures(loss, 1 - float(unexplained), float(active.sum()) / size, len(dead))
 
     def _layers(self, chosen: ChosenLatents) -> tuple[ChosenLatents, Tensor, int]:
-        """Chosen latents with a block of rows for each prefix, in which it has only the latents that it adds.
-
-        Also their order among ``chosen``, and the number of blocks.
-        """
+        """The latents with a block of rows for those that each prefix adds; their order, and the number of blocks."""
         size, width = chosen.shape
         if not self.settings.prefixes:
             return chosen, torch.arange(len(chosen.rows), device=chosen.rows.device), 1
@@ -273,12 +270,10 @@ class SaeTrainer:
         return ChosenLatents(rows, chosen.columns[order], (layers * size, width)), order, layers
 
     def _add_auxiliary(self, gradients: Parameters, centred: Tensor, residual: Tensor, dead: Tensor) -> float:
-        """Add the gradients of the auxiliary loss (Gao et al., 2024, section A.2), which is returned.
-
-        The strongest dim / 2 of the dead latents predict the residual (n, dim).
-        """
+        """Add the gradients of the auxiliary loss, which is returned (Gao et al., 2024, section A.2)."""
         encoder, decoder = self.parameters.encoder[dead], self.parameters.decoder[dead]
         pre = torch.addmm(self.parameters.encoder_bias[dead], centred, encoder.T)
+        # the strongest dim / 2 of the dead latents predict the residual
         values, columns = largest(pre, min(len(dead), max(1, centred.shape[1] // 2)))
         latents = torch.zeros_like(pre).scatter_(1, columns, values.relu())
         error = latents @ decoder - residual
