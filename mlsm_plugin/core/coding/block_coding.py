@@ -31,25 +31,16 @@ TOKENS_TO_JUDGE_EMPTINESS = 32
 
 @dataclass
 class CodingFigures:
-    """The result of coding a text.
+    """The result of coding a text into a store."""
 
-    Attributes:
-        directory, num_shards: of the store.
-        already_complete: whether it was complete before.
-        coded_tokens: tokens that this process coded now.
-        empty_tokens, inexact_tokens: those of them whose codes are empty, or do not reach the required accuracy.
-        missing_shards: shards that other processes have not written yet.
-        meta: content of the store's ``meta.json``; None while shards are missing.
-    """
-
-    directory: Path
+    directory: Path  # of the store
     num_shards: int
-    already_complete: bool = False
-    coded_tokens: int = 0
-    empty_tokens: int = 0
-    inexact_tokens: int = 0
-    missing_shards: int = 0
-    meta: dict[str, Any] | None = None
+    already_complete: bool = False  # before this run
+    coded_tokens: int = 0  # by this process in this run
+    empty_tokens: int = 0  # those of them whose codes are empty
+    inexact_tokens: int = 0  # those of them whose codes do not reach the required accuracy
+    missing_shards: int = 0  # that other processes have not written yet
+    meta: dict[str, Any] | None = None  # content of the store's meta.json; None while shards are missing
 
 
 def encode_blocks(
@@ -67,19 +58,15 @@ def encode_blocks(
 ) -> CodingFigures:
     """Write this process's shards of a store; resumes a stopped run.
 
-    A process that finds no shard missing after its own work seals the store.
+    A process that finds no shard missing after its own work seals the store. ValueError if the coder has another width
+    than the model, a store made with other settings exists, all codes of a shard are empty, or codes cannot be written
+    (see :meth:`SplitCoder.coded_chunks`).
 
     Args:
         name, reader: the text, with its name for the progress bar and errors.
-        directory: folder of the store.
         split, auxiliary: fingerprints of the text and of the model.
         blocks: how the text was cut; None if it consists of blocks.
         open_model: opens the model; called only if there is something to code.
-        coder, settings, share: what is done with the hidden states, and by whom.
-
-    Raises:
-        ValueError: the coder has another width than the model, a store made with other settings exists, all codes of a
-            shard are empty, or codes cannot be written (see :meth:`SplitCoder.coded_chunks`).
     """
     meta = store_meta(coder, settings, split=split, auxiliary=auxiliary, blocks=blocks)
     boundaries = shard_boundaries(reader, settings.shard_tokens)

@@ -28,11 +28,8 @@ def import_coder(
 ) -> SaeCoder | Dictionary | None:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy matrix of atoms, and save it.
 
-    Returns:
-        the coder; None if this very one is there.
-
-    Raises:
-        ValueError: the source cannot be converted, does not fit the model, or another coder is there.
+    Returns the coder; None if this very one is there. ValueError if the source cannot be converted, does not fit the
+    model, or another coder is there.
     """
     source, output = _apart(source, output)
     made = read_any_format(source, normalize=settings.normalize, transpose=settings.transpose, lambda_=settings.lambda_)
@@ -76,13 +73,9 @@ def _origin(settings: CoderImport, dim: int) -> dict[str, Any]:
 def export_sae(
     source: str | os.PathLike[str], output: str | os.PathLike[str], *, overwrite: bool = False
 ) -> SaeCoder | None:
-    """Write an SAE of this package for SAELens.
+    """Write an SAE of this package for SAELens, and return it; None if this very one is there.
 
-    Returns:
-        the coder; None if this very one is there.
-
-    Raises:
-        ValueError: the source is no SAE, or another one is there.
+    ValueError if the source is no SAE, or another one is there.
     """
     source, output = _apart(source, output)
     saelens.check_exportable(kind_of(source))

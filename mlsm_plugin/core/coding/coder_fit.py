@@ -13,8 +13,7 @@ from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.PathLike[str], option: str) -> int:
     """The layer whose hidden states a coder codes: the ``chosen`` one, else the one that it was learned from.
 
-    Raises:
-        ValueError: nothing says the layer; names the ``folder`` of the coder and the user's ``option``.
+    ValueError, with the ``folder`` of the coder and the user's ``option``, if nothing says the layer.
     """
     layer = coder.meta.get("layer") if chosen is None else chosen
     if layer is None:
@@ -41,9 +40,8 @@ def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None
 def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, layer: int) -> str:
     """SHA-256 of the auxiliary model, of which ``coder`` codes a layer.
 
-    Raises:
-        FileNotFoundError, ValueError: the model does not exist.
-        ValueError: the coder belongs to another model or layer, or its codes would be arbitrary.
+    FileNotFoundError or ValueError if the model does not exist; ValueError if the coder belongs to another model or
+    layer, or its codes would be arbitrary.
     """
     fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
     learned_from, learned_layer = (coder.meta.get(name) for name in ("auxiliary_fingerprint", "layer"))
@@ -59,10 +57,7 @@ def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, l
 
 
 def fitting_encoder(
-    auxiliary: str | os.PathLike[str],
-    data_bin: str | os.PathLike[str],
-    coder: SparseCoder,
-    settings: Any,
+    auxiliary: str | os.PathLike[str], data_bin: str | os.PathLike[str], coder: SparseCoder, settings: Any
 ) -> HiddenStateEncoder:
     """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it.
 

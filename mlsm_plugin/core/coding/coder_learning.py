@@ -36,8 +36,7 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SparseAutoencoder
 from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
 from mlsm_plugin.version import __version__
 
-# number of tokens on which the health of the dictionary is measured
-HEALTH_TOKENS = 20_000
+HEALTH_TOKENS = 20_000  # on which the health of the dictionary is measured
 CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
@@ -47,16 +46,14 @@ CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
-# what the meta.json of a dictionary calls each backend
-METHODS = {"spams": "spams.trainDL", "torch": "online"}
+METHODS = {"spams": "spams.trainDL", "torch": "online"}  # what the meta.json of a dictionary calls each backend
 
 
 @dataclass(frozen=True)
 class LearningSettings(ModelRun):
     """What is learned, and from how much; an option of a kind of coder that is None gets the default of that kind.
 
-    Raises:
-        ValueError: a value is out of range, or an option belongs to the other kind of coder.
+    ValueError if a value is out of range, or an option belongs to the other kind of coder.
     """
 
     layer: int = layer()
@@ -147,21 +144,15 @@ def learn_into(
     blocks: BlockSettings | None,
     overwrite: bool = False,
 ) -> bool:
-    """Learn a coder and save it, unless it is already there.
+    """Learn a coder from a text and save it in a folder; False if this very coder is there already.
+
+    ``overwrite`` replaces another coder. ValueError if another one or its stopped training is there, another process
+    writes to the folder, or no hidden state uses any atom.
 
     Args:
-        output, settings, reader: the folder, what is learned, and the text.
         open_model: opens the model; called only if there is something to learn.
         auxiliary, split: fingerprints of the model and of the text.
         blocks: how the text was cut; None if it consists of blocks.
-        overwrite: replace another coder that is already there.
-
-    Returns:
-        whether something was learned; False: this very coder is there.
-
-    Raises:
-        ValueError: another coder or its stopped training is there, another process writes to the folder, or no
-            hidden state uses any atom.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
     deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
@@ -239,9 +230,7 @@ def learn_sae(
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
     the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
     hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
-
-    Raises:
-        ValueError: the checkpoint is damaged, or was begun with another plan; the sample has too few different rows.
+    ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different rows.
     """
     path = output / CHECKPOINT_FILE
     device = stream.encoder.device

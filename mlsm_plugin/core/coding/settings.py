@@ -11,11 +11,7 @@ STORE, ONLINE = "store", "online"
 
 @dataclass(frozen=True)
 class CoderImport:
-    """What the files of another program do not say of a dictionary or SAE.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """What the files of another program do not say of a dictionary or SAE. ValueError if a value is out of range."""
 
     layer: int | None = option(
         None, least=0, metavar="L", help="hidden state that it is for: 0 is the embeddings, 1 the first layer, ..."
@@ -35,8 +31,7 @@ class CoderImport:
 class StageSettings:
     """The stages of a pre-training with the model's own codes, and how these are learned.
 
-    Raises:
-        ValueError: a value is out of range.
+    ValueError if a value is out of range.
     """
 
     stages: list[int] = option(
@@ -59,8 +54,7 @@ class StageSettings:
 class PreprocessSettings:
     """What of a preprocessing is given, and the auxiliary model that is trained if none is.
 
-    Raises:
-        ValueError: a value is out of range.
+    ValueError if a value is out of range.
     """
 
     tokenizer: str | None = option(None, metavar="DIR", help="use this tokenizer (or hf:PATH) instead of training one")

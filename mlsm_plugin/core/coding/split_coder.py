@@ -23,8 +23,7 @@ class CodingSettings(ModelRun):
     """What, together with the coder, decides the codes of a split, and how the work is divided; the auxiliary model
     sees one of ``blocks`` at once.
 
-    Raises:
-        ValueError: a value is out of range.
+    ValueError if a value is out of range.
     """
 
     layer: int = layer()
@@ -69,8 +68,7 @@ class SplitCoder:
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
         """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
 
-        Raises:
-            ValueError: a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
+        ValueError if a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
         settings = self.settings
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))

@@ -38,17 +38,12 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "wb", *, keep_existing
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
     If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
-    replaced. What killed processes left in the folder is removed when a process first writes there.
+    replaced. What killed processes left in the folder is removed when a process first writes there. ValueError if the
+    path is a device, a pipe or the like, which must not become a file. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
 
-    Args:
-        path: the file, which exists and is complete after the block.
-        mode: ``"wb"`` or ``"w"`` (text is UTF-8).
-        keep_existing: of several processes, perhaps on several machines, that write the file at the same time, the
-            first wins, and not the last. On a file system without hard links, which cannot replace a file, a file that
-            appears at the same moment is replaced.
-
-    Raises:
-        ValueError: the path is a device, a pipe or the like, which must not become a file.
+    With ``keep_existing``, of several processes, perhaps on several machines, that write the file at the same time, the
+    first wins, and not the last. On a file system without hard links, a file that appears at the same moment is
+    replaced.
     """
     _check_not_special(path)
     path = _target_of(path)
@@ -74,12 +69,10 @@ def _linked(source: Path, target: Path) -> bool:
     """Make ``target`` a second name of ``source`` unless it exists; False where there are no hard links."""
     try:
         os.link(source, target)
-    except FileExistsError:
-        return True
     except FileNotFoundError:
         raise
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileExistsError)
     return True
 
 
@@ -171,10 +164,8 @@ def _locked(descriptor: int) -> bool:
     """Whether this process holds the lock of a file now, or there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
 
 

@@ -49,10 +49,8 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
     Without a network, a model counts that is in the library's cache. ``weights``: also get those of the model, and its
-    latent head if it has one.
-
-    Raises:
-        ValueError: there is no such folder, and the hub has no such model or cannot be reached.
+    latent head if it has one. ValueError if there is no such folder, and the hub has no such model or cannot be
+    reached.
     """
     name = os.fspath(name).removeprefix(HF_PREFIX)
     folder = Path(name)
@@ -117,9 +115,8 @@ TIED_BIAS = "lm_head.decoder.bias"
 def save_pretrained(folder: str | os.PathLike[str], *parts: Any) -> None:
     """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
 
-    Version 4 does not open what it cannot compute, such as a ModernBERT with scaled rotary positions.
-
-    OSError if the folder cannot be written.
+    Version 4 does not open what it cannot compute, such as a ModernBERT with scaled rotary positions. OSError if the
+    folder cannot be written.
     """
     folder = Path(folder)
     with written_by_library(folder):
@@ -163,10 +160,7 @@ def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | Non
 
 
 def check_read(config: Any, folder: Path) -> None:
-    """Check that version 4 of the library, where it is installed, has read what version 5 wrote.
-
-    ValueError if it has taken defaults for the layers or the angles of a ModernBERT.
-    """
+    """ValueError if version 4 of the library took defaults for the layers or angles of a ModernBERT of version 5."""
     if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
         return
     said = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))

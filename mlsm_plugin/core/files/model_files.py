@@ -18,15 +18,10 @@ SHOWN_NAMES = 6
 
 
 def checkpoint_of(path: str | os.PathLike[str], checkpoint_file: str | None = None) -> Path:
-    """The checkpoint at ``path``: the file itself, or the one to load if ``path`` is a folder.
+    """The checkpoint at ``path``: the file itself, or the one to load if ``path`` is the ``--save-dir`` of a run.
 
-    Args:
-        path: a checkpoint, or the ``--save-dir`` of a run.
-        checkpoint_file: name of the checkpoint in the folder; None: ``model.pt``, else the best, else the last, else
-            the highest-numbered one, else the only one.
-
-    Raises:
-        FileNotFoundError: the folder or the checkpoint does not exist, or there are several to choose from.
+    That is ``checkpoint_file``; None: ``model.pt``, else the best, else the last, else the highest-numbered one, else
+    the only one. FileNotFoundError if there is none, or there are several to choose from.
     """
     path = Path(path)
     if checkpoint_file is None or path.is_file():

@@ -46,10 +46,8 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
     """Map the array of an npy file without keeping the file open; writing to the array does not change the file.
 
     np.memmap keeps a file descriptor, and a process has only about 1,000 of them; a corpus of 10^9 tokens has more
-    shard files. torch closes the file after mapping it.
-
-    Raises:
-        ValueError: the file is missing, damaged, or has another number of dimensions than ``ndim`` (names it).
+    shard files. torch closes the file after mapping it. ValueError if the file is missing, damaged, or has another
+    number of dimensions than ``ndim`` (names it).
     """
     header = npy_header(path)
     if header is None or ndim not in (None, len(header.shape)):

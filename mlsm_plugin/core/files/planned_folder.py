@@ -23,8 +23,7 @@ PLAN_FILE = "plan.json"
 META_FILE = "meta.json"
 RESTORE = "restore it, or begin in an empty folder"
 START_ANEW = "Delete the folder to start anew, or pass the settings that it was begun with"
-# Longer lists are shown by their length and their ends.
-SHOWN_VALUES = 6
+SHOWN_VALUES = 6  # longer lists are shown by their length and their ends
 SHOWN_DIFFERENCES = 4
 
 
@@ -70,11 +69,8 @@ def _name(keys: tuple[str | int, ...]) -> str:
 class PlannedFolder:
     """A folder that is filled according to a plan. Constructing this object writes nothing.
 
-    Args:
-        plan: everything that decides the result, as values that JSON can hold.
-        plan_file: file that holds the plan; None: only the seal holds it, among other things.
-        seal_file: file that is written last.
-        advice: what to do about another plan; part of the error message.
+    Without a ``plan_file``, only the seal holds the plan, among other things. ``advice`` is what the error message says
+    to do about another plan.
     """
 
     def __init__(

@@ -44,9 +44,7 @@ class ShardedStoreWriter(ABC):
     """Writes the shards of a planned folder, in any order, in any number of runs and processes.
 
     A subclass defines the parts of a shard and when a shard is whole. Nothing is written before :meth:`_write_parts`.
-
-    Raises:
-        ValueError: the folder was begun with another plan.
+    ValueError if the folder was begun with another plan.
     """
 
     parts: ClassVar[tuple[str, ...]]

@@ -15,30 +15,19 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, writ
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, values
 from mlsm_plugin.core.files.planned_folder import differences
 
-STEPS = values(
-    fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}),
-)
+STEPS = values(fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a chain.
+    """One step of a chain."""
 
-    Attributes:
-        name: name of the step, unique in the chain.
-        run: what makes the outputs; it raises where it fails.
-        settings: what decides the result, as values that JSON can hold; if they change, the step runs again.
-        inputs: files whose contents, each for itself, decide the result.
-        outputs: files and folders that the step makes; renamed to ``*.old`` before it runs on other inputs.
-        checked: the outputs whose contents must stay; None: all.
-    """
-
-    name: str
-    run: Callable[[], object]
-    settings: dict[str, Any]
-    inputs: Sequence[Path]
-    outputs: Sequence[Path]
-    checked: Sequence[Path] | None = None
+    name: str  # unique in the chain
+    run: Callable[[], object]  # makes the outputs; it raises where it fails
+    settings: dict[str, Any]  # decide the result, as values that JSON can hold; if they change, the step runs again
+    inputs: Sequence[Path]  # files whose contents, each for itself, decide the result
+    outputs: Sequence[Path]  # files and folders that the step makes; renamed to *.old before it runs on other inputs
+    checked: Sequence[Path] | None = None  # the outputs whose contents must stay; None: all
 
 
 @dataclass
@@ -101,19 +90,16 @@ def _size(outputs: Sequence[Path]) -> int:
 
 
 def fingerprints_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Size, time of change (ns) and SHA-256 of each file, by its path.
+    """Size, time of change (ns) and SHA-256 of each file that exists, by its path; also of those below folders.
 
-    Args:
-        paths: files, and folders, whose files count with all folders in them; hidden files do not. What does not exist
-            is left out.
+    Hidden files do not count.
     """
     found = {}
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.is_file() and not file.name.startswith("."):
-                status = os.stat(file)
-                own = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256_of_files(file)}
-                found[str(file)] = own
+                status, content = file.stat(), sha256_of_files(file)
+                found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": content}
     return found
 
 

@@ -11,17 +11,11 @@ VARIABLES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASK
 
 @dataclass(frozen=True)
 class WorkShare:
-    """Every ``count``-th piece of work, beginning with piece ``index``.
+    """Every ``count``-th piece of work, beginning with piece ``index``."""
 
-    Attributes:
-        index: number of this process, from 0.
-        count: number of processes that share the work.
-        local_index: number of this process on its machine, None if unknown.
-    """
-
-    index: int = 0
-    count: int = 1
-    local_index: int | None = None
+    index: int = 0  # number of this process
+    count: int = 1  # number of processes that share the work
+    local_index: int | None = None  # number of this process on its machine, None if unknown
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -45,15 +39,10 @@ ALL_OF_IT = WorkShare()
 
 
 def work_share(process_index: int | None, num_processes: int | None, environment: Mapping[str, str]) -> WorkShare:
-    """The share of this process.
+    """The share of this process, from the two options, or else from its environment; with neither, it does everything.
 
-    Args:
-        process_index, num_processes: values from the command line; they override the environment.
-        environment: of the process: torchrun's variables, else srun's, each only if there are several processes.
-            Without them one process does everything.
-
-    Raises:
-        ValueError: only one of the two options is given, the number is out of range, or a variable is not a number.
+    torchrun's variables come before srun's, each only if there are several processes. ValueError if only one of the two
+    options is given, the number is out of range, or a variable is not a number.
     """
     if (process_index is None) != (num_processes is None):
         raise ValueError("--process-index and --num-processes belong together: process I of N has both")

@@ -23,19 +23,12 @@ class Block:
 
 
 class TokenBlocks(Protocol):
-    """A text that is cut into blocks.
-
-    Attributes:
-        pad: the id of padding.
-        num_tokens: tokens of the text, special tokens included; also the number of rows of its code store.
-        starts: flat position of each block's first token, ``(n_blocks,)``, strictly ascending.
-        sizes: number of tokens of each block that have a position, ``(n_blocks,)``.
-    """
+    """A text that is cut into blocks."""
 
     pad: int
-    num_tokens: int
-    starts: np.ndarray
-    sizes: np.ndarray
+    num_tokens: int  # of the text, special tokens included; also the number of rows of its code store
+    starts: np.ndarray  # (n_blocks,), flat position of each block's first token, strictly ascending
+    sizes: np.ndarray  # (n_blocks,), number of tokens of each block that have a position
 
     def __len__(self) -> int:
         """The number of blocks."""
@@ -90,10 +83,8 @@ def hidden_states_of(
 ) -> tuple[np.ndarray, Tensor]:
     """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape).
-
-    Returns:
-        positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
+    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape). The results are positions
+    ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
     all_positions, all_hidden = [], []
     for tokens, positions in batches_of(blocks, pad=reader.pad, max_tokens=max_tokens):

@@ -11,15 +11,13 @@ from torch import nn
 
 # instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-# where Linux lists what the processors can do
-PROCESSORS = Path("/proc/cpuinfo")
+PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists what the processors can do
 
 
 def default_device(device: str | torch.device | None = None) -> torch.device:
     """``device`` if it is given, else the GPU if there is one, else the CPU.
 
-    Raises:
-        ValueError: this machine has no such device.
+    ValueError if this machine has no such device.
     """
     if not device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

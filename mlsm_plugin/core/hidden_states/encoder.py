@@ -40,22 +40,15 @@ class HiddenStateEncoder(ABC):
     Args:
         name: name of the model, as on the command line, with the prefix of the source.
         data_bin: binarized dataset with the ids that :meth:`hidden_states` will receive.
-        layer: which hidden state.
-        device: device of the model; None for the GPU if there is one.
+        device: None for the GPU if there is one.
         fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
-
-    Attributes:
-        layer, device: see above.
-        num_layers: number of layers of the whole model.
-        max_tokens: longest sample in tokens, BOS included.
-        dim: width of the hidden states.
     """
 
     layer: int
-    num_layers: int
-    max_tokens: int
+    num_layers: int  # of the whole model
+    max_tokens: int  # longest sample in tokens, BOS included
     device: torch.device
-    dim: int
+    dim: int  # width of the hidden states
 
     @abstractmethod
     def __init__(

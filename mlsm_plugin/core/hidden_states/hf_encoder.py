@@ -15,42 +15,23 @@ from mlsm_plugin.core.hidden_states.devices import default_device, half_products
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
-# Encoders whose output is that of their last layer, for ModernBERT after a norm; and among these the ones whose
-# positions are numbered from the padding id + 1.
-SUPPORTED = (
-    "bert",
-    "camembert",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
-)
-POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # numbered from the padding id + 1
+# encoders whose output is that of their last layer, for ModernBERT after a norm
+SUPPORTED = tuple(sorted(("bert", "deberta-v2", "distilbert", "electra", "modernbert", *POSITIONS_AFTER_PADDING)))
 FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
-# extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
-LARGEST_PADDING = 1024
+LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
 HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
 
 
 class LibraryEncoder:
     """A model of ``transformers`` of one of the types in ``SUPPORTED``; needs no fairseq.
 
-    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``.
+    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``. ValueError if
+    the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does not fit the
+    embeddings, or the layer is out of range.
 
-    Args:
-        name: a folder or hub name, with or without ``hf:``.
-        tokenizer: the tokenizer of the model; None: it lies beside the model.
-        layer, device, fp16: as of :class:`HiddenStateEncoder`, as are the attributes.
-
-    Attributes:
-        tokenizer, pad: the tokenizer, and its id of padding.
-
-    Raises:
-        ValueError: the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does
-            not fit the embeddings, or the layer is out of range.
+    ``name`` is a folder or hub name, with or without ``hf:``; the ``tokenizer``, if None, lies beside the model, and
+    ``pad`` is its id of padding. The other arguments and attributes are those of :class:`HiddenStateEncoder`.
     """
 
     def __init__(
@@ -136,8 +117,7 @@ def model_and_tokenizer(
 ) -> tuple[Path, Any, HuggingFaceTokenizer]:
     """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
 
-    Raises:
-        ValueError: the model or the tokenizer does not exist or is not supported, or they do not fit.
+    ValueError if the model or the tokenizer does not exist or is not supported, or they do not fit.
     """
     folder = hf_folder(name, weights=weights)
     config = supported_config(folder)
@@ -158,10 +138,8 @@ def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -
 def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
     """A model of the library's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
 
-    ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs.
-
-    Raises:
-        ValueError: the weights cannot be read, have other shapes, or some of them are missing.
+    ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs. ValueError if
+    the weights cannot be read, have other shapes, or some of them are missing.
     """
     transformers = import_transformers()
     try:
@@ -185,8 +163,7 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
 def load_masked_lm(name: str | os.PathLike[str]) -> Any:
     """The masked LM in a folder or of a hub name, with its head, in float32 whatever the file has.
 
-    Raises:
-        ValueError: the model does not exist, cannot be read, or has no trained masked-LM head.
+    ValueError if the model does not exist, cannot be read, or has no trained masked-LM head.
     """
     folder = hf_folder(name, weights=True)
     model = load_model(folder, kind="AutoModelForMaskedLM").float()
@@ -197,13 +174,8 @@ def load_masked_lm(name: str | os.PathLike[str]) -> Any:
 class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
-    Args:
-        name: ``hf:`` followed by a folder or hub name.
-        data_bin: dataset that ``mlsm binarize --tokenizer`` made with the tokenizer of the model.
-        layer, device, fp16: as of :class:`HiddenStateEncoder`.
-
-    Raises:
-        ValueError: as of :class:`LibraryEncoder`, or its tokenizer does not fit the dataset, or there is no dataset.
+    ``name`` is ``hf:`` followed by a folder or hub name, and ``data_bin`` a dataset that ``mlsm binarize --tokenizer``
+    made with the tokenizer of the model. ValueError if it is another one or none, or as of :class:`LibraryEncoder`.
     """
 
     def __init__(

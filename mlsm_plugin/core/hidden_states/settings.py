@@ -12,8 +12,7 @@ from mlsm_plugin.core.files.settings import check, option
 class BlockSettings:
     """How a split is cut into blocks for the auxiliary model; a block that is longer is cut.
 
-    Raises:
-        ValueError: a value is out of range.
+    ValueError if a value is out of range.
     """
 
     tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")

@@ -14,19 +14,16 @@ from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 
 Source = type[HiddenStateEncoder]
 
-# one letter and a colon would be a drive
-PREFIX = r"[a-z][a-z0-9_+-]+:"
+PREFIX = r"[a-z][a-z0-9_+-]+:"  # one letter and a colon would be a drive
 # a name without a prefix ("") is a fairseq checkpoint, whose class registers itself where fairseq works
 _SOURCES: dict[str, Source] = {HF_PREFIX: HuggingFaceEncoder}
-# longest block in tokens, unless an option asks for longer ones
-LONGEST_DEFAULT_BLOCK = 512
+LONGEST_DEFAULT_BLOCK = 512  # longest block in tokens, unless an option asks for longer ones
 
 
 def register_source(prefix: str) -> Callable[[Source], Source]:
     """A class decorator that registers a source for names that begin with ``prefix``, such as ``mine:``.
 
-    Raises:
-        ValueError: the prefix is not two or more letters and a colon, or belongs to another class.
+    ValueError if the prefix is not two or more letters and a colon, or belongs to another class.
     """
     if not re.fullmatch(PREFIX, prefix):
         raise ValueError(
@@ -50,8 +47,7 @@ def register_fairseq(source: Source) -> Source:
 def source_of(name: str | os.PathLike[str]) -> Source:
     """The class that opens the model of this name; a name without a prefix is a fairseq checkpoint.
 
-    Raises:
-        ValueError: the prefix of the name is not registered, or it is a fairseq checkpoint and fairseq is missing.
+    ValueError if the prefix of the name is not registered, or it is a fairseq checkpoint and fairseq is missing.
     """
     prefix = re.match(PREFIX, os.fspath(name))
     if prefix is None or (prefix.group() not in _SOURCES and os.path.exists(name)):

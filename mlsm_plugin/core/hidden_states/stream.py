@@ -16,8 +16,7 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks, hidden_states_of
 from mlsm_plugin.core.hidden_states.encoder import TokenVectors
 
-# hidden states that are shuffled together: 100 MB with 384 dimensions
-BUFFER_ROWS = 1 << 16
+BUFFER_ROWS = 1 << 16  # hidden states that are shuffled together: 100 MB with 384 dimensions
 BLOCKS_AT_ONCE = 64
 
 
@@ -29,12 +28,8 @@ class HiddenStateStream:
     pass. Everything depends on the seed and the number of the batch only, so that a stream can begin anywhere: buffers
     that are skipped cost no forward pass. While the batches of a buffer are used, a thread fills the next one.
 
-    Args:
-        reader, encoder: the text and the model.
-        batch_size: rows of a batch; if the whole split has fewer, a batch has those.
-        max_batch_tokens: tokens in one forward pass.
-        seed: decides the order.
-        buffer_rows: least number of rows of a buffer, except the last of a pass.
+    A batch has ``batch_size`` rows, or those of the whole split if it has fewer; a buffer, except the last of a pass,
+    has at least ``buffer_rows``. There are ``max_batch_tokens`` tokens in one forward pass.
     """
 
     def __init__(
@@ -54,9 +49,7 @@ class HiddenStateStream:
         """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
 
         Close the iterator if you do not exhaust it: its thread then ends with the forward pass that it is in.
-
-        Raises:
-            ValueError: the text holds no tokens but special ones.
+        ValueError if the text holds no tokens but special ones.
         """
         closed = threading.Event()
         shuffled = self._shuffled(skip, stop, closed)
@@ -86,10 +79,7 @@ class HiddenStateStream:
                 skip, stop = skip - count, stop - count
 
     def sample(self, most: int, *, device: torch.device | str | None = None) -> Tensor:
-        """At most ``most`` hidden states ``(n, dim)`` float32 of random blocks, without replacement.
-
-        They are collected on ``device``; None: the encoder's.
-        """
+        """At most ``most`` hidden states ``(n, dim)`` float32 of different blocks; ``device`` None: the encoder's."""
         blocks, rows = next(self._buffers(0, most))
         return self._hidden_states(blocks, rows, device=device)[:most]
 

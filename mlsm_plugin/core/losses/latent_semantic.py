@@ -15,21 +15,16 @@ from torch import Tensor
 
 
 def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor:
-    """KL(target || softmax(logits)) of each masked token, with sparse targets.
+    """KL(target || softmax(logits)) of each masked token, with sparse targets: ``(n,)`` float32, in nats.
 
     The target of row i gives atom ``atoms[i, j]`` the probability ``weights[i, j] / sum_j weights[i, j]``, and is never
-    made dense. A row without positive weights contributes 0 and gets a gradient of 0.
+    made dense. A row without positive weights contributes 0 and gets a gradient of 0. ValueError if the shapes do not
+    fit together.
 
     Args:
         logits: ``(n, n_atoms)``, any floating dtype.
         atoms: ``(n, m)`` integer, padded with -1; an atom occurs at most once in a row.
         weights: ``(n, m)``, not negative; padding is ignored.
-
-    Returns:
-        ``(n,)`` float32, in nats.
-
-    Raises:
-        ValueError: the shapes do not fit together.
     """
     _check_shapes(logits, atoms, weights)
     target, coded = _normalized_targets(atoms, weights)

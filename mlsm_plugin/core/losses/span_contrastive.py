@@ -68,7 +68,8 @@ def span_contrastive_terms(
     """The sum over queries of -log(sum over positives of exp(score) / sum over candidates of exp(score)).
 
     The score of a query and a key is their inner product, or their negative squared distance, divided by the
-    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept.
+    temperature. The gradient is computed in the forward pass, so that no (n, m) matrix of scores is kept. ValueError if
+    the shapes do not fit together, or the similarity or the temperature is invalid.
 
     Args:
         queries: ``(n, d)``, any floating dtype.
@@ -79,9 +80,6 @@ def span_contrastive_terms(
         temperature: a positive number; None: sqrt(d).
 
     The loss is in float32, or float64 for float64 queries.
-
-    Raises:
-        ValueError: the shapes do not fit together, or the similarity or the temperature is invalid.
     """
     expected = (len(queries), len(keys))
     if queries.dim() != 2 or keys.dim() != 2 or queries.size(1) != keys.size(1):
@@ -190,7 +188,7 @@ def span_batch_terms(
     similarity: str = "inner",
     temperature: float | None = None,
 ) -> dict[str, SpanTerms]:
-    """The loss of the starts of the spans and, unless ``single``, of their ends.
+    """The loss of the starts of the spans and, unless ``single``, of their ends, by name: ``start`` and ``end``.
 
     Args:
         features: ``(B, T', d)`` hidden states of the masked sequences.
@@ -202,9 +200,6 @@ def span_batch_terms(
         first: number among the ``S`` sequences of the first of the ``B``.
         single: a span is one token with one mask.
         similarity, temperature: as of :func:`span_contrastive_terms`.
-
-    Returns:
-        the terms by name, ``start`` and ``end``.
     """
     column = (tokens != NO_KEY).flatten()
     sequence_of_key = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.size(1))[column]

@@ -65,8 +65,9 @@ def sample_pairs(
     """Draw a positive and negatives for every valid token of a batch.
 
     The positive of token t is drawn uniformly from the valid tokens t' of its sequence with 0 < |t - t'| < window; if
-    there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with
-    replacement, from the valid tokens of the other sequences (Fu et al., ACL 2022).
+    there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with replacement,
+    from the valid tokens of the other sequences (Fu et al., ACL 2022). ValueError if ``window`` or ``num_negatives`` is
+    too small, or ``valid`` is not a bool matrix.
 
     Args:
         valid: ``(B, T)`` bool, False for padding, BOS and EOS.
@@ -80,9 +81,6 @@ def sample_pairs(
     Returns:
         positive ``(B, T)`` and negative ``(B, T, K)``: int64 indices into the flattened batch x length, or into the
         pool. A token gets -1 if it is not valid, or if there is nothing to draw from.
-
-    Raises:
-        ValueError: ``window`` or ``num_negatives`` is too small, or ``valid`` is not a bool matrix.
     """
     if valid.dim() != 2 or valid.dtype != torch.bool:
         raise ValueError(f"expected valid (B, T) bool, got {tuple(valid.shape)} {valid.dtype}")
@@ -123,10 +121,7 @@ def _draw_nearby(valid: Tensor, window: int, generator: torch.Generator) -> Tens
 def _draw_others(
     valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw the negatives of each token, as indices into the pool: (B, T, K), -1 for none.
-
-    In the pool, sequence i has the tokens from ``starts[i]`` to ``starts[i] + counts[i] - 1`` (both (B,)).
-    """
+    """Draw the negatives of each token as indices into the pool, where the sequences have ``starts``; -1 for none."""
     starts, counts = starts[:, None, None], counts[:, None, None]
     drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
     drawn += counts * (drawn >= starts)  # skips the token's own sequence
@@ -156,6 +151,7 @@ def contrastive_terms(
 
     For an anchor a, a positive p and negatives n_1, ..., n_K, all divided by their L2 norms, the loss is
     ``-log(exp(a p / temperature) / (exp(a p / temperature) + sum_k exp(a n_k / temperature)))``. Only a has a gradient.
+    ValueError if the shapes do not fit together.
 
     Args:
         semantics: ``(B, T, d)``, any floating dtype. A vector of zeros has cosine 0 with all others, and gradient 0.
@@ -165,9 +161,6 @@ def contrastive_terms(
         temperature: a positive number.
         keys: ``(m, d)`` unit vectors, without gradient, that ``positive`` and ``negative`` index; None: those of
             ``semantics``.
-
-    Raises:
-        ValueError: the shapes do not fit together.
     """
     shape = semantics.shape[:2]
     if semantics.dim() != 3 or not shape == anchors.shape == positive.shape == negative.shape[:2]:
@@ -198,11 +191,8 @@ def _norms(vectors: Tensor) -> Tensor:
 
 
 def _cosines(anchor: Tensor, keys: Tensor, candidates: Tensor) -> Tensor:
-    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``, without gathering the keys in memory.
-
-    They are the derivatives of weighted sums of the keys by the weights.
-    """
-    with torch.enable_grad():
+    """The products of each anchor (a, d) with its keys, ``(a, 1 + K)``, without gathering the keys in memory."""
+    with torch.enable_grad():  # they are the derivatives of weighted sums of the keys by the weights
         weights = keys.new_zeros(candidates.shape, requires_grad=True)
         sums = F.embedding_bag(candidates, keys, per_sample_weights=weights, mode="sum")
         return torch.autograd.grad(sums, weights, anchor)[0]

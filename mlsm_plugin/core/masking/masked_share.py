@@ -52,17 +52,11 @@ def samples_to_look_at(number: int) -> list[int]:
 
 
 def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: float, *, remedy: str) -> None:
-    """Check that a text is masked about as much as asked for; warn below half of that.
+    """Check that a text is masked about as much as asked for; warn below half of that, ValueError below a tenth.
 
-    A text of which fewer than 200 tokens were to be masked is not judged.
-
-    Args:
-        counts: of samples, the number of masked tokens and that of all tokens but special ones; as many are read as it
-            takes to judge.
-        asked: the share of these tokens that should be masked.
-
-    Raises:
-        ValueError: less than a tenth of what was asked for is masked.
+    ``counts`` are, of samples, the number of masked tokens and that of all tokens but special ones, of which the share
+    ``asked`` should be masked. As many are read as it takes to judge; a text of which fewer than 200 tokens were to be
+    masked is not judged.
     """
     masked = content = 0
     for masked_of_sample, content_of_sample in counts:

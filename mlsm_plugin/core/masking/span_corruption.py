@@ -1,6 +1,7 @@
-"""T5's span corruption (Raffel et al., 2020): sentinels replace spans of the text, and the target holds the spans.
+"""T5's span corruption: sentinels replace spans of the text, and the target holds the spans.
 
-This module needs only numpy and torch: :class:`SpanCorruptionCollator` works in any PyTorch training loop.
+Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020. This module
+needs only numpy and torch: :class:`SpanCorruptionCollator` works in any PyTorch training loop.
 """
 
 from __future__ import annotations
@@ -17,22 +18,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpanNoise:
-    """How much of a text becomes noise, and where.
+    """How much of a text becomes noise, and where. ValueError if a number is out of range."""
 
-    Attributes:
-        noise_density: share of the tokens that becomes noise.
-        mean_span_length: mean number of tokens of a span.
-        rotate: roll the pattern by a random offset, so that noise can also come first, and text last.
-        closing_sentinel: end every target in a sentinel; otherwise only if the text does not end in noise.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-
-    noise_density: float = 0.15
-    mean_span_length: float = 3.0
-    rotate: bool = False
-    closing_sentinel: bool = False
+    noise_density: float = 0.15  # share of the tokens that becomes noise
+    mean_span_length: float = 3.0  # in tokens
+    rotate: bool = False  # roll the pattern by a random offset, so that noise can also come first, and text last
+    closing_sentinel: bool = False  # end every target in a sentinel; otherwise only if the text does not end in noise
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_density < 1:
@@ -162,31 +153,21 @@ def corrupt_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrupt a text: the source has sentinels in place of spans, and the target each sentinel followed by its span.
 
+    Source and target are int64 ``(S,)`` and ``(T,)``, each ending in one EOS (Raffel et al., 2020).
+
     Of n tokens, round(n x noise_density) become noise (at least 1, at most n - 1), in round(noise / mean_span_length)
     spans (at least 1, at most the number of noise tokens, of other tokens, or of sentinels). Noise and text are each
-    cut into this number of segments, all ways equally likely. The segments alternate, and text comes first.
+    cut into this number of segments, all ways equally likely. The segments alternate, and text comes first. ValueError
+    if the text is too short or contains a sentinel, or there are too few sentinels.
 
     Args:
         tokens: ids ``(n,)``, without EOS; n is 2 or more.
-        noise_density: share of noise tokens.
-        mean_span_length: mean number of tokens of a span.
+        noise_density, mean_span_length, rotate, closing_sentinel: fields of :class:`SpanNoise`.
         sentinels: ids of the sentinels, used in order; the text must not contain them.
-        eos: id that ends source and target.
-        rotate: roll the pattern by a random offset.
-        closing_sentinel: always end the target with another sentinel; otherwise only if the text does not end in noise.
         word_begins: bool ``(n,)``, which tokens begin words. Only whole words then become noise, and the density counts
             words. None: the density counts tokens.
         unk: id of unknown tokens. They never become noise: a span that would hold some is cut there, and of the parts
             as many are kept as there were spans, the longest. None: there are none.
-
-    Returns:
-        source and target, int64 ``(S,)`` and ``(T,)``, each ending in one EOS.
-
-    Raises:
-        ValueError: the text is too short or contains a sentinel, or there are too few sentinels.
-
-    Reference:
-        Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020.
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
     tokens = np.asarray(tokens, dtype=np.int64)
@@ -247,8 +228,7 @@ def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: in
 def restore_spans(source: Any, target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> np.ndarray:
     """Restore the text from which :func:`corrupt_spans` made ``source`` and ``target``: int64 ``(n,)``.
 
-    Raises:
-        ValueError: the target lacks a sentinel of the source.
+    ValueError if the target lacks a sentinel of the source.
     """
     marks, target = set(np.asarray(sentinels).tolist()), np.asarray(target)
     # the last EOS ends the target; the text may contain others
@@ -262,14 +242,10 @@ def restore_spans(source: Any, target: Any, *, sentinels: Sequence[int] | np.nda
 
 
 def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> dict[str, Tensor]:
-    """Make a batch of sources and targets, padded at the end.
+    """Make a batch of sources and targets, as :func:`corrupt_spans` makes them, padded at the end.
 
-    Args:
-        pairs: (source, target) ids, as :func:`corrupt_spans` makes them.
-        eos: the id that the decoder begins with.
-
-    Returns:
-        ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), the target shifted by one place; all int64.
+    It has ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), the target shifted by one place, beginning
+    with ``eos``; all int64.
     """
     return {
         "source": padded((source for source, _ in pairs), pad),
@@ -289,12 +265,7 @@ class SpanCorruptionCollator:
     """A ``collate_fn`` for ``torch.utils.data.DataLoader`` that turns texts into a batch of :func:`collate_spans`.
 
     Every batch gets new spans. They depend on torch's random numbers, which torch seeds in each loader process, so that
-    ``torch.manual_seed`` makes them repeatable.
-
-    Args:
-        sentinels, eos, unk: as of :func:`corrupt_spans`.
-        pad: id of padding.
-        noise: how much becomes noise.
+    ``torch.manual_seed`` makes them repeatable. ``sentinels``, ``eos`` and ``unk`` are as of :func:`corrupt_spans`.
     """
 
     def __init__(

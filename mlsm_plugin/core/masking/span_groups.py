@@ -43,17 +43,9 @@ def sample_spans(
     length is drawn, then a span uniformly from the remaining spans of this length; if there is none, from those of the
     next shorter length. Spans do not overlap, and a span of several tokens does not begin with sentence punctuation.
     :class:`SpanRules` defines the rest. All spans together hold at most ``mask_prob`` of the tokens that are not
-    special.
+    special (Min et al., "Nonparametric Masked Language Modeling", 2022, section 3.2).
 
-    Args:
-        sequences: ids of each sequence, ``(T_i,)``.
-        pieces: the classes of all ids.
-
-    Returns:
-        a list of (sequence, start, length), in order.
-
-    Reference:
-        Min et al., "Nonparametric Masked Language Modeling", 2022, section 3.2.
+    From the ids of each sequence, ``(T_i,)``, and the classes of all ids to (sequence, start, length), in order.
     """
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     if lengths.sum() == 0:
@@ -81,10 +73,7 @@ class _Text:
 
 
 def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For n = 1, 2, ...: the starts and the numbers of the n-grams that occur in several sequences.
-
-    An n-gram can only be repeated if its first n - 1 tokens are: the number of those and its last token are its key.
-    """
+    """For n = 1, 2, ...: the starts and the numbers of the n-grams that occur in several sequences."""
     starts = np.flatnonzero(text.begins)
     keys = text.tokens[starts]
     for length in range(1, max_length + 1):
@@ -105,6 +94,7 @@ def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray,
         starts, number = starts[goes_on], number[goes_on]
         goes_on = (text.sequence[starts + length] == text.sequence[starts]) & ~text.special[starts + length]
         starts, number = starts[goes_on], number[goes_on]
+        # an n-gram can only be repeated if its first n - 1 tokens are: it is their number and its last token
         keys = number * text.vocabulary + text.tokens[starts + length]
         order = np.argsort(starts, kind="stable")
         starts, keys = starts[order], keys[order]
@@ -170,24 +160,18 @@ def _choose(
 class SpanMasking:
     """How spans are drawn and written.
 
-    Attributes:
-        start_mask, end_mask: the two ids that replace a span.
-        seed: decides the spans of a group, together with the epoch and the number of the group.
-        single: mask and retrieve each token of a span separately; one ``start_mask`` replaces it.
-        max_length: maximum length of a masked sequence. A span of one token becomes two masks; such spans are dropped
-            if the sequence gets too long.
-        context_masking_ratio: probability that the keys of a batch come from the masked sequences.
+    A span of one token becomes two masks; such spans are dropped if the sequence gets too long.
     """
 
     pieces: PieceClasses
     rules: SpanRules
-    start_mask: int
+    start_mask: int  # these two ids replace a span
     end_mask: int
     pad: int
-    seed: int
-    single: bool = False
-    max_length: int | None = None
-    context_masking_ratio: float = 0.0
+    seed: int  # decides the spans of a group, together with the epoch and the number of the group
+    single: bool = False  # mask and retrieve each token of a span separately; one start_mask replaces it
+    max_length: int | None = None  # of a masked sequence
+    context_masking_ratio: float = 0.0  # probability that the keys of a batch come from the masked sequences
 
 
 def draw_spans(sequences: Sequence[np.ndarray], masking: SpanMasking, *, epoch: int, index: int) -> dict[str, Any]:

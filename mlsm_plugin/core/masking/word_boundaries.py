@@ -25,34 +25,27 @@ SENTENCE_PUNCTUATION = frozenset(".,;:!?\u2026\u3002\uff0c\uff1b\uff1a\uff01\uff
 
 @dataclass(frozen=True)
 class PieceClasses:
-    """Properties of each id of a vocabulary, as bool arrays ``(V,)``.
+    """Properties of each id of a vocabulary, as bool arrays ``(V,)``."""
 
-    Attributes:
-        special: the token is never masked (BOS, EOS, padding, unknown words, masks).
-        begins_word, ends_word: the token begins or ends a word, whatever its neighbours are.
-        punctuation: the token has only punctuation characters.
-        sentence_punctuation: and one of them is a full stop, comma or the like.
-    """
-
-    special: np.ndarray
-    begins_word: np.ndarray
+    special: np.ndarray  # never masked: BOS, EOS, padding, unknown words, masks
+    begins_word: np.ndarray  # whatever its neighbours are
     ends_word: np.ndarray
-    punctuation: np.ndarray
-    sentence_punctuation: np.ndarray
+    punctuation: np.ndarray  # has only punctuation characters
+    sentence_punctuation: np.ndarray  # and one of them is a full stop, comma or the like
 
     @classmethod
     def of_vocabulary(cls, pieces: Iterable[str], special: Iterable[int]) -> PieceClasses:
         """The classes of ``pieces``, which are in the order of their ids; ``special`` holds ids.
 
-        Raises:
-            ValueError: no piece has a mark of words as in SentencePiece, byte-level BPE, WordPiece or subword-nmt.
+        ValueError if no piece has a mark of words as in SentencePiece, byte-level BPE, WordPiece or subword-nmt.
         """
         pieces = list(pieces)
         is_special = np.zeros(len(pieces), bool)
         is_special[list(special)] = True
         begins_word, ends_word = _marked_words(pieces, is_special)
         bare = [without_marks(piece) for piece in pieces]
-        punctuation = np.array([bool(text) and all(map(_is_punctuation, text)) for text in bare], bool)
+        kinds = [{unicodedata.category(char)[0] for char in text} for text in bare]
+        punctuation = np.array([kind == {"P"} for kind in kinds], bool)
         sentence = np.array([not SENTENCE_PUNCTUATION.isdisjoint(text) for text in bare], bool)
         return cls(is_special, begins_word, ends_word, punctuation, punctuation & sentence)
 
@@ -147,10 +140,6 @@ def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str
     if not bare:
         return pieces[1:]
     return [bare, *pieces[1:]] if bare in vocabulary else pieces
-
-
-def _is_punctuation(char: str) -> bool:
-    return unicodedata.category(char)[0] == "P"
 
 
 SPAN_MASKS = ("<mask_s>", "<mask_e>")

@@ -35,13 +35,11 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES
 
 logger = logging.getLogger(__name__)
 
-# maximum rounds of solving and checking; real hidden states need 2 to 5
-MAX_ROUNDS = 20
+MAX_ROUNDS = 20  # maximum rounds of solving and checking; real hidden states need 2 to 5
 # From the second round on, atoms join whose inner product with the residual is above this share of lambda: some of them
 # would violate the conditions after the violators have joined.
 NEAR_VIOLATION = 0.8
-# rows per task of a thread
-ROWS_PER_TASK = 64
+ROWS_PER_TASK = 64  # rows per task of a thread
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,8 @@ def solve_with_active_set(
 ) -> tuple[sp.csr_matrix, np.ndarray]:
     """Exact codes (n_tokens, n_atoms) and their certified relative duality gaps (n_tokens,), float64.
 
-    Args:
-        hidden: (n_tokens, dim) float64; they are coded on their device.
-        atoms: (n_atoms, dim) float64.
-        lambda_: weight of the L1 penalty.
-        threads: bounds the threads of the compiled loop; matrix products use torch's threads.
+    ``hidden`` (n_tokens, dim) and ``atoms`` (n_atoms, dim) are float64; the former are coded on their device.
+    ``threads`` bounds the threads of the compiled loop; matrix products use torch's threads.
     """
     if hidden.device.type != "cpu" or not compiler_is_there():
         return solve_batched(hidden, atoms, lambda_)

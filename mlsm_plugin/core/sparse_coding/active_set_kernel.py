@@ -28,12 +28,9 @@ BLOCK = 8
 # An atom counts as linearly dependent on the support if its squared distance from the span of the support is less than
 # this share of its squared norm: a float32 Gram matrix cannot resolve less.
 DEPENDENT = 1e-6
-# slack of the optimality conditions, relative to lambda
-SLACK = 1e-6
-# a weight counts as zero if it is at most this share of its last downward step
-NEGLIGIBLE = 1e-12
-# bins of the histogram that finds the strongest atoms without sorting
-BINS = 512
+SLACK = 1e-6  # slack of the optimality conditions, relative to lambda
+NEGLIGIBLE = 1e-12  # a weight counts as zero if it is at most this share of its last downward step
+BINS = 512  # bins of the histogram that finds the strongest atoms without sorting
 # Refinement ends when a step is below this share of the largest weight, as the next step would be far smaller.
 REFINED = 1e-5
 MAX_REFINEMENTS = 6

@@ -15,19 +15,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-# maximum number of atoms that join each support in a round
-BLOCK = 16
-# dimensions per atom of the first support
-DIMENSIONS_PER_FIRST_ATOM = 8
+BLOCK = 16  # maximum number of atoms that join each support in a round
+DIMENSIONS_PER_FIRST_ATOM = 8  # of the first support
 MAX_ROUNDS = 200
-# maximum solutions within a round; a row that needs more continues in the next round
-MAX_SOLUTIONS = 40
-# share of the rows that have to be unfinished for all to be solved once more; less would compute more
-BUSY = 5 / 6
-# slack of the optimality conditions, relative to lambda
-SLACK = 1e-9
-# a weight counts as zero if it is at most this share of its last downward step
-NEGLIGIBLE = 1e-12
+MAX_SOLUTIONS = 40  # maximum solutions within a round; a row that needs more continues in the next round
+BUSY = 5 / 6  # share of the rows that have to be unfinished for all to be solved once more; less would compute more
+SLACK = 1e-9  # slack of the optimality conditions, relative to lambda
+NEGLIGIBLE = 1e-12  # a weight counts as zero if it is at most this share of its last downward step
 # Added to the diagonal of the Gram blocks, relative to their largest entry: if atoms of a support are linearly
 # dependent, the step then is long in the directions in which only the penalty changes, until a weight is zero.
 DAMPING = 1e-11
@@ -171,15 +165,13 @@ def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lam
     With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
     ``theta = r * min(1, lambda_ / max_j (D r)_j)`` satisfies ``D theta <= lambda_``, and is thus feasible for
     the dual ``Q(theta) = 0.5 * ||x||^2 - 0.5 * ||x - theta||^2``. No primal value is below Q(theta) (Fenchel duality;
-    Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``.
+    Mairal, 2010, appendix D). The gap is ``(P(a) - Q(theta)) / P(a) >= (P(a) - min P) / P(a)``: (rows,) float64 in
+    [0, 1], and 0 for a row of zeros with an empty code.
 
     Args:
         x, residual: (rows, dim) float64, ``x`` and ``r``.
         largest: (rows,), the largest entry of ``D r``.
         penalty: (rows,), ``lambda_ * sum(a)``.
-
-    Returns:
-        (rows,) float64 in [0, 1]; 0 for a row of zeros with an empty code.
     """
     scale = lambda_ / largest.clip(min=lambda_)
     squared_residual = (residual * residual).sum(-1)
@@ -206,10 +198,7 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
     """Find the minimizers over the supports, and remove atoms whose weights would turn negative.
 
     Rows that are done stay for some solutions more, which leave them where they are. A GPU is waited for once in each
-    solution, to learn how many are not done.
-
-    Args:
-        correlations: (n, n_atoms), inner products of the hidden states with the atoms.
+    solution, to learn how many are not done. ``correlations`` (n, n_atoms) are those of the hidden states and atoms.
     """
     weights, held = supports.weights.clone(), supports.held.clone()
     active = torch.arange(len(weights), device=weights.device)
@@ -236,11 +225,7 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
 
 
 def _newton_step(part: Supports, correlations: Tensor, problem: Problem) -> Tensor:
-    """Steps (n, k) from the weights to the minimizers over the supports, 0 for padding; in parts that fit in memory.
-
-    Args:
-        correlations: (n, k), inner products of the hidden states with the atoms of their supports.
-    """
+    """Steps (n, k) from the weights to the minimizers over the supports, 0 for padding; in parts that fit in memory."""
     width = max(1, part.atoms.shape[1])
     depth = width if problem.gram is not None else max(width, problem.atoms.shape[1])
     rows = max(1, ENTRIES.get(correlations.device.type, ENTRIES_ELSEWHERE) // (width * depth))

@@ -65,12 +65,10 @@ class CodeStore:
     """Reads one finished store, or several stores as one sequence (``train``, ``train1``, ...).
 
     Files are mapped when they are first needed, and never read as a whole; a pickled store opens them again by path.
+    ValueError if a store is unfinished, damaged, of another format, or uses a dictionary of another size.
 
     Args:
         directories: a store, or several stores in order.
-
-    Raises:
-        ValueError: a store is unfinished, damaged, of another format, or uses a dictionary of another size.
     """
 
     def __init__(self, directories: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
@@ -106,12 +104,9 @@ class CodeStore:
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The codes of tokens at flat ``positions`` (n,) int, in any order, possibly repeated; -1 gives an empty row.
 
-        Returns:
-            atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the longest
-            requested row (0 if all are empty).
-
-        Raises:
-            ValueError: ``positions`` is not a 1-D int array, a position lies outside the store, or codes are damaged.
+        They are atoms (n, m) int32 padded with -1, and weights (n, m) float16 padded with 0; m is the length of the
+        longest requested row (0 if all are empty). ValueError if ``positions`` is not a 1-D int array, a position lies
+        outside the store, or codes are damaged.
         """
         positions = np.asarray(positions)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
@@ -151,8 +146,7 @@ class CodeStore:
     def rows(self, start: int, stop: int) -> sp.csr_matrix:
         """The codes of the tokens ``start`` to ``stop - 1``, (stop - start, n_atoms) float32.
 
-        Raises:
-            ValueError: the range is not within the store, or codes are damaged.
+        ValueError if the range is not within the store, or codes are damaged.
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise ValueError(

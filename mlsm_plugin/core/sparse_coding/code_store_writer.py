@@ -29,17 +29,14 @@ META_KEYS = (
 class CodeStoreWriter(ShardedStoreWriter):
     """Writes a store shard by shard, in any order, in any number of runs and processes.
 
-    Nothing is written before the first shard, so that a run that fails earlier leaves no files.
+    Nothing is written before the first shard, so that a run that fails earlier leaves no files. ValueError if the
+    boundaries or ``n_atoms`` are invalid, or the folder was begun with another plan.
 
     Args:
-        directory: the folder of the store; created with its first shard.
         meta: description of the codes (values that JSON can hold). ``n_atoms`` is required.
         boundaries: offsets of the shards in tokens, strictly ascending; the first is 0, the last the token count.
         with_gaps: True: each shard comes with the duality gaps of its codes, and ``meta.json`` holds their mean and
             maximum. False: it holds only the number of coded tokens.
-
-    Raises:
-        ValueError: the boundaries or ``n_atoms`` are invalid, or the folder was begun with another plan.
     """
 
     parts = PARTS
@@ -73,17 +70,12 @@ class CodeStoreWriter(ShardedStoreWriter):
     def write_shard(self, index: int, codes: sp.csr_matrix | ShardRows) -> None:
         """Write the codes of one shard's tokens; each row is divided by its sum and rounded to float16.
 
-        Weights that round to 0 are left out. The files appear one by one, ``indptr`` last.
+        Weights that round to 0 are left out. The files appear one by one, ``indptr`` last. ValueError if the shard does
+        not exist, the shape is wrong, weights are negative or not finite, there are more non-zeros than uint32 can
+        count, gaps are missing in a store with gaps, or another process began the store with another plan.
 
-        Args:
-            index: number of the shard.
-            codes: (tokens of the shard, n_atoms), non-negative; an empty row has no target. In a matrix, the rows that
-                are not empty count as coded; in :class:`ShardRows`, those that were added.
-
-        Raises:
-            ValueError: the shard does not exist, the shape is wrong, weights are negative or not finite, there are more
-                non-zeros than uint32 can count, gaps are missing in a store with gaps, or another process began the
-                store with another plan.
+        ``codes`` are (tokens of the shard, n_atoms), non-negative; an empty row has no target. In a matrix, the rows
+        that are not empty count as coded; in :class:`ShardRows`, those that were added.
         """
         if not 0 <= index < self.num_shards:
             raise ValueError(f"there is no shard {index}; the plan has 0 to {self.num_shards - 1}")
@@ -101,11 +93,8 @@ class CodeStoreWriter(ShardedStoreWriter):
     def finish(self) -> dict[str, Any]:
         """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
 
-        May be called again, and by several processes at the same time: all write the same bytes.
-
-        Raises:
-            MissingShardsError: shards are missing (names them); a ValueError.
-            ValueError: no token was coded, or all codes are empty.
+        May be called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
+        ValueError, names shards that are missing; ValueError if no token was coded, or all codes are empty.
         """
         whole = self._whole_shards()
         shards = []

@@ -53,14 +53,10 @@ def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
 
 
 def load_coder(directory: str | os.PathLike[str], **options: Any) -> SparseCoder:
-    """Load a coder of any registered kind.
+    """Load a coder of any registered kind from a folder that ``mlsm dictionary`` or its ``save`` wrote.
 
-    Args:
-        directory: a folder that ``mlsm dictionary`` or the coder's ``save`` wrote.
-        options: fields of the kind's ``options_type``; those left out get its defaults.
-
-    Raises:
-        ValueError: there is no coder, files are damaged, or the kind is unknown or lacks an option.
+    ``options`` are fields of the kind's ``options_type``; those left out get its defaults. ValueError if there is no
+    coder, files are damaged, or the kind is unknown or lacks an option.
     """
     kind = kind_of(directory)
     known = {field.name for field in dataclasses.fields(kind.options_type)}

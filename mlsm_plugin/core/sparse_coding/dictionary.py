@@ -46,14 +46,11 @@ BACKENDS = ("torch", "spams")
 class Dictionary:
     """A dictionary and its origin; on disk, a folder with ``dictionary.npy`` and ``meta.json``.
 
-    Raises:
-        ValueError: the atoms are not 2-D, not finite or not of unit norm, or ``meta`` has another shape.
+    ValueError if the atoms are not 2-D, not finite or not of unit norm, or ``meta`` has another shape.
     """
 
-    atoms: np.ndarray
-    """(n_atoms, dim) float32 in C order, unit rows."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """Values that JSON can hold; ``kind``, ``n_atoms`` and ``dim`` are added."""
+    atoms: np.ndarray  # (n_atoms, dim) float32 in C order, unit rows
+    meta: dict[str, Any] = field(default_factory=dict)  # as JSON can hold it; kind, n_atoms and dim are added
 
     def __post_init__(self) -> None:
         self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
@@ -112,32 +109,24 @@ def learn_dictionary(
     backend: str = "torch",
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
-    """Learn the atoms that code ``hidden`` best.
+    """Learn the atoms that code ``hidden`` best: (num_atoms, dim) float32, unit rows.
 
-    Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by
-    online dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``.
-    The same seed and number of threads give the same bytes. Another number of threads does not, since the order of
-    sums differs.
+    Minimizes ``sum_i 0.5 * ||x_i - a_i D||^2 + lambda_ * sum(a_i)`` over a_i >= 0 and atoms of norm <= 1 by online
+    dictionary learning (Mairal et al., 2009), starting from distinct rows of ``hidden`` drawn with ``seed``. The same
+    seed and number of threads give the same bytes. Another number of threads does not, since the order of sums differs.
+    ValueError if ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a setting is
+    out of range.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor, rows normalized by the caller
             (:func:`~mlsm_plugin.core.sparse_coding.encode.normalize_rows`). A float32 array in C order is not copied.
-        num_atoms: number of rows of the dictionary.
         lambda_: weight of the L1 penalty, > 0.
-        iterations: number of mini-batches to learn from.
-        batch_size: number of rows of a mini-batch.
+        iterations, batch_size: number of mini-batches to learn from, and of the rows of each.
         threads: CPU threads, None for all cores.
         seed: seed of the initial dictionary and of the order of the rows.
         backend: ``"torch"`` (:func:`~mlsm_plugin.core.sparse_coding.online_learning.learn_online`) or ``"spams"``
             (``spams.trainDL``).
         device: torch device; ``"spams"`` ignores it.
-
-    Returns:
-        (num_atoms, dim) float32, unit rows.
-
-    Raises:
-        ValueError: ``hidden`` is not 2-D or not finite, has fewer distinct directions than ``num_atoms``, or a
-            setting is out of range.
     """
     check_settings(lambda_)
     if backend not in BACKENDS:
@@ -165,8 +154,7 @@ def learn_dictionary(
 def sample_distinct_rows(hidden: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw ``count`` rows of different directions from (n_tokens, dim) float32, scaled to unit norm.
 
-    Raises:
-        ValueError: there are fewer than ``count`` different directions.
+    ValueError if there are fewer than ``count`` different directions.
     """
     order = rng.permutation(len(hidden))
     candidates = count  # doubled while they have too few directions, which avoids sorting a large sample

@@ -12,20 +12,16 @@ from mlsm_plugin.core.sparse_coding.active_set import solve_with_active_set
 from mlsm_plugin.core.sparse_coding.spams_backend import solve_with_spams
 from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCodes
 
-# rows given to a solver at a time: 50 MB in float64 with 768 dimensions
-ROWS_PER_CHUNK = 8192
+ROWS_PER_CHUNK = 8192  # rows given to a solver at a time: 50 MB in float64 with 768 dimensions
 SOLVERS = ("auto", "spams")
 
 
 def normalize_rows(hidden: Any) -> Any:
     """Divide each row by its L2 norm; a row of zeros stays zero, and gets an empty code.
 
-    Args:
-        hidden: (n_tokens, dim) numpy array or torch tensor of any float type.
-
-    Returns:
-        The same kind, on the same device: float64 if ``hidden`` is float64, else float32. A tensor on the CPU gives
-        exactly the same numbers as an array.
+    ``hidden`` is a (n_tokens, dim) numpy array or torch tensor of any float type. The result is of the same kind, on
+    the same device: float64 if ``hidden`` is float64, else float32. A tensor on the CPU gives exactly the same numbers
+    as an array.
     """
     if isinstance(hidden, torch.Tensor):
         rows = hidden.detach() if hidden.dtype == torch.float64 else hidden.detach().float()
@@ -40,19 +36,15 @@ def normalize_rows(hidden: Any) -> Any:
 
 
 def sparse_encode(
-    hidden: Any,
-    dictionary: Any,
-    *,
-    lambda_: float,
-    solver: str = "auto",
-    threads: int | None = None,
+    hidden: Any, dictionary: Any, *, lambda_: float, solver: str = "auto", threads: int | None = None
 ) -> SparseCodes:
-    """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``.
+    """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``; the gaps are those of the float64 solution.
 
-    The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)``
-    (Berend, "Masked Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the
-    paper, call :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is
-    solved until its gap is certified.
+    The code is the non-negative lasso ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda_ * sum(a)`` (Berend, "Masked
+    Latent Semantic Modeling", ACL Findings 2023). ``hidden`` is coded as given: to follow the paper, call
+    :func:`normalize_rows` first. The published recipe is 100 steps of FISTA from zero; here every row is solved until
+    its gap is certified. ValueError if an input is not 2-D, widths differ, a value is NaN or infinite, the dictionary
+    is empty, or a setting is out of range.
 
     Args:
         hidden: (n_tokens, dim) numpy array or torch tensor.
@@ -62,20 +54,12 @@ def sparse_encode(
             which computes on the device of ``hidden``, or ``"spams"`` (homotopy, on the CPU, exact unless atoms are
             linearly dependent).
         threads: CPU threads of the compiled loops, None for all cores. Matrix products use torch's threads.
-
-    Returns:
-        :class:`SparseCodes`. The gap is that of the float64 solution, before the weights become float32.
-
-    Raises:
-        ValueError: an input is not 2-D, widths differ, a value is NaN or infinite, the dictionary is empty,
-            or a setting is out of range.
     """
     hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
     dictionary = as_array(dictionary)
     _check_arrays(hidden, dictionary)
     check_settings(lambda_, solver, threads)
     atoms = np.ascontiguousarray(dictionary, dtype=np.float64)
-
     codes: list[sp.csr_matrix] = []
     gaps: list[np.ndarray] = []
     for start in range(0, len(hidden), ROWS_PER_CHUNK):
@@ -94,18 +78,13 @@ def sparse_encode(
         gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
-
     return SparseCodes(sp.vstack(codes, format="csr"), np.concatenate(gaps))
 
 
 def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     """Divide each code by its sum; this is the distribution over latent properties that MLSM predicts.
 
-    Args:
-        codes: (n_tokens, n_atoms), non-negative.
-
-    Returns:
-        (n_tokens, n_atoms) float32 whose rows sum to 1; empty rows stay empty.
+    From (n_tokens, n_atoms), non-negative, to float32 rows that sum to 1; empty rows stay empty.
     """
     codes = sp.csr_matrix(codes)
     sums = np.asarray(codes.sum(axis=1, dtype=np.float64)).ravel()

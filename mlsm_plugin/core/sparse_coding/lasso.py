@@ -26,9 +26,8 @@ class LassoOptions:
         help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
     )  # fmt: skip
     tolerance: float = option(
-        1e-4, above=0,
-        help="largest certified relative duality gap of a code; codes above it are not written",
-    )  # fmt: skip
+        1e-4, above=0, help="largest certified relative duality gap of a code; codes above it are not written"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -37,12 +36,7 @@ class LassoOptions:
 class LassoCoder(SparseCoder):
     """Codes ``argmin over a >= 0 of 0.5 * ||x - a D||^2 + lambda * sum(a)`` of normalized hidden states ``x``.
 
-    Args:
-        dictionary: the atoms ``D``.
-        options: options for computing codes.
-
-    Raises:
-        ValueError: the options and the dictionary both lack lambda.
+    ``D`` are the atoms. ValueError if the options and the dictionary both lack lambda.
     """
 
     kind: ClassVar[str] = KIND
@@ -94,12 +88,7 @@ class LassoCoder(SparseCoder):
     def settings(self) -> dict[str, Any]:
         """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
         options = self.options
-        return {
-            "lambda": self.lambda_,
-            "solver": options.solver,
-            "tolerance": options.tolerance,
-            "max_nonzeros": None,
-        }
+        return {"lambda": self.lambda_, "solver": options.solver, "tolerance": options.tolerance, "max_nonzeros": None}
 
     def check(self) -> None:
         """Raise ValueError if an atom is zero or equals another atom, with which its share of a code is arbitrary."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 
-# number of atoms whose residuals one matrix product computes
-ATOMS_PER_BLOCK = 64
+ATOMS_PER_BLOCK = 64  # number of atoms whose residuals one matrix product computes
 # Largest exponent rho with which earlier codes are forgotten. On hidden states of a pre-trained model (512 atoms, 384
 # wide, 400 mini-batches of 400), the held-out objective was 0.1671 without forgetting, 0.1617 with rho 3, 0.1610 with
 # 5, and 0.1602 with 10 and with 20.
@@ -22,8 +21,7 @@ USES_TO_KEEP = 100
 # An atom that no code has used for PATIENCE * n_atoms rows is replaced: early enough for the new atom to be learned,
 # late enough to keep rare atoms.
 PATIENCE = 10
-# a row is a new atom if its cosine with every atom is below 1 - EQUAL
-EQUAL = 1e-6
+EQUAL = 1e-6  # a row is a new atom if its cosine with every atom is below 1 - EQUAL
 
 
 class Surrogate:
@@ -33,10 +31,7 @@ class Surrogate:
     update the past is weighted by ``(1 - 1 / t)^rho`` (Mairal et al., JMLR 2010, sec. 3.4.2), so that about the last
     ``t / (rho + 1)`` mini-batches count. ``rho`` grows with the number of codes, from 1 to ``MOST_FORGETTING``, so that
     the mini-batches that count use an atom ``USES_TO_KEEP`` times on average. Instead of shrinking the past, the weight
-    of the present grows.
-
-    Args:
-        atoms: (n_atoms, dim), the first dictionary; the sums have its dtype and device.
+    of the present grows. The sums have the dtype and device of ``atoms`` (n_atoms, dim), the first dictionary.
     """
 
     def __init__(self, atoms: Tensor) -> None:
@@ -130,13 +125,8 @@ def learn_online(
     mini-batch, each by another one. Settings are those of
     :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`.
 
-    Args:
-        hidden: (n_tokens, dim) float32, finite; read one mini-batch at a time.
-        initial: (n_atoms, dim), the first dictionary, unit rows.
-        rng: source of the order of the rows and of the replacements.
-
-    Returns:
-        (n_atoms, dim) float32, norms at most 1.
+    ``hidden`` is (n_tokens, dim) float32, finite, and ``initial`` the first dictionary, (n_atoms, dim), unit rows.
+    ``rng`` decides the order of the rows and the replacements. The result is (n_atoms, dim) float32, norms at most 1.
     """
     dictionary = torch.tensor(initial, dtype=torch.float64, device=device)
     surrogate = Surrogate(dictionary)

@@ -43,8 +43,7 @@ class ReconstructionQuality:
     def add(self, hidden: Any, codes: sp.csr_matrix, reconstruction: Any) -> None:
         """Add a chunk of rows: hidden states and their reconstructions (n, dim), and codes (n, num_atoms).
 
-        Raises:
-            ValueError: shapes differ, or a value is NaN or infinite (names the row of this chunk).
+        ValueError if shapes differ, or a value is NaN or infinite (names the row of this chunk).
         """
         x, found = (np.asarray(as_array(rows), np.float64) for rows in (hidden, reconstruction))
         codes = sp.csr_matrix(codes)

@@ -17,16 +17,11 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.core.files.json_checks import anything, check_json, fields, optional, text, whole
 from mlsm_plugin.core.files.npy_files import read_npy
+from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
 from mlsm_plugin.core.sparse_coding.sae_screening import Screen, screen_of
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
-from mlsm_plugin.core.sparse_coding.sparse_coder import (
-    DENSE_ENTRIES,
-    META_FILE,
-    SparseCoder,
-    SparseCodes,
-    torch_threads,
-)
+from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, SparseCoder, SparseCodes, torch_threads
 
 SAE_CHECK = fields(
     {
@@ -40,11 +35,7 @@ class SaeCoder(SparseCoder):
     """Codes hidden states with a :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.SparseAutoencoder`.
 
     On disk: an npy file for each tensor of its weights, named after it, and ``meta.json`` with its configuration under
-    ``sae``.
-
-    Args:
-        sae: the SAE.
-        meta: its origin; see :class:`~mlsm_plugin.core.sparse_coding.sparse_coder.SparseCoder`.
+    ``sae``. ``meta`` is as of :class:`~mlsm_plugin.core.sparse_coding.sparse_coder.SparseCoder`.
     """
 
     kind: ClassVar[str] = "sae"

@@ -18,17 +18,14 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import ChosenLatents, Spa
 
 # relative error of a number that is rounded to bfloat16, and a little more for the float32 sums
 ROUNDING = 2.0**-8 + 1e-4
-# how many of the largest latents are computed, in units of k
-CANDIDATES = 1.5
-# with more candidates than this share of all latents, dense products are faster
-MOST_CANDIDATES = 0.1
+CANDIDATES = 1.5  # how many of the largest latents are computed, in units of k
+MOST_CANDIDATES = 0.1  # with more candidates than this share of all latents, dense products are faster
 
 
 class Screen:
     """Rounded weights of an SAE and the bounds on their errors.
 
-    Args:
-        sae: on the CPU, of the activation ``topk`` or ``jumprelu``, not rescaled by the norms of its decoder.
+    It is on the CPU, of the activation ``topk`` or ``jumprelu``, and not rescaled by the norms of its decoder.
     """
 
     def __init__(self, sae: SparseAutoencoder) -> None:
@@ -40,11 +37,7 @@ class Screen:
         self.bias_error = float((weights.encoder_bias - self.bias.float()).abs().max())
 
     def latents(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Active latents of hidden states (n, dim), or None where dense products are faster.
-
-        Returns:
-            rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
-        """
+        """As :meth:`SparseAutoencoder.active_latents`, or None where dense products are faster."""
         x = self.sae.encoder_input(hidden)
         rounded = x.bfloat16()
         pre = torch.addmm(self.bias, rounded, self.encoder.T)

@@ -40,17 +40,14 @@ ADAM_EPSILON = 6.25e-10
 # batches of 256), TopK explained 0.856 of the variance of others; without it 0.846 (10 passes, or 20 in batches of
 # 512).
 WEIGHT_DECAY = 1.0
-# As in online dictionary learning, a latent is dead if no row has used it for PATIENCE * n_atoms rows.
-PATIENCE = 10
+PATIENCE = 10  # As in online dictionary learning, a latent is dead if no row has used it for PATIENCE * n_atoms rows.
 # Share of the mean eigenvalue of the covariance; see SaeTrainer.begin. After ten passes over 16,000 hidden states of a
 # pre-trained model (3,000 latents, k 42), 0, 14 and 278 latents were never active with 0.03, 0.1 and 1, and about 550
 # with an encoder that began as the plain transpose of the decoder.
 RIDGE = 0.03
 ROWS_TO_SCALE = 4096
-# weight of the past in the running mean of BatchTopK's threshold
-MOMENTUM = 0.95
-# the latents that BatchTopK searches first are above this share of the last threshold
-CANDIDATES = 0.8
+MOMENTUM = 0.95  # weight of the past in the running mean of BatchTopK's threshold
+CANDIDATES = 0.8  # the latents that BatchTopK searches first are above this share of the last threshold
 TINY = 1e-30
 
 
@@ -108,13 +105,9 @@ class Figures(NamedTuple):
 class SaeTrainer:
     """Weights, optimizer and counts of a training. Make it with :meth:`begin` or :meth:`resume`.
 
-    Rows are scaled to the norm sqrt(dim) first (``constant_norm``).
-
-    Args:
-        settings: what is trained.
-        parameters: its weights, changed in place.
-        variance: mean of ``||x - mean||^2``, the unit of the losses.
-        fast_bf16: choose the latents of a row by products in bfloat16; their values are computed anew in float32.
+    Rows are scaled to the norm sqrt(dim) first (``constant_norm``). The ``parameters`` are changed in place.
+    ``variance`` is the mean of ``||x - mean||^2``, the unit of the losses. With ``fast_bf16``, the latents of a row are
+    chosen by products in bfloat16; their values are computed anew in float32.
     """
 
     def __init__(
@@ -137,11 +130,8 @@ class SaeTrainer:
         inverse, the latents of a row would all be those along the few directions in which the rows differ most, and
         many would die in the first updates. The encoder is scaled to the least squared error.
 
-        Args:
-            sample: (n, dim) finite hidden states, on the device of the training.
-
-        Raises:
-            ValueError: the sample has fewer different rows than there are atoms.
+        The sample are (n, dim) finite hidden states, on the device of the training. ValueError if it has fewer
+        different rows than there are atoms.
         """
         x = constant_norm(sample.to(dtype))
         mean = x.mean(0)
@@ -268,10 +258,7 @@ class SaeTrainer:
         return gradients, Figures(loss, 1 - float(unexplained), float(active.sum()) / size, len(dead))
 
     def _layers(self, chosen: ChosenLatents) -> tuple[ChosenLatents, Tensor, int]:
-        """Chosen latents with a block of rows for each prefix, in which it has only the latents that it adds.
-
-        Also their order among ``chosen``, and the number of blocks.
-        """
+        """The latents with a block of rows for those that each prefix adds; their order, and the number of blocks."""
         size, width = chosen.shape
         if not self.settings.prefixes:
             return chosen, torch.arange(len(chosen.rows), device=chosen.rows.device), 1
@@ -283,12 +270,10 @@ class SaeTrainer:
         return ChosenLatents(rows, chosen.columns[order], (layers * size, width)), order, layers
 
     def _add_auxiliary(self, gradients: Parameters, centred: Tensor, residual: Tensor, dead: Tensor) -> float:
-        """Add the gradients of the auxiliary loss (Gao et al., 2024, section A.2), which is returned.
-
-        The strongest dim / 2 of the dead latents predict the residual (n, dim).
-        """
+        """Add the gradients of the auxiliary loss, which is returned (Gao et al., 2024, section A.2)."""
         encoder, decoder = self.parameters.encoder[dead], self.parameters.decoder[dead]
         pre = torch.addmm(self.parameters.encoder_bias[dead], centred, encoder.T)
+        # the strongest dim / 2 of the dead latents predict the residual
         values, columns = largest(pre, min(len(dead), max(1, centred.shape[1] // 2)))
         latents = torch.zeros_like(pre).scatter_(1, columns, values.relu())
         error = latents @ decoder - residual

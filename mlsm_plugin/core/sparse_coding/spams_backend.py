@@ -36,10 +36,8 @@ def solve_with_spams(
 ) -> tuple[sp.csr_matrix, np.ndarray]:
     """Codes (n_tokens, n_atoms) of rows, and their certified relative duality gaps (n_tokens,).
 
-    All of it is float64, since in float32 spams loses the path of some rows completely.
-
-    Raises:
-        ValueError: spams is not installed.
+    All of it is float64, since in float32 spams loses the path of some rows completely. ValueError if spams is not
+    installed.
     """
     with torch_threads(None):
         columns = _spams().lasso(
@@ -64,18 +62,11 @@ def learn_with_spams(
     batch_size: int,
     threads: int | None,
 ) -> np.ndarray:
-    """Learn from a few mini-batches in each call, with the state of the call before.
+    """Learn from a few mini-batches in each call, with the state of the call before: (n_atoms, dim), norms at most 1.
 
-    Args:
-        parts: the rows (n, dim) float32 of ``BATCHES_PER_CALL`` mini-batches each, without an end.
-        initial: (n_atoms, dim), the first dictionary.
-        lambda_, iterations, batch_size, threads: :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`.
-
-    Returns:
-        (n_atoms, dim), norms at most 1.
-
-    Raises:
-        ValueError: spams is not installed.
+    ``parts`` are the rows (n, dim) float32 of ``BATCHES_PER_CALL`` mini-batches each, without an end, and ``initial``
+    the first dictionary. Settings are those of
+    :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`. ValueError if spams is not installed.
     """
     learned = initial.T.copy(order="F")
     state: dict[str, Any] = {}

@@ -47,20 +47,15 @@ FEWEST_GROUPED = 256
 class SaeConfig:
     """What an SAE is besides its weights; ValueError if a value is something else.
 
-    Attributes:
-        activation: one of ``ACTIVATIONS``.
-        k: number of latents that ``topk`` keeps; None for the other activations.
-        subtract_decoder_bias: whether ``decoder_bias`` is subtracted from the input of the encoder.
-        input_norm: ``none``; ``constant_norm``: each hidden state is scaled to the norm sqrt(dim); ``layer_norm``: its
-            mean is subtracted, and it is divided by its standard deviation (n - 1) + 1e-5.
-        rescale_by_decoder_norm: whether ``pre`` is multiplied by the norms of the decoder's rows, and the latents are
-            divided by them before the decoder.
+    The input norm ``constant_norm`` scales each hidden state to the norm sqrt(dim); ``layer_norm`` subtracts its mean,
+    and divides it by its standard deviation (n - 1) + 1e-5. An SAE that is rescaled multiplies ``pre`` by the norms of
+    the decoder's rows, and divides the latents by them before the decoder.
     """
 
-    activation: str = "relu"
-    k: int | None = None
-    subtract_decoder_bias: bool = True
-    input_norm: str = "none"
+    activation: str = "relu"  # one of ACTIVATIONS
+    k: int | None = None  # number of latents that topk keeps; None for the other activations
+    subtract_decoder_bias: bool = True  # from the input of the encoder
+    input_norm: str = "none"  # one of INPUT_NORMS
     rescale_by_decoder_norm: bool = False
 
     def __post_init__(self) -> None:
@@ -95,8 +90,7 @@ ONLY_OF = {"threshold": "jumprelu", "gate_scale": "gated", "gate_bias": "gated"}
 class SparseAutoencoder:
     """An SAE that codes and reconstructs; it has no state, and its tensors become float32.
 
-    Raises:
-        ValueError: a tensor is missing or superfluous, has another shape, or holds NaN or infinity.
+    ValueError if a tensor is missing or superfluous, has another shape, or holds NaN or infinity.
     """
 
     def __init__(self, config: SaeConfig, weights: SaeWeights) -> None:
@@ -152,8 +146,7 @@ class SparseAutoencoder:
     def active_latents(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The latents of hidden states (n, dim) that are not 0; of ``topk``, the k of each row.
 
-        Returns:
-            rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
+        They are rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
         """
         if self.config.k is not None:
             found, columns = largest(self._pre_activations(hidden), self.config.k)
@@ -165,11 +158,9 @@ class SparseAutoencoder:
         return rows, places - rows * self.num_atoms, latents.flatten()[places]
 
     def reconstructed(self, latents: Tensor, hidden: Tensor) -> Tensor:
-        """Reconstructions (n, dim) float32 in the space of the hidden states.
+        """Reconstructions (n, dim) float32, in their space, of hidden states with these latents, dense or sparse (CSR).
 
-        Args:
-            latents: (n, n_atoms), dense or sparse (CSR), of these hidden states.
-            hidden: (n, dim); only their norm or their mean and deviation are used, to undo the normalization.
+        Of ``hidden``, only the norm or the mean and deviation are used, to undo the normalization.
         """
         _, scale, shift = self.normalized(hidden)
         directions = self.weights.decoder
@@ -242,10 +233,8 @@ def tensors_of(config: SaeConfig) -> list[str]:
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row of values (n, m), as ``topk(k, dim=1, sorted=False)`` gives them up to ties and order.
 
-    ``torch.topk`` looks at all values; on a CPU this is about three times as fast for 3,000 values and k = 42.
-
-    Returns:
-        values (n, k) and columns (n, k) int64.
+    They are values (n, k) and columns (n, k) int64. ``torch.topk`` looks at all values; on a CPU this is about three
+    times as fast for 3,000 values and k = 42.
     """
     rows, width = values.shape
     size = int((width / k) ** 0.5)

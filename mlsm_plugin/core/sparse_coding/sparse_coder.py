@@ -20,22 +20,19 @@ import scipy.sparse as sp
 import torch
 
 META_FILE = "meta.json"
-# entries of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
-DENSE_ENTRIES = 2**22
+DENSE_ENTRIES = 2**22  # of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
 
 
 @dataclass(frozen=True)
 class SparseCodes:
     """The codes of a number of hidden states.
 
-    Attributes:
-        codes: (n_tokens, n_atoms) float32, non-negative, column indices sorted, no stored zeros.
-        gap: (n_tokens,) float64, a certified bound on how far each code is from optimal, relative to its objective;
-            None if the coder does not minimize an objective.
+    The gaps are certified bounds on how far each code is from optimal, relative to its objective; None if the coder
+    does not minimize an objective.
     """
 
-    codes: sp.csr_matrix
-    gap: np.ndarray | None = None
+    codes: sp.csr_matrix  # (n_tokens, n_atoms) float32, non-negative, column indices sorted, no stored zeros
+    gap: np.ndarray | None = None  # (n_tokens,) float64
 
 
 @dataclass(frozen=True)
@@ -54,18 +51,16 @@ class NoOptions:
 class SparseCoder(ABC):
     """Turns hidden states into sparse codes.
 
-    Attributes:
-        kind: name of this kind of coder, as in ``meta.json``.
-        has_gaps: whether :meth:`encode` gives the gaps of its codes.
-        options_type: a dataclass of the settings that a user can choose when hidden states are coded. Each field is
-            a :func:`~mlsm_plugin.core.files.settings.option` with a default. ``mlsm encode`` offers them as flags.
-        meta: the origin of the coder, as values that JSON can hold. The package reads ``layer`` and
-            ``auxiliary_fingerprint`` (the hidden states that it was learned from), ``blocks`` (how the text was cut)
-            and ``health``, if they exist.
+    ``options_type`` is a dataclass of the settings that a user can choose when hidden states are coded. Each field is a
+    :func:`~mlsm_plugin.core.files.settings.option` with a default; ``mlsm encode`` offers them as flags.
+
+    ``meta`` is the origin of the coder, as values that JSON can hold. The package reads ``layer`` and
+    ``auxiliary_fingerprint`` (the hidden states that it was learned from), ``blocks`` (how the text was cut) and
+    ``health``, if they exist.
     """
 
-    kind: ClassVar[str]
-    has_gaps: ClassVar[bool] = False
+    kind: ClassVar[str]  # name of this kind of coder, as in meta.json
+    has_gaps: ClassVar[bool] = False  # whether encode gives the gaps of its codes
     options_type: ClassVar[type] = NoOptions
     meta: dict[str, Any]
 
@@ -88,9 +83,8 @@ class SparseCoder(ABC):
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
         """Code hidden states as the model returns them; a coder that needs normalized ones normalizes them here.
 
-        Args:
-            hidden: (n_tokens, dim) numpy array or torch tensor, finite; a tensor is coded on its device.
-            threads: CPU threads, None for all cores.
+        They are a (n_tokens, dim) numpy array or torch tensor, finite; a tensor is coded on its device, on a CPU with
+        so many threads (None: all cores).
         """
 
     @abstractmethod
@@ -102,17 +96,13 @@ class SparseCoder(ABC):
     def load(cls, directory: str | os.PathLike[str], options: Any) -> SparseCoder:
         """Load a folder that :meth:`save` wrote; ``options`` is an instance of ``options_type``.
 
-        Raises:
-            ValueError: files are missing or damaged (names the folder).
+        ValueError if files are missing or damaged (names the folder).
         """
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
         """The hidden states (n_tokens, dim) float32 that codes stand for; ValueError if this kind does not reconstruct.
 
-        Args:
-            hidden: (n_tokens, dim) numpy array or torch tensor, as :meth:`encode` got it; a coder that normalizes needs
-                it to undo that.
-            codes: (n_tokens, n_atoms), of these hidden states.
+        ``hidden`` is what :meth:`encode` got; a coder that normalizes needs it to undo that.
         """
         raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
 

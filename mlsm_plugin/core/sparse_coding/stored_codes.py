@@ -13,8 +13,7 @@ from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
-# position of a token that has no row in the code store, such as a prepended BOS or padding
-NO_POSITION = -1
+NO_POSITION = -1  # position of a token that has no row in the code store, such as a prepended BOS or padding
 
 
 def atom_dtype(num_atoms: int) -> np.dtype:
@@ -114,8 +113,7 @@ def strongest_of_padded(atoms: np.ndarray, weights: np.ndarray, top: int) -> tup
 def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The number of non-zeros of each row, and the atoms and weights of ``codes``, in the types of the files.
 
-    Raises:
-        ValueError: weights are negative or not finite.
+    ValueError if weights are negative or not finite.
     """
     codes = sp.csr_matrix(codes, copy=True)
     codes.sum_duplicates()  # sorts as well
@@ -130,8 +128,7 @@ def stored_form(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """Convert codes (n, n_atoms), non-negative, to rows of equal length, normalized and rounded as in the code store.
 
-    Returns:
-        atoms (n, m) int32 padded with -1, weights (n, m) float16 padded with 0; m is the length of the longest row.
+    They are atoms (n, m) int32 padded with -1, weights (n, m) float16 padded with 0; m is the length of the longest.
     """
     lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
@@ -145,18 +142,14 @@ class ShardRows:
     """The codes of a shard's tokens in the types of the files, added in the order of the tokens.
 
     A run holds these in memory until the shard is written: 4 bytes per non-zero (6 with uint32 atoms), 8 per token.
-
-    Attributes:
-        coded_tokens, nonzeros: number of rows that were added, and of their weights that did not round to 0.
-        gap_sum, gap_max: sum and maximum of the gaps that were added.
-        has_gaps: whether all rows came with gaps.
     """
 
     def __init__(self, num_tokens: int, num_atoms: int) -> None:
         self.shape = (num_tokens, num_atoms)
-        self.coded_tokens = self.nonzeros = self._filled = 0
+        self.coded_tokens = self._filled = 0  # number of rows that were added, and the first that can follow them
+        self.nonzeros = 0  # weights of these rows that did not round to 0
         self.gap_sum = self.gap_max = 0.0
-        self.has_gaps = True
+        self.has_gaps = True  # whether all rows came with gaps
         self._counts = np.zeros(num_tokens, np.int64)
         self._atoms: list[np.ndarray] = [np.zeros(0, atom_dtype(num_atoms))]
         self._weights: list[np.ndarray] = [np.zeros(0, WEIGHT_DTYPE)]

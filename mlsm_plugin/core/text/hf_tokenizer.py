@@ -26,12 +26,12 @@ ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 class HuggingFaceTokenizer:
     """A tokenizer of the library, with the mapping between its ids and those of fairseq.
 
-    fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that
-    have these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as the library's. A token that
+    fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that have
+    these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as the library's. A token that
     fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
+    ValueError if there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
 
-    Args:
-        path: a folder or a hub name, with or without ``hf:``.
+    ``path`` is a folder or a hub name, with or without ``hf:``.
 
     Attributes:
         symbols: the lines of ``dict.txt``.
@@ -40,9 +40,6 @@ class HuggingFaceTokenizer:
         begin_id, pad_id, end_id: the library's ids of the tokens that begin, pad and end a text.
         special_ids: the library's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
-
-    Raises:
-        ValueError: there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

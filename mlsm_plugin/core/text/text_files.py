@@ -16,7 +16,6 @@ from mlsm_plugin.core.files.atomic_files import parse_json
 from mlsm_plugin.core.files.progress import Progress
 
 PathLike = str | os.PathLike[str]
-
 # the first bytes of compressed files
 COMPRESSED = {
     "gzip": rb"\x1f\x8b",
@@ -37,12 +36,8 @@ LINES_BETWEEN_REPORTS = 1000
 def check_text_files(paths: Sequence[PathLike]) -> int:
     """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
 
-    Returns:
-        The total size of the files in bytes, as they are compressed.
-
-    Raises:
-        ValueError: no file was given, a file is empty, or it is a pipe, or as of :func:`read_lines`.
-        OSError: a file is missing, is a directory or cannot be read.
+    Returns their total size in bytes, as they are compressed. ValueError if no file was given, one is empty or a pipe,
+    or as of :func:`read_lines`; OSError if one is missing, is a directory or cannot be read.
     """
     if not paths:
         raise ValueError("no text file was given")
@@ -67,10 +62,9 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called. ``report`` is called
     with the number of bytes of the file read since the last call.
 
-    Raises:
-        ValueError: bytes are not UTF-8 or a line is too long (both with file and line number), compressed data are
-            damaged, carriage returns end the lines, they are JSON, or the file has only blank lines.
-        OSError: the file cannot be read.
+    ValueError if bytes are not UTF-8 or a line is too long (both with file and line number), compressed data are
+    damaged, carriage returns end the lines, they are JSON, or the file has only blank lines; OSError if it cannot be
+    read.
     """
     holds_text = False
     with open(path, "rb") as file:

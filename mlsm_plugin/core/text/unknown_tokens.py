@@ -108,8 +108,7 @@ def check_known(
 ) -> None:  # fmt: skip
     """Warn of unknown tokens, as of :func:`unknown_tokens_of`, in texts that a model is to read.
 
-    Raises:
-        ValueError: the share ``max_unk_rate`` is exceeded; says ``where``, and the ``remedy``.
+    ValueError, with ``where`` and the ``remedy``, if the share ``max_unk_rate`` is exceeded.
     """
     found = unknown_tokens_of(texts, bpe, dictionary)
     found.check(where, max_unk_rate, remedy=remedy)

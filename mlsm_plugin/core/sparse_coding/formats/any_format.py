@@ -31,15 +31,10 @@ SUBFOLDERS = 1000  # looked at for a hint
 def read_any_format(
     path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
 ) -> SaeCoder | Dictionary:
-    """Read an SAE, or an npy matrix as the dictionary of a lasso.
+    """Read a folder of SAELens, sparsify or dictionary_learning, or an npy file as :func:`read_npy_matrix`.
 
-    Args:
-        path: a folder of SAELens, sparsify or dictionary_learning, or an npy file.
-        normalize, transpose, lambda_: of an npy file; see :func:`read_npy_matrix`.
-
-    Raises:
-        FileNotFoundError: there is nothing at ``path``.
-        ValueError: the format is not known, the files are damaged, or this kind of SAE cannot be converted.
+    FileNotFoundError if there is nothing at ``path``; ValueError if the format is not known, the files are damaged, or
+    this kind of SAE cannot be converted.
     """
     path = Path(path)
     if not path.exists():
@@ -75,15 +70,14 @@ def read_npy_matrix(
 ) -> Dictionary:
     """Read a matrix as the dictionary of a lasso.
 
+    ValueError if the file is not such a matrix, an atom is zero, or does not have unit norm without ``normalize``, or
+    ``lambda_`` is out of range.
+
     Args:
         path: a file of shape (n_atoms, dim), real numbers.
         normalize: scale each atom to unit norm.
         transpose: the file is (dim, n_atoms).
         lambda_: weight of the L1 penalty, > 0; None: ``mlsm encode --lambda`` says it.
-
-    Raises:
-        ValueError: the file is not such a matrix; an atom is zero, or does not have unit norm without ``normalize``;
-            ``lambda_`` is out of range.
     """
     if lambda_ is not None and not 0 < lambda_ < np.inf:
         raise ValueError(f"--lambda must be a positive number, got {lambda_}")

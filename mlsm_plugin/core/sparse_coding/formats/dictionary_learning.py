@@ -18,8 +18,7 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "dictionary_learning"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "ae.pt"
-# kept in meta.json under imported_from
-FACTS = ("lm_name", "layer", "submodule_name", "trainer_class")
+FACTS = ("lm_name", "layer", "submodule_name", "trainer_class")  # kept in meta.json under imported_from
 # settings of training, which do not change the latents of given weights
 TRAINING = """
 lr steps seed device wandb_name warmup_steps decay_start auxk_alpha threshold_beta threshold_start_step top_k_aux
@@ -53,8 +52,7 @@ TENSORS_WITHOUT_EFFECT = {"AutoEncoderTopK": ("threshold",), "MatryoshkaBatchTop
 def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE of one of the ``CLASSES`` from the folder of one trainer, with the two files.
 
-    Raises:
-        ValueError: a file is missing or damaged, or the SAE is of another class.
+    ValueError if a file is missing or damaged, or the SAE is of another class.
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)

@@ -136,8 +136,7 @@ def imported_sae(
 ) -> SaeCoder:
     """The coder of an SAE whose weights come from ``file``, and of whose origin ``meta.json`` will say the ``facts``.
 
-    Raises:
-        ValueError: the weights do not have the ``shape`` (latents, width), do not fit together, or are not finite.
+    ValueError if the weights do not have the ``shape`` (latents, width), do not fit together, or are not finite.
     """
     if tuple(weights.encoder.shape) != shape:
         raise ValueError(
@@ -176,8 +175,7 @@ def check_safetensors() -> None:
 def read_safetensors(path: Path) -> TensorFile:
     """Read a safetensors file, whose header the library compares with the length of the file.
 
-    Raises:
-        ValueError: the file is missing or damaged, or the package ``safetensors`` is.
+    ValueError if the file is missing or damaged, or the package ``safetensors`` is.
     """
     check_safetensors()
     from safetensors import SafetensorError, safe_open
@@ -194,8 +192,7 @@ def read_safetensors(path: Path) -> TensorFile:
 def read_torch(path: Path) -> TensorFile:
     """Read a dictionary of tensors that ``torch.save`` wrote; Python objects in it are not loaded.
 
-    Raises:
-        ValueError: the file is missing, damaged or of another format, or holds something else.
+    ValueError if the file is missing, damaged or of another format, or holds something else.
     """
     _check_is_file(path)
     size = path.stat().st_size

@@ -107,10 +107,8 @@ def read_saelens(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sae_lens.SAE.load_from_disk``, in float32.
 
     A BatchTopK SAE that is still in the format of training becomes what SAELens makes of it when training ends: a
-    JumpReLU SAE with one threshold.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
+    JumpReLU SAE with one threshold. ValueError if a file is missing or damaged, or the SAE is of a kind that cannot be
+    converted (says why).
     """
     folder = Path(folder)
     settings = ConfigFile.read(folder / CONFIG_FILE)

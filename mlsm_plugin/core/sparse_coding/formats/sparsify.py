@@ -23,8 +23,7 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
 NAME = "sparsify"
 CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae.safetensors"
 TENSORS = {"encoder": "encoder.weight", "encoder_bias": "encoder.bias", "decoder": "W_dec", "decoder_bias": "b_dec"}
-# these decide the first weights and the loss only
-WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")
+WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")  # these decide the first weights and the loss only
 REFUSED = {
     "transcode": "a transcoder predicts the output of another place in the model, and does not reconstruct its input",
     "skip_connection": "a linear map of the input is added to what the latents stand for",
@@ -35,10 +34,8 @@ REFUSED = {
 def read_sparsify(folder: str | os.PathLike[str]) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sparsify.SparseCoder.load_from_disk``, in float32.
 
-    ``folder`` is that of one hook point, such as ``layers.5``.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the SAE is of a kind that cannot be converted (says why).
+    ``folder`` is that of one hook point, such as ``layers.5``. ValueError if a file is missing or damaged, or the SAE
+    is of a kind that cannot be converted (says why).
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)
