@@ -12,15 +12,11 @@ from torch import Tensor
 
 @functools.cache
 def _consecutive_ranks(size: int) -> Any:
-    """The group of ``size`` consecutive ranks that this rank belongs to; every rank has to call this."""
-    return torch.distributed.new_subgroups(size)[0]
+    return torch.distributed.new_subgroups(size)[0]  # every rank has to call this
 
 
 def rank_group(size: int | None = None) -> Any:
-    """The process group of ``size`` consecutive ranks to which this rank belongs; None: all data-parallel ranks.
-
-    ValueError if the number of ranks is not a multiple of ``size``.
-    """
+    """The group of ``size`` consecutive ranks with this one (None: all ranks); ValueError if ``size`` is no divisor."""
     everyone = distributed.get_data_parallel_group()
     world = distributed.get_world_size(everyone)
     if size is None or size >= world:
