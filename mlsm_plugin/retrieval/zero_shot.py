@@ -167,7 +167,7 @@ def word_ids(interface: Any, word: str) -> list[int]:
     dictionary = interface.task.source_dictionary
     ids = dictionary.encode_line(interface.bpe.encode(f" {word}"), append_eos=False, add_if_not_exist=False).tolist()
     if not ids or dictionary.unk() in ids:
-        raise ValueError(f"the model's vocabulary cannot write {word!r} of the verbalizer; choose another word")
+        raise ValueError(f"the model's vocabulary cannot write the word {word!r} of the verbalizer; choose another")
     return ids
 
 
