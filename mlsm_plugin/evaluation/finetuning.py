@@ -52,7 +52,7 @@ def architecture_flags(model_cfg: Any) -> list[str]:
 
 
 class Finetuning:
-    """Fine-tunes a checkpoint on labelled texts, with several seeds; ValueError if one of them cannot be used.
+    """Fine-tunes a checkpoint on labelled texts, with several seeds; ValueError if they cannot be used.
 
     Args:
         checkpoint: checkpoint of a RoBERTa-like model, in a folder with ``dict.txt`` and the tokenizer.

@@ -95,7 +95,7 @@ def pseudo_log_likelihoods(
     """For each sentence the sum over its tokens of ``log p(token | all others)``, in nats.
 
     ``interface`` is a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`; ``encoded`` has the ids of each
-    sentence with BOS and EOS, ``(T,)``. A forward pass takes ``batch_tokens``, and a sentence of n tokens n rows of it.
+    sentence with BOS and EOS, ``(T,)``. A forward pass has ``batch_tokens``; a sentence of n tokens takes n rows.
     ValueError if a score is not finite.
     """
     scores = [0.0] * len(encoded)

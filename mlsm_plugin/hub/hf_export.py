@@ -68,7 +68,10 @@ def exported_ids(interface: Any) -> Tensor:
 
 
 def fast_tokenizer(interface: Any) -> Any:
-    """The exported ``PreTrainedTokenizerFast``; one of Hugging Face stays, plus what only the dictionary has."""
+    """The ``transformers.PreTrainedTokenizerFast`` of the exported model.
+
+    A Hugging Face tokenizer stays as it is, plus the symbols that only the dictionary has.
+    """
     from transformers import AddedToken, AutoTokenizer
 
     if not isinstance(interface.bpe, HuggingFaceBPE):

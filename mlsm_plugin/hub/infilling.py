@@ -46,7 +46,7 @@ class Infilling:
 class DenoisingHubInterface(torch.nn.Module):
     """A loaded model of ``span_denoising`` with its tokenizer; see :func:`mlsm_plugin.hub.from_pretrained`."""
 
-    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that :meth:`infill` takes
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that infill() takes
 
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__()

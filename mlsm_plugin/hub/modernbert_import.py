@@ -49,7 +49,7 @@ def import_modernbert(
     The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes
     with this tokenizer. ValueError if the model is no ModernBERT that ``mlsm_modern`` can compute, its weights or its
     tokenizer cannot be read, ids differ, a logit differs by more than 1e-4, or the folder is not new. Nothing appears
-    there unless the comparison on ``lines`` of text succeeds.
+    in it unless the comparison on ``lines`` of text succeeds.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

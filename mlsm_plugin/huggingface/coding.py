@@ -58,7 +58,7 @@ def encode_sequences(
         tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
         share: the part of the shards that this process codes.
     """
-    name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # among the sources of hidden states
+    name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # of the source of hidden states
     fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
@@ -116,7 +116,7 @@ class SequenceBlocks(TokenBlocks):
     """Sequences of ids, each of them one block; empty ones are left out. Special tokens have positions, but no codes.
 
     ``special_ids`` are those of all tokens that are no text; ValueError if a sequence has more than ``max_tokens``, or
-    an id that the ``num_symbols`` of the model lack.
+    an id that is none of the ``num_symbols``.
     """
 
     def __init__(

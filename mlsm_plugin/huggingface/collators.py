@@ -231,7 +231,7 @@ class SpanGroupsCollator(_TextCollator):
     A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens. ValueError if the
     tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
 
-    ``max_length`` are the positions of the model: a span of one token becomes two masks. ``seed``, the epoch and the
+    ``max_length`` is what the model takes: a span of one token becomes two masks. ``seed``, the epoch and the
     number of a group decide its spans.
     """
 

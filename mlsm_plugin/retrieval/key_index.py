@@ -115,7 +115,7 @@ class KeyIndex:
         write_json(directory / INDEX_META_FILE, meta)
 
     def candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
-        """Rows ``(n, c)`` int64 of keys that probably include the ``k`` nearest to queries ``(n, dim)`` float32."""
+        """Rows ``(n, c)`` int64 of keys that probably include the ``k`` nearest to ``(n, dim)`` float32; c >= k."""
         if self.kind == "flat":
             rows: np.ndarray = self._index.search(queries, k)[1]
             return rows

@@ -34,6 +34,9 @@ class LoggedMeans:
         return sum(log.get(key, 0) for log in self.logging_outputs)
 
     def log(self, name: str, key: str, count: Any, *, unit: float = 1.0, digits: int = 3) -> None:
-        """Log the sum of ``key`` by ``count`` and ``unit`` as ``name``; 0 with weight 0 if nothing was counted."""
+        """Log the sum of ``key``, divided by ``count`` and ``unit``, as ``name``.
+
+        If nothing was counted, 0 is logged with weight 0, since other metrics may be derived from it.
+        """
         mean = self.total(key) / count / unit if count > 0 else 0.0
         metrics.log_scalar(name, mean, count, round=digits)

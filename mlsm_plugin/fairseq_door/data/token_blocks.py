@@ -47,7 +47,7 @@ class BlockPiecesDataset(SizedDataset):
 
     Attributes:
         block_starts: flat position of the first token of each block, ``(n_blocks,)`` int64, ascending.
-        block_sizes, sizes: number of tokens of each block, ``(n_blocks,)`` int64, and of each item, ``(n_items,)``.
+        block_sizes, sizes: number of tokens of each block, ``(n_blocks,)``, and of each item, ``(n_items,)``, int64.
     """
 
     def __init__(self, blocks: TokenBlockDataset, max_tokens: int, *, min_tokens: int = 1) -> None:
@@ -155,7 +155,7 @@ def check_codes_belong_to(
 
 
 def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
-    """:func:`symbols_of_dataset`, to which ``<mask>`` is added, as fairseq's masked_lm task does."""
+    """Load ``dict.txt`` as :func:`symbols_of_dataset`, and add ``<mask>``, as fairseq's masked_lm task does."""
     dictionary = symbols_of_dataset(data_bin)
     dictionary.add_symbol("<mask>", n=0)  # n=0: the task adds it again, and only that counts
     return dictionary
@@ -195,6 +195,6 @@ def training_samples(dataset: Any, *, split: str, cfg: Any, dictionary: Dictiona
     The dataset has the tokens of the split, or their positions (``bos`` is then ``NO_POSITION``).
     """
     length, mode = cfg.tokens_per_sample, cfg.sample_break_mode
-    how = (cfg.shorten_data_split_list, cfg.shorten_method, length, cfg.seed)
-    dataset = maybe_shorten_dataset(dataset, split, *how)
+    shortened = (cfg.shorten_data_split_list, cfg.shorten_method, length, cfg.seed)
+    dataset = maybe_shorten_dataset(dataset, split, *shortened)
     return cut_into_blocks(dataset, dictionary=dictionary, tokens_per_sample=length, sample_break_mode=mode, bos=bos)

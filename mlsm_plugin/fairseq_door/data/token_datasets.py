@@ -48,8 +48,8 @@ def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage]
     """The masking probability of each token of a sample, ``(T,)`` float64.
 
     It is ``mask_prob / coverage`` at covered positions and 0 elsewhere, so that on average the share ``mask_prob`` of
-    the positions is masked, whatever the coverage, which must not be less. ``positions`` ``(T,)`` are flat ones in the
-    text of all ``splits``, in order; negative for a token that is in none.
+    the positions is masked, whatever the coverage, which must not be less than it. ``positions`` ``(T,)`` are flat ones
+    in the text of all ``splits``, in order; negative for a token that is in none.
     """
     assert all(mask_prob <= split.coverage for split in splits)
     starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])

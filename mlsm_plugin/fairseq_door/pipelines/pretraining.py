@@ -80,10 +80,10 @@ def pretrain(
     flags: list[str],
     keep_at: Sequence[int] = KEPT_PERCENTAGES,
 ) -> list[Path]:
-    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns what it kept.
+    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns them.
 
     The trainer stops at each of them and resumes from there, as it does after a kill. The last checkpoint of a run that
-    ended early is among the kept ones. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
+    ended early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
 
     Args:
         data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.

@@ -79,7 +79,10 @@ def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
 
 
 def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Raise ValueError unless a model may be built from what :func:`read_contents` gave: names, types and sizes."""
+    """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
+
+    Its names must be on the lists, and its options of the right type and size.
+    """
     parts, names = _parts(contents), names_in(contents)
     for kind, name in names.items():
         if not _is_trusted(kind, name):

@@ -41,7 +41,10 @@ ROWS_BEFORE_POSITIONS = 2
 
 
 def before_loading(module: nn.Module, look: Look) -> None:
-    """Call ``look(weights, prefix)``, which may change them or raise, before ``module`` loads its own by ``prefix``."""
+    """Call ``look(weights, prefix)`` whenever ``module`` is to load weights, of which its own begin with ``prefix``.
+
+    ``look`` may change the dictionary in place, or raise.
+    """
     module._register_load_state_dict_pre_hook(functools.partial(_show, look))  # which can be pickled
 
 

@@ -16,7 +16,10 @@ def _consecutive_ranks(size: int) -> Any:
 
 
 def rank_group(size: int | None = None) -> Any:
-    """The group of ``size`` consecutive ranks with this one (None: all ranks); ValueError if ``size`` is no divisor."""
+    """The process group of ``size`` consecutive ranks to which this rank belongs; None: all data-parallel ranks.
+
+    ValueError if the number of ranks is not a multiple of ``size``.
+    """
     everyone = distributed.get_data_parallel_group()
     world = distributed.get_world_size(everyone)
     if size is None or size >= world:

@@ -55,7 +55,10 @@ def newest_whole(folder: Path) -> tuple[Path, int] | None:
 
 
 def repair_last(last: Path) -> None:
-    """Replace a damaged last checkpoint by the newest whole one, ValueError without one; keep it by another name."""
+    """Replace a last checkpoint that is damaged by the newest whole one beside it, and keep it under another name.
+
+    ValueError if there is no whole one.
+    """
     if not last.is_file():
         return
     try:

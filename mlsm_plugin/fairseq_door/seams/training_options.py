@@ -75,7 +75,7 @@ def registered_name(cfg: Any) -> str:
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Raise ValueError if an option is missing, out of range, or excludes another; ``args`` are made of ``words``."""
+    """Raise ValueError if an option is missing, out of range, or excludes another; ``args`` come from ``words``."""
     _check_missing(args, words)
     for name, (least, most) in RANGES.items():
         for value in _numbers(getattr(args, name, None)):

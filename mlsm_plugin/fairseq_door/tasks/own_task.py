@@ -81,8 +81,8 @@ class OwnTask(ABC):
     refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are not
     known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints load
     from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
-    (``data``), the first folder of which has the dictionary. ValueError for ``--autocast bf16`` together with
-    another kind of reduced precision.
+    (``data``), the first folder of which has the dictionary. ValueError for ``--autocast bf16`` with another kind
+    of reduced precision.
     """
 
     criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit

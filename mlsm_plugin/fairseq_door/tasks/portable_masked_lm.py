@@ -165,7 +165,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         return samples
 
     def samples_of(self, dataset: Any, split: str, *, bos: int | None = None) -> Any:
-        """Cut the tokens of ``split``, or values for them, into samples that begin with ``bos``; None: BOS."""
+        """Cut the tokens of ``split``, or values of the same shape, into samples that begin with ``bos``; None: BOS."""
         dictionary = self.source_dictionary
         bos = dictionary.bos() if bos is None else bos
         return training_samples(dataset, split=split, cfg=self.cfg, dictionary=dictionary, bos=bos)

@@ -51,7 +51,7 @@ def encode_masked_text(
 def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
     """Leave out the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
 
-    ``ids`` and ``places`` are as of :func:`encode_masked_text`, with at least one mask, for which ``length`` ids stand.
+    ``ids`` and ``places`` are as of :func:`encode_masked_text`, with at least one mask, each of ``length`` ids.
     ValueError if the masks are too far apart.
     """
     if len(ids) <= limit:

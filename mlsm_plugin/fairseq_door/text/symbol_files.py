@@ -30,7 +30,10 @@ def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
 
 
 def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
-    """The dictionary of a binarized dataset; FileNotFoundError without a ``dict.txt``, or as :func:`read_symbols`."""
+    """The dictionary of a binarized dataset.
+
+    FileNotFoundError if the folder has no ``dict.txt``; ValueError as of :func:`read_symbols`.
+    """
     path = Path(folder) / DICTIONARY_NAME
     if not path.exists():
         raise FileNotFoundError(
