@@ -23,8 +23,7 @@ OF_THE_MODEL = "what the model can take, at most 512"
 def output_folder(text: str) -> str:
     """The name of a folder, which need not exist. argparse lets the error through, before any work is done.
 
-    Raises:
-        OSError: it is empty, or it or a folder above it is a file.
+    OSError if it is empty, or it or a folder above it is a file.
     """
     if not text:
         raise FileNotFoundError("the name of the folder to write to is empty")

@@ -23,11 +23,7 @@ def user_dir_of(arguments: Sequence[str]) -> str | None:
 
 
 def import_plugin(folder: str) -> None:
-    """Import the package in ``folder`` as fairseq does.
-
-    Raises:
-        ValueError: the package does not exist, or its import fails.
-    """
+    """Import the package in ``folder`` as fairseq does; ValueError if it does not exist, or its import fails."""
     try:
         from fairseq.utils import import_user_module
     except ImportError:

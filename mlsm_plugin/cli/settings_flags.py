@@ -46,10 +46,8 @@ def add_settings(
 def settings_of(cls: Any, args: argparse.Namespace, **more: Any) -> Any:
     """The dataclass with the values of the command line; a field that it lacks keeps its default.
 
-    ``more`` has values of fields that are no flags, or that override those of the command line.
-
-    Raises:
-        ValueError: as of the dataclass, with the names of flags.
+    ``more`` has values of fields that are no flags, or that override those of the command line. ValueError as of the
+    dataclass, with the names of flags.
     """
     given = {name: getattr(args, name) for name in options_of(cls) if hasattr(args, name)}
     try:

@@ -29,12 +29,11 @@ def evaluate_dictionary(
 ) -> dict[str, Any]:
     """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
 
+    ValueError if model, coder and text do not belong together, or as of these functions.
+
     Returns:
         what decides the figures, and under ``reconstruction`` and ``loss`` those of :func:`evaluate_reconstruction` and
         :func:`evaluate_loss`; where the model is no masked LM, ``loss`` is None, and ``why_no_loss`` says so.
-
-    Raises:
-        ValueError: model, coder and text do not belong together, or as of these functions.
     """
     reader = BlockReader(data_bin, split, settings.blocks)
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
@@ -76,19 +75,16 @@ def evaluate_reconstruction(
 ) -> tuple[Figures, int]:
     """Code the hidden states of the content tokens of the drawn blocks, and judge their reconstructions.
 
+    ValueError if a hidden state is NaN or infinite, the coder does not reconstruct, or the blocks hold no content.
+
     Returns:
         the figures, see :meth:`ReconstructionQuality.result`; and how many codes miss the accuracy that was requested.
-
-    Raises:
-        ValueError: a hidden state is NaN or infinite, the coder does not reconstruct, or the blocks hold no content.
     """
-    quality = ReconstructionQuality(coder.num_atoms, coder.dim)
-    inexact = 0
+    quality, inexact = ReconstructionQuality(coder.num_atoms, coder.dim), 0
     drawn = drawn_blocks(reader, settings)
     for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
-        row = first_nonfinite_row(hidden)
-        if row is not None:
+        if (row := first_nonfinite_row(hidden)) is not None:
             raise ValueError(
                 f"the hidden state of the token at position {positions[row]} in layer {settings.layer} holds NaN or "
                 "infinity; try without --fp16"
@@ -107,16 +103,14 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
 
     15 % of the content tokens become ``<mask>``; which ones, depends on the seed and their positions only. Hidden
     states of content tokens, masked ones included, are replaced by their reconstructions, or by zero vectors (the
-    ablation of SAEBench). Those of BOS, EOS and padding stay.
+    ablation of SAEBench). Those of BOS, EOS and padding stay. ValueError if a loss is NaN or infinite, or the coder
+    does not reconstruct.
 
     Returns:
         ``masked_tokens``: how many; the mean cross entropy of these, in nats: ``ce_loss_without_sae``,
         ``ce_loss_with_sae`` (any coder's reconstructions; the name is SAEBench's), ``ce_loss_with_ablation``; and
         ``ce_loss_score = (ablation - with) / (ablation - without)``, None where the ablation changes nothing. Without
         a masked token, all are None.
-
-    Raises:
-        ValueError: a loss is NaN or infinite, or the coder does not reconstruct.
     """
 
     def reconstructed(hidden: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, cop
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.core.hidden_states.devices import default_device
+from mlsm_plugin.core.text.text_files import PathLike
 from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, check_known
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.settings import FinetuneSettings
@@ -52,23 +52,16 @@ def architecture_flags(model_cfg: Any) -> list[str]:
 
 
 class Finetuning:
-    """Fine-tunes a checkpoint on labelled texts, with several seeds.
+    """Fine-tunes a checkpoint on labelled texts, with several seeds; ValueError if they cannot be used.
 
     Args:
         checkpoint: checkpoint of a RoBERTa-like model, in a folder with ``dict.txt`` and the tokenizer.
         files: labelled texts by split: ``train``, ``valid`` and optionally ``test``.
         output: folder for the dataset, the runs, predictions, ``results.json``, and the best model.
-
-    Raises:
-        ValueError: the texts or the checkpoint cannot be used.
     """
 
     def __init__(
-        self,
-        checkpoint: Path,
-        files: dict[str, str | os.PathLike[str]],
-        output: str | os.PathLike[str],
-        settings: FinetuneSettings,
+        self, checkpoint: Path, files: Mapping[str, PathLike], output: PathLike, settings: FinetuneSettings
     ) -> None:
         self.checkpoint, self.output, self.settings = checkpoint, Path(output), settings
         how = {"regression": settings.regression, "header": settings.header}
@@ -94,8 +87,7 @@ class Finetuning:
     def run(self, seeds: Sequence[int]) -> dict[str, Any]:
         """Train what is missing, and write ``results.json``; returns its content.
 
-        Raises:
-            ValueError: the folder holds other runs, another process is writing there, or a training fails.
+        ValueError if the folder holds other runs, another process is writing there, or a training fails.
         """
         with only_writer(self.output):
             folder = self._folder()
@@ -125,10 +117,7 @@ class Finetuning:
                     print(f"{split}: {number} texts are longer than the model's {limit} positions; they are cut")
 
     def _folder(self) -> PlannedFolder:
-        """The folder of the runs; its plan has the contents of all inputs.
-
-        The seeds are not part of the plan, since a later command may add more.
-        """
+        """The folder of the runs; its plan has all inputs, but not the seeds, of which a later command may add more."""
         tokenizer = [self.checkpoint.parent / name for name in tokenizer_files(self.checkpoint.parent)]
         plan = {
             "checkpoint": model_fingerprint(self.checkpoint),
@@ -221,11 +210,8 @@ class Finetuning:
         if not self.settings.regression:
             hits = [own == label for own, (label, _) in zip(texts.labels, predicted, strict=True)]
             return {"accuracy": float(np.mean(hits))}
-        wanted, found = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
-        return {
-            "pearson": _correlation(stats.pearsonr, wanted, found),
-            "spearman": _correlation(stats.spearmanr, wanted, found),
-        }
+        both = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
+        return {"pearson": _correlation(stats.pearsonr, *both), "spearman": _correlation(stats.spearmanr, *both)}
 
     def _keep(self, seed: int) -> None:
         """Copy the best model to the output folder, so that this folder can be loaded."""
@@ -267,11 +253,8 @@ def summarized(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def check_tokens(texts: LabelledTexts, interface: Any, max_unk_rate: float) -> None:
-    """Check that every text has tokens for a loaded model; warn of unknown ones.
-
-    Raises:
-        ValueError: a text has no token, such as a zero-width space (the message names its line), or more than the share
-            ``max_unk_rate`` of the tokens of all texts is unknown.
+    """Raise ValueError if a loaded model has no token for a text, such as a zero-width space (the message names its
+    line), or more than the share ``max_unk_rate`` of all tokens is unknown; warn of fewer.
     """
     for index, own in enumerate(texts.texts):
         for text in own:

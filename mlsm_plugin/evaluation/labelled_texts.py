@@ -81,12 +81,9 @@ def _is_number(label: str) -> bool:
 def check_same_kind(
     train: LabelledTexts, others: list[LabelledTexts], *, regression: bool, allow_single: bool = False
 ) -> None:
-    """Check that the training texts and those that are evaluated on belong together.
-
-    Raises:
-        ValueError: the files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
-            one of the others, or, unless ``allow_single``, only one text has a label, such as the name of the column
-            in a header. For ``regression`` labels are numbers, which may differ.
+    """Raise ValueError if files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
+    one of the others, or, unless ``allow_single``, only one text has a label, such as the name of the column in a
+    header. For ``regression`` labels are numbers, which may differ.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:

@@ -51,17 +51,10 @@ def evaluate_latent_kl(
     batch_size: int = 32,
     codes: str | os.PathLike[str] | None = None,
 ) -> LatentKl:
-    """Evaluate a trained model and the unigram baseline on the same masked tokens.
+    """Evaluate the model of a run's folder and the unigram baseline on the same masked tokens, masked as in training.
 
-    Args:
-        run: folder of the training run.
-        data_bin: binarized dataset.
-        split: split to evaluate on, masked as in training.
-        batch_size: number of samples at once.
-        codes: folder of the codes of ``split`` and ``train`` (default: the dataset).
-
-    Raises:
-        ValueError: the model has no latent head, the codes do not belong to the data, or no masked token has one.
+    ``codes`` is the folder of the codes of ``split`` and ``train``; None: the binarized dataset. ValueError if the
+    model has no latent head, the codes do not belong to the data, or no masked token has one.
     """
     hub = from_pretrained(run)
     if hub.num_atoms == 0:

@@ -31,16 +31,10 @@ class NoMaskedLmError(ValueError):
 
 
 class MaskedLm(ABC):
-    """A masked LM in eval mode.
+    """A masked LM in eval mode."""
 
-    Attributes:
-        dictionary: fairseq's dictionary of the data, with ``<mask>``.
-        device: device of the model.
-    """
-
-    dictionary: Dictionary
+    dictionary: Dictionary  # fairseq's, of the data, with <mask>
     device: torch.device
-
     _model: Any
     _half: bool
 
@@ -51,10 +45,7 @@ class MaskedLm(ABC):
 
     @abstractmethod
     def changed(self, layer: int, change: Change) -> Any:
-        """A context in which ``change``, from and to ``(B, T, dim)`` float32, replaces hidden state ``layer``.
-
-        It is that of :class:`~mlsm_plugin.core.hidden_states.encoder.HiddenStateEncoder`.
-        """
+        """A context in which ``change``, from and to ``(B, T, dim)`` float32, replaces hidden state ``layer``."""
 
     @abstractmethod
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
@@ -68,8 +59,7 @@ class MaskedLm(ABC):
     def losses(self, tokens: Tensor, masked: Tensor, targets: Tensor) -> Tensor:
         """Cross entropies of the ``masked`` tokens (bool ``(B, T)``): (n_masked,) float64 on the CPU, in nats.
 
-        Args:
-            tokens, targets: ``(B, T)`` fairseq's ids, right-padded, with masks and without.
+        ``tokens`` and ``targets`` are ``(B, T)`` fairseq's ids, right-padded, with masks and without.
         """
         tokens, masked, targets = (part.to(self.device) for part in (tokens, masked, targets))
         found = self.logits(tokens, masked).double().log_softmax(dim=1)
@@ -84,8 +74,7 @@ class FairseqMaskedLm(MaskedLm):
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
         model, cfg = load_roberta(name, data_bin, self.dictionary)
-        why = why_untrained(cfg)
-        if why is not None:
+        if (why := why_untrained(cfg)) is not None:
             raise NoMaskedLmError(why)
         self._model, self._half = model.eval(), fp16
         self.to(default_device(device))
@@ -158,12 +147,10 @@ class HuggingFaceMaskedLm(MaskedLm):
 def open_masked_lm(
     name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
 ) -> MaskedLm:
-    """Open the masked LM of this name; arguments are those of
-    :class:`~mlsm_plugin.core.hidden_states.encoder.HiddenStateEncoder`.
+    """Open the masked LM of this name; arguments are those of :class:`HiddenStateEncoder`.
 
-    Raises:
-        NoMaskedLmError: the model is no masked LM, its head was not trained, or its source has none.
-        FileNotFoundError, ValueError: the model cannot be opened.
+    NoMaskedLmError if the model is no masked LM, its head was not trained, or its source has none; FileNotFoundError or
+    ValueError if it cannot be opened.
     """
     source = source_of(name)
     kinds = {FairseqEncoder: FairseqMaskedLm, HuggingFaceEncoder: HuggingFaceMaskedLm}

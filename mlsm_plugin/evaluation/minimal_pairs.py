@@ -36,8 +36,7 @@ class MinimalPair:
 def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
     """Read JSON lines with ``sentence_good`` and ``sentence_bad``, as in BLiMP; blank lines are skipped.
 
-    Raises:
-        ValueError: a line is not a JSON object or lacks a sentence (the message names the line), or there is no pair.
+    ValueError if a line is not a JSON object or lacks a sentence (the message names the line), or there is no pair.
     """
     pairs = []
     for number, line in numbered_lines(path, json_lines=True):
@@ -66,18 +65,14 @@ def evaluate_pairs(
     """How often a loaded masked LM finds the good sentence of a pair more likely.
 
     ``files`` holds the pairs of :func:`read_pairs` by the name of their file, of whose tokens the share
-    ``max_unk_rate`` may be unknown.
+    ``max_unk_rate`` may be unknown. ValueError if the model's masked-LM head was not trained, too many tokens are
+    unknown, or as of :func:`compare_pairs`.
 
     Returns:
         ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files``, and ``mean_of_files``,
         the mean of their accuracies.
-
-    Raises:
-        ValueError: the model's masked-LM head was not trained, too many tokens are unknown, or as of
-            :func:`compare_pairs`.
     """
-    why = why_untrained(interface.cfg)
-    if why is not None:
+    if (why := why_untrained(interface.cfg)) is not None:
         raise ValueError(f"{why}: sentences cannot be scored")
     for path, pairs in files.items():
         texts, dictionary = (text for pair in pairs for text in (pair.good, pair.bad)), interface.task.source_dictionary
@@ -90,7 +85,6 @@ def evaluate_pairs(
 
 
 def _figures(verdicts: list[int]) -> dict[str, Any]:
-    """The figures of some pairs from what :func:`compare_pairs` found."""
     return {"pairs": len(verdicts), "accuracy": verdicts.count(1) / len(verdicts), "ties": verdicts.count(0)}
 
 
@@ -100,13 +94,9 @@ def pseudo_log_likelihoods(
 ) -> list[float]:
     """For each sentence the sum over its tokens of ``log p(token | all others)``, in nats.
 
-    Args:
-        interface: a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`.
-        encoded: ids of each sentence with BOS and EOS, ``(T,)``.
-        batch_tokens: tokens in a forward pass; a sentence of n tokens takes n rows.
-
-    Raises:
-        ValueError: a score is not finite.
+    ``interface`` is a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`; ``encoded`` has the ids of each
+    sentence with BOS and EOS, ``(T,)``. A forward pass has ``batch_tokens``; a sentence of n tokens takes n rows.
+    ValueError if a score is not finite.
     """
     scores = [0.0] * len(encoded)
     mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
@@ -136,11 +126,8 @@ def compare_pairs(interface: Any, pairs: Sequence[MinimalPair], *, batch_tokens:
 
     It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``. The result does not depend
     on ``batch_tokens``: sentences with the same ids have the same score, and pairs close to a tie are scored again,
-    each sentence in a batch of its own.
-
-    Raises:
-        ValueError: a sentence has no token, or more than the model has positions (the message names file and line), or
-            a score is not finite.
+    each sentence in a batch of its own. ValueError if a sentence has no token, or more than the model has positions
+    (the message names file and line), or a score is not finite.
     """
     encoded = [_encode(interface, text, pair.where) for pair in pairs for text in (pair.good, pair.bad)]
     unique = {tuple(tokens.tolist()): tokens for tokens in encoded}

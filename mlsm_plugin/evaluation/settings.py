@@ -13,8 +13,7 @@ from mlsm_plugin.core.text.unknown_tokens import KnownText
 class FinetuneSettings(KnownText):
     """How a checkpoint is fine-tuned. The learning rate rises in the first 6 % of the updates, and falls to 0.
 
-    Raises:
-        ValueError: a value is out of range.
+    ``extra`` are further flags of ``fairseq-train``, which override the others. ValueError if a value is out of range.
     """
 
     max_epoch: int = option(10, least=1, help="largest number of epochs")
@@ -26,19 +25,11 @@ class FinetuneSettings(KnownText):
     allow_single_labels: bool = option(False, help="accept a label that only one training text has")
     from_scratch: bool = option(False, help="start from random weights of the same architecture, for comparison")
     extra: tuple[str, ...] = ()
-    """Further flags of ``fairseq-train``, which override the others."""
 
 
 @dataclass(frozen=True)
 class EvaluationSettings(ModelRun):
-    """What is evaluated, and how.
-
-    Attributes:
-        blocks: what the model sees at once.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """What is evaluated, and how; ValueError if a value is out of range. ``blocks`` are what the model sees at once."""
 
     layer: int = layer()
     blocks: BlockSettings = field(default_factory=BlockSettings)

@@ -42,14 +42,13 @@ def from_pretrained(
         ValueError: the file is not a checkpoint.
     """
     checkpoint = checkpoint_of(model_name_or_path, checkpoint_file)
-    directory = checkpoint.parent
-    data = directory / data_name_or_path
+    data = checkpoint.parent / data_name_or_path
     if not (data / "input0" / "dict.txt").is_file():  # its place in the dataset of a fine-tuned classifier
         read_contents(checkpoint)  # another kind of file has no dictionary beside it either
         load_dictionary(data)  # raises an error that says what to do
     tokenizer = {"bpe": bpe or "sentencepiece"}
     if tokenizer["bpe"] == "sentencepiece" and "sentencepiece_model" not in overrides:
-        tokenizer = bpe_options(directory, data)
+        tokenizer = bpe_options(checkpoint.parent, data)
     overrides = {"data": str(data), "load_checkpoint_heads": True, **tokenizer, **overrides}
     model, cfg, task = load_model(checkpoint, overrides)
     interface = DenoisingHubInterface if isinstance(task, SpanDenoisingTask) else MlsmHubInterface

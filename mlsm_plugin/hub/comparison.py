@@ -38,12 +38,8 @@ class Comparison:
 def compare(interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str) -> Comparison:
     """Compare our model, in eval mode, with the library's: ids and logits of lines, of each of which a token is masked.
 
-    Args:
-        ids: for each of our ids the library's, ``(len(dictionary),)`` int64.
-        word: how an error calls the model, such as "exported".
-
-    Raises:
-        ValueError: ids differ, or a logit differs by more than 1e-4.
+    ``ids`` ``(len(dictionary),)`` int64 has for each of our ids the library's; an error calls the model by ``word``,
+    such as "exported". ValueError if ids differ, or a logit differs by more than 1e-4.
     """
     limit, unknown = int(interface.model.max_positions()), int(ids[interface.task.source_dictionary.unk()])
     symbols, special = list(tokenizer.get_added_vocab()), {*tokenizer.all_special_ids}

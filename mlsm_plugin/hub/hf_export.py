@@ -118,10 +118,9 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
         ]
     )
     tokenizer.decoder = decoders.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
+    forms = {"single": "<s> $A </s>", "pair": "<s> $A </s> </s> $B </s>"}
     ends = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(**forms, special_tokens=ends)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=int(interface.model.max_positions()),
@@ -133,14 +132,8 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
 def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str]) -> ExportProof:
     """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
 
-    Args:
-        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
-        output: the folder; nothing appears there unless the comparison succeeds.
-        lines: text on which ids and logits are compared.
-
-    Raises:
-        ValueError: the model cannot be exported, a package is missing, ids differ, or a logit differs by more than
-            1e-4.
+    ValueError if the model cannot be exported, a package is missing, ids differ, or a logit differs by more than 1e-4.
+    Ids and logits are compared on ``lines`` of text; nothing appears in ``output`` unless that succeeds.
     """
     transformers = import_transformers()
     try:
@@ -148,7 +141,6 @@ def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str])
         from safetensors.torch import save_file
     except ImportError as error:
         raise ValueError(f"an export needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
-
     check_exportable(interface)
     interface.eval().float().cpu()
     ids = exported_ids(interface)

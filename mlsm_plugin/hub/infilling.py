@@ -44,13 +44,9 @@ class Infilling:
 
 
 class DenoisingHubInterface(torch.nn.Module):
-    """A loaded model of ``span_denoising`` with its tokenizer; see :func:`mlsm_plugin.hub.from_pretrained`.
+    """A loaded model of ``span_denoising`` with its tokenizer; see :func:`mlsm_plugin.hub.from_pretrained`."""
 
-    Attributes:
-        max_unk_rate: largest share of unknown tokens in a text; above it, :meth:`infill` refuses it.
-    """
-
-    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that infill() takes
 
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__()
@@ -68,8 +64,7 @@ class DenoisingHubInterface(torch.nn.Module):
     def encode(self, text: str) -> Tensor:
         """Ids ``(T,)`` of a text with sentinels, EOS included.
 
-        Raises:
-            ValueError: the text has a sentinel that the model lacks, or one twice, or is too long for the model.
+        ValueError if the text has a sentinel that the model lacks, or one twice, or is too long for the model.
         """
         ids = encode_with_sentinels(
             text, lambda part: self.bpe.encode(part).split(" "), self.dictionary, len(self.sentinels)
@@ -97,16 +92,10 @@ class DenoisingHubInterface(torch.nn.Module):
 
     @torch.no_grad()
     def infill(self, text: str, beam: int = 4, *, max_length: int | None = None) -> Infilling:
-        """Fill the gaps of ``text``, which sentinels mark, each with the best of a beam search.
+        """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
 
-        Args:
-            text: such as ``"The <extra_id_0> walks in <extra_id_1> park"``.
-            beam: number of hypotheses that are kept.
-            max_length: longest target in tokens; the default is what the model's positions allow.
-
-        Raises:
-            ValueError: the text has no sentinel, one that the model lacks, or one twice, is too long for the model, or
-                has too many unknown tokens.
+        ``max_length`` is the longest target in tokens; None: what the model's positions allow. ValueError if the text
+        has no sentinel, one that the model lacks, or one twice, is too long, or has too many unknown tokens.
         """
         source = self.encode(text)
         check_known([text], self.bpe, self.dictionary, self.max_unk_rate)

@@ -32,9 +32,8 @@ class TokenProperties:
 class MlsmHubInterface(RobertaHub):
     """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties.
 
-    Attributes:
-        max_unk_rate: largest share of unknown tokens in a text; methods that get a text refuse it above that, and warn
-            below. :meth:`encode` and what gets tokens do not.
+    ``max_unk_rate`` is the largest share of unknown tokens in a text; methods that get a text refuse it above that, and
+    warn below. :meth:`encode` and what gets tokens do not.
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
@@ -47,24 +46,17 @@ class MlsmHubInterface(RobertaHub):
 
     @torch.no_grad()
     def latent_distribution(self, tokens: Tensor) -> Tensor:
-        """Predicted distribution over the latent properties of each token.
+        """Predicted distribution over the latent properties of each token, ``(B, T, n_atoms)`` float32.
 
-        Args:
-            tokens: ``(T,)`` or ``(B, T)`` ids, as :meth:`encode` makes them.
-
-        Returns:
-            ``(B, T, n_atoms)`` float32 probabilities.
-
-        Raises:
-            ValueError: the model has no latent head, or there are too many tokens.
+        ``tokens`` are ``(T,)`` or ``(B, T)`` ids, as :meth:`encode` makes them. ValueError if the model has no latent
+        head, or there are too many tokens.
         """
         if self.num_atoms == 0:
             raise ValueError("this model has no latent properties: it was not trained with masked_latent_semantic")
         tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
         if tokens.size(1) > self.model.max_positions():
-            raise ValueError(
-                f"the text has {tokens.size(1)} tokens, the model takes at most {self.model.max_positions()}"
-            )
+            limit = self.model.max_positions()
+            raise ValueError(f"the text has {tokens.size(1)} tokens, the model takes at most {limit}")
         with utils.model_eval(self.model):
             _, extra = self.model(tokens.to(self.device), project_tokens=False, project_atoms=True)
         return extra["atom_logits"].float().softmax(dim=-1)
@@ -119,7 +111,7 @@ class MlsmHubInterface(RobertaHub):
         return filled
 
     def fill_phrase(self, text: str, datastore: Any, topk: int = 5, **settings: Any) -> list[Any]:
-        """Phrases of a datastore for the masks of ``text``, best first.
+        """Phrases of a datastore for the masks of ``text``, best first; ValueError if it has none.
 
         Args:
             text: text with one or several ``<mask>``.
@@ -129,9 +121,6 @@ class MlsmHubInterface(RobertaHub):
 
         Returns:
             a list of :class:`PhraseCandidate` for the mask; a list of such lists if there are several masks.
-
-        Raises:
-            ValueError: ``text`` has no mask.
         """
         from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
         from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller
@@ -145,7 +134,7 @@ class MlsmHubInterface(RobertaHub):
     def predict_labels(
         self, texts: Sequence[Sequence[str]], *, batch_size: int = 32, head: str = "sentence_classification_head"
     ) -> list[tuple[Any, float]]:
-        """What a fine-tuned model predicts for texts.
+        """What a fine-tuned model predicts for texts; ValueError if it was not fine-tuned.
 
         Args:
             texts: one text each, or two for pairs; texts longer than the model's positions are cut, with a warning.
@@ -154,9 +143,6 @@ class MlsmHubInterface(RobertaHub):
 
         Returns:
             (label, its probability) for each; for regression the predicted number, twice.
-
-        Raises:
-            ValueError: the model was not fine-tuned.
         """
         if not self.has_classification_head(head):
             raise ValueError("this model has no classification head: fine-tune it with `mlsm finetune`")

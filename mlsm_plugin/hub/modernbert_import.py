@@ -47,16 +47,9 @@ def import_modernbert(
     """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with the library's model.
 
     The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes
-    with this tokenizer.
-
-    Args:
-        name: folder or hub name of the model, with or without ``hf:``.
-        output: a new folder; nothing appears there unless the comparison succeeds.
-        lines: text on which ids and logits are compared.
-
-    Raises:
-        ValueError: the model is no ModernBERT that ``mlsm_modern`` can compute, its weights or its tokenizer cannot be
-            read, ids differ, a logit differs by more than 1e-4, or the folder is not new.
+    with this tokenizer. ValueError if the model is no ModernBERT that ``mlsm_modern`` can compute, its weights or its
+    tokenizer cannot be read, ids differ, a logit differs by more than 1e-4, or the folder is not new. Nothing appears
+    in it unless the comparison on ``lines`` of text succeeds.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -48,12 +48,8 @@ OF_MODERN_LAYER = {
 def stock_model(interface: Any, ids: Tensor) -> Any:
     """The library's model that computes what ours computes: ``RobertaForMaskedLM`` or ``ModernBertForMaskedLM``.
 
-    Args:
-        interface: a loaded model, see :func:`mlsm_plugin.hub.from_pretrained`.
-        ids: for each id of the dictionary its id in the exported model, ``(len(dictionary),)``, a permutation.
-
-    Raises:
-        ValueError: stock RoBERTa lacks a part of the model, or the installed ``transformers`` is too old.
+    ``interface`` is a loaded model, and ``ids`` ``(len(dictionary),)``, a permutation, has for each id of the
+    dictionary its id in the exported model. ValueError if stock RoBERTa lacks a part of it, or the library is too old.
     """
     from transformers import RobertaForMaskedLM
 
@@ -160,9 +156,8 @@ def library_classes() -> tuple[Any, Any]:
 
 def modernbert_config(interface: Any, ids: Tensor) -> Any:
     """The ``transformers.ModernBertConfig``; arguments and errors as of :func:`stock_model`."""
-    encoder = model_parts.sentence_encoder(interface.model)
+    encoder, dictionary = model_parts.sentence_encoder(interface.model), interface.task.source_dictionary
     size: ModernSize = encoder.size
-    dictionary = interface.task.source_dictionary
     begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
     windows = {"local_attention": size.window} if size.window else {}
     return library_classes()[0](

@@ -67,7 +67,7 @@ Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 
 @dataclass(frozen=True)
 class Adaptation(KnownText):
-    """What is adapted to which text, and how.
+    """What is adapted to which text, and how; ValueError if a value is out of range.
 
     Attributes:
         model: folder or hub name of a masked LM with its tokenizer.
@@ -77,9 +77,6 @@ class Adaptation(KnownText):
         masking: how much is masked, and how.
         training: how the model is trained; its ``updates`` are replaced by those of ``epochs`` if that is given.
         epochs: passes over the text; None: ``training.updates`` counts.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
     model: str

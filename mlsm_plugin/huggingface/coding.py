@@ -32,11 +32,6 @@ from mlsm_plugin.huggingface.token_sequences import TokenSequences
 PathLike = str | os.PathLike[str]
 
 
-def _source_name(model: PathLike) -> str:
-    """The name of a model among the sources of hidden states."""
-    return HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)
-
-
 def encode_sequences(
     input_ids: Any,
     model: PathLike,
@@ -50,7 +45,9 @@ def encode_sequences(
     """Write this process's shards of a code store, a row for each token of the sequences; resumes a stopped run.
 
     Rows of special tokens (those that begin, separate, end, pad and mask) are empty, and at a coverage below 1 also
-    those of the other positions. A process that finds no shard missing after its own work seals the store.
+    those of the other positions. A process that finds no shard missing after its own work seals the store. ValueError
+    if model, tokenizer, coder and sequences do not belong together, the store was begun with others, or as of
+    :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`.
 
     Args:
         input_ids: as of :class:`TokenSequences`, or one of these. Padding is not attended to; all token types are 0.
@@ -60,12 +57,9 @@ def encode_sequences(
         settings: layer, coverage and the like; its ``blocks`` do not matter, since each sequence is a block.
         tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
         share: the part of the shards that this process codes.
-
-    Raises:
-        ValueError: model, tokenizer, coder and sequences do not belong together, the store was begun with others, or
-            as of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`.
     """
-    fingerprint = fitting_fingerprint(_source_name(model), coder, settings.layer)
+    name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # of the source of hidden states
+    fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
     return encode_blocks(
@@ -81,10 +75,7 @@ def encode_sequences(
 
 
 def _blocks_and_encoder(
-    sequences: TokenSequences,
-    model: PathLike,
-    tokenizer: PathLike | None,
-    settings: CodingSettings | LearningSettings,
+    sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None, settings: CodingSettings | LearningSettings
 ) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
     """The text, and what opens the model."""
     blocks, found = blocks_for_model(sequences, model, tokenizer)
@@ -105,16 +96,9 @@ def learn_from_sequences(
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
 
     If this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
-
-    Args:
-        input_ids, model, tokenizer: as of :func:`encode_sequences`.
-        output: folder of the coder.
-        settings: what is learned.
-        overwrite: replace another coder that is already there.
-
-    Raises:
-        ValueError: model, tokenizer and sequences do not belong together, or as of
-            :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`.
+    ``overwrite`` replaces another one that is already there. The other arguments are those of :func:`encode_sequences`.
+    ValueError if model, tokenizer and sequences do not belong together, or as of
+    :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`.
     """
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
@@ -131,13 +115,8 @@ def learn_from_sequences(
 class SequenceBlocks(TokenBlocks):
     """Sequences of ids, each of them one block; empty ones are left out. Special tokens have positions, but no codes.
 
-    Args:
-        sequences: the text.
-        pad, special_ids: the id of padding, and those of all tokens that are no text.
-        num_symbols, max_tokens: number of ids, and longest sequence of the model.
-
-    Raises:
-        ValueError: a sequence is too long, or holds an id that the model does not have.
+    ``special_ids`` are those of all tokens that are no text; ValueError if a sequence has more than ``max_tokens``, or
+    an id that is none of the ``num_symbols``.
     """
 
     def __init__(
@@ -181,9 +160,8 @@ def blocks_for_model(
 ) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
     """The sequences as blocks for a model, and the tokenizer that says which tokens are special; reads no weights.
 
-    Raises:
-        ValueError: as of :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`; the sequences do not
-            fit them, or have too many unknown tokens.
+    ValueError as of :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`, or if the sequences do not
+    fit them, or have too many unknown tokens.
     """
     _, config, found = model_and_tokenizer(model, tokenizer)
     made_with = sequences.about.get("tokenizer")

@@ -75,13 +75,8 @@ class _TextCollator:
 class MaskedLmCollator(_TextCollator):
     """Masks sequences as BERT does, and pads them. Unknown tokens are never masked.
 
-    Args:
-        tokenizer: a tokenizer of the library, with a mask token; ``PreTrainedTokenizerFast`` or the like.
-        masking: how much is masked, and how.
-
-    Raises:
-        ValueError: the tokenizer has no mask or no padding token, or nothing in its vocabulary marks words although
-            ``whole_words`` is asked for.
+    ``tokenizer`` is a ``PreTrainedTokenizerFast`` or the like. ValueError if it has no mask or no padding token, or
+    nothing in its vocabulary marks words although ``whole_words`` is asked for.
     """
 
     few_masks = "the text may have too many unknown tokens: use a model with a tokenizer for such text"
@@ -98,12 +93,11 @@ class MaskedLmCollator(_TextCollator):
     def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
         """A batch of B sequences, padded to the longest.
 
+        ValueError if an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
+
         Returns:
             ``input_ids`` (B, T) with masks, ``attention_mask`` (B, T), and ``labels`` (B, T): the id of masked tokens,
             -100 elsewhere; ``content`` (B,): how many tokens of each sequence are not special; all int64.
-
-        Raises:
-            ValueError: an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
         """
         check_samples(sequences, PretrainingSequence)
         content = [self._content(f"sequence {one.index}", one.input_ids) for one in sequences]
@@ -234,16 +228,11 @@ class SpanDenoisingCollator(SpanCorruptionCollator):
 class SpanGroupsCollator(_TextCollator):
     """Draws the spans that several sequences of a group have in common, and masks them.
 
-    A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens.
+    A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens. ValueError if the
+    tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
 
-    Args:
-        tokenizer: a tokenizer of the library, with a mask token.
-        max_length: positions of the model; a span of one token becomes two masks.
-        rules: the rules by which spans are drawn.
-        seed: decides the spans of a group, together with the epoch and the number of the group.
-
-    Raises:
-        ValueError: the tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
+    ``max_length`` is what the model takes: a span of one token becomes two masks. ``seed``, the epoch and the
+    number of a group decide its spans.
     """
 
     few_masks = (
@@ -275,14 +264,13 @@ class SpanGroupsCollator(_TextCollator):
     def __call__(self, groups: Sequence[SpanGroup]) -> dict[str, Any]:
         """A batch of groups with S sequences in all and n spans.
 
+        ValueError if an id is not in the vocabulary, or the groups are not those of :class:`SpanGroups`.
+
         Returns:
             ``input_ids`` and ``attention_mask`` (S, T') with masks, ``context_ids`` (S, T) without them, ``spans`` as
             of :func:`~mlsm_plugin.core.masking.span_groups.collate_groups`, ``special``: ids that cannot be retrieved,
             padding first, ``content`` (number of groups,): the tokens of each but special ones, and ``labels``
             (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
-
-        Raises:
-            ValueError: an id is not in the vocabulary, or the groups are not those of :class:`SpanGroups`.
         """
         check_samples(groups, SpanGroup)
         content = [sum(self._content(f"group {one.index}", ids) for ids in one.sequences) for one in groups]

@@ -38,9 +38,8 @@ class LatentSemanticModel(PretrainingModel):
     ) -> LatentSemanticModel:
         """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
-        Raises:
-            ValueError: the model or its trained masked-LM head does not exist, the latent head is damaged, or it does
-                not exist and ``num_atoms`` is not given.
+        ValueError if the model or its trained masked-LM head does not exist, the latent head is damaged, or it is
+        missing and ``num_atoms`` is not given.
         """
         saved = _read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:

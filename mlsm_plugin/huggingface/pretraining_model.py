@@ -33,14 +33,11 @@ class PretrainingModel:
 
     In training, sums over tokens are collected until :meth:`taken_parts`. In evaluation, the output holds them for each
     sequence or group, as ``parts`` (B, 2 x number of figures): the Trainer drops the rows that it repeats for a rank.
-
-    Attributes:
-        figures: names of what is logged. Each is a sum divided by a count; the last one is ``masked_share``.
     """
 
     # the Trainer then gives the number of labels of all batches of an update
     accepts_loss_kwargs: ClassVar[bool] = True
-    figures: ClassVar[tuple[str, ...]]
+    figures: ClassVar[tuple[str, ...]]  # what is logged: a sum divided by a count each; the last one is masked_share
     config: Any
     training: bool
     # checks and sets the options of the objective, and adds what it needs to the model
@@ -52,8 +49,7 @@ class PretrainingModel:
     def of(cls, model: Any, **options: Any) -> Any:
         """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
 
-        Raises:
-            ValueError: the head of the model has an unknown form, or an option is out of range.
+        ValueError if the head of the model has an unknown form, or an option is out of range.
         """
         head_of(model)
         stock = next(one for one in type(model).__mro__ if not issubclass(one, PretrainingModel))
@@ -65,8 +61,7 @@ class PretrainingModel:
     def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> Any:
         """Open a folder or hub name; see :meth:`of` for the options.
 
-        Raises:
-            ValueError: as of :meth:`of`; the model does not exist, or has no trained masked-LM head.
+        ValueError as of :meth:`of`, or if the model does not exist, or has no trained masked-LM head.
         """
         return cls.of(load_masked_lm(path), **options)
 
@@ -79,16 +74,13 @@ class PretrainingModel:
         num_items_in_batch: Any = None,
         **batch: Any,
     ) -> Any:
-        """The loss of a batch of the objective's collator.
+        """The loss of a batch of the objective's collator; ValueError if it is that of another one.
 
         Args:
             input_ids, attention_mask, labels: ``(B, T)``; without labels, this is the stock forward pass.
             content: ``(B,)`` tokens of each sequence or group but special ones, for ``masked_share``; or None.
             num_items_in_batch: number of labels of the update; None: those of the batch.
             batch: the rest of the batch, and options of the stock class.
-
-        Raises:
-            ValueError: the batch is that of another collator.
         """
         batch |= {"input_ids": input_ids, "attention_mask": attention_mask}
         if labels is None or input_ids is None:
@@ -251,8 +243,7 @@ class Head:
 def head_of(model: Any) -> Head:
     """The head of a masked LM: BERT, RoBERTa, MPNet, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA and their relatives.
 
-    Raises:
-        ValueError: the head has another form.
+    ValueError if the head has another form.
     """
 
     def part(name: str, of: Any = model) -> Any:

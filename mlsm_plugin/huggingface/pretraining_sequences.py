@@ -19,8 +19,7 @@ from mlsm_plugin.huggingface.token_sequences import TokenSequences
 class SequenceCodes(CodeStore):
     """The codes of exactly these sequences, which know the positions that have one: a share ``coverage`` of them.
 
-    Raises:
-        ValueError: the codes belong to other sequences or another order, or are unfinished or damaged.
+    ValueError if the codes belong to other sequences or another order, or are unfinished or damaged.
     """
 
     def __init__(self, directory: str | os.PathLike[str], sequences: TokenSequences) -> None:
@@ -59,29 +58,23 @@ class SpanGroup:
 
 
 class _Samples(Dataset):
-    """Samples of a corpus, which hold the epoch; all worker processes see it."""
+    """Samples of a corpus, which hold the epoch, by which masks and spans are drawn; all worker processes see it."""
 
     def __init__(self, input_ids: Any) -> None:
         self.sequences = TokenSequences.of(input_ids)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides masks and spans."""
         self._epoch[0] = epoch
 
 
 class PretrainingSequences(_Samples):
     """Sequences of ids for the collators of this package.
 
-    In the Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing
-    sets it, as in evaluation, the masks are always the same.
-
-    Args:
-        input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.
-        codes: folder of the codes of exactly these sequences, which :func:`encode_sequences` wrote; for MLSM.
-
-    Raises:
-        ValueError: as of :class:`SequenceCodes`.
+    ``input_ids`` are as of :class:`TokenSequences`, or one of these. ``codes``, for MLSM, is the folder of the codes of
+    exactly these sequences, which :func:`encode_sequences` wrote; ValueError as of :class:`SequenceCodes`. In the
+    Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing sets
+    it, as in evaluation, the masks are always the same.
     """
 
     def __init__(self, input_ids: Any, codes: str | os.PathLike[str] | None = None) -> None:
@@ -106,12 +99,8 @@ class PretrainingSequences(_Samples):
 class SpanGroups(_Samples):
     """Groups of sequences that follow each other in the corpus; the Trainer's batch size counts groups.
 
-    Args:
-        input_ids: as of :class:`~mlsm_plugin.huggingface.token_sequences.TokenSequences`, or one of these.
-        group_size: sequences of a group, at least 2.
-
-    Raises:
-        ValueError: the groups would be too small, or there is only one sequence.
+    ``input_ids`` are as of :class:`TokenSequences`, or one of these. ValueError if a group would have fewer than 2
+    sequences.
     """
 
     def __init__(self, input_ids: Any, group_size: int = 16) -> None:

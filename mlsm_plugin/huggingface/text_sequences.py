@@ -86,9 +86,8 @@ def write_text_sequences(
         "texts": sha256_of_files(*texts),
         "max_length": length,
     }
-    folder = PlannedFolder(
-        output, plan, plan_file=None, advice="Pass --overwrite to replace it, or choose another --output"
-    )
+    advice = "Pass --overwrite to replace it, or choose another --output"
+    folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the sequences")
     # a kill can leave one of the files alone
@@ -118,15 +117,10 @@ def check_max_length(max_length: int) -> None:
 
 
 def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int, end: int) -> Iterator[list[int]]:
-    """Sequences of whole lines, as many as fit, each between ``begin`` and ``end``.
+    """Sequences of whole lines, as many as fit into ``max_length`` ids with the ids ``begin`` and ``end`` around them.
 
-    A line that does not fit begins a new sequence. One that is longer than a sequence is cut; what follows it is packed
-    with its last piece.
-
-    Args:
-        lines: the ids of each line; None between two documents, which share no sequence.
-        max_length: longest sequence, ``begin`` and ``end`` included.
-        begin, end: ids around each sequence.
+    ``lines`` are the ids of each; None between two documents, which share no sequence. A line that does not fit begins
+    a new sequence. One that is longer than a sequence is cut; what follows it is packed with its last piece.
     """
     check_max_length(max_length)
     room = max_length - 2

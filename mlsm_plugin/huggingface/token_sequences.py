@@ -35,7 +35,9 @@ KINDS = (
 class TokenSequences:
     """A corpus as sequences of ids, special tokens included, in a fixed order.
 
-    The position of a token, which is its row in a code store, is its number in all sequences, from 0.
+    The position of a token, which is its row in a code store, is its number in all sequences, from 0. ValueError if
+    there is no token, an id is not a whole number or is negative, the file or folder is damaged or of another kind, or
+    ``datasets`` is needed and not installed.
 
     Args:
         input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
@@ -45,10 +47,6 @@ class TokenSequences:
     Attributes:
         starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
         about: what :meth:`write` was told of the sequences; empty for other kinds of ``input_ids``.
-
-    Raises:
-        ValueError: there is no token, an id is not a whole number or is negative, the file or folder is damaged or of
-            another kind, or ``datasets`` is needed and not installed.
     """
 
     def __init__(self, input_ids: Any) -> None:
@@ -117,22 +115,13 @@ class TokenSequences:
 
     @classmethod
     def write(
-        cls,
-        folder: str | os.PathLike[str],
-        sequences: Iterable[Sequence[int]],
-        *,
-        about: dict[str, Any] | None = None,
+        cls, folder: str | os.PathLike[str], sequences: Iterable[Sequence[int]], *, about: dict[str, Any] | None = None
     ) -> TokenSequences:
         """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
 
-        Args:
-            folder: the folder, with the files ``ids.npy`` (int32) and ``starts.npy`` (int64).
-            sequences: the ids of each sequence.
-            about: for ``meta.json``, such as ``tokenizer``, the ``vocabulary_fingerprint`` of their tokenizer.
-
-        Raises:
-            ValueError: as of the class.
-            OSError: the folder cannot be written.
+        The files are ``ids.npy`` (int32), ``starts.npy`` (int64), and ``meta.json`` with ``about``, such as
+        ``tokenizer``, the ``vocabulary_fingerprint`` of their tokenizer. ValueError as of the class; OSError if the
+        folder cannot be written.
         """
         starts = array.array("q", [0])
         with atomic_directory(folder) as temporary:

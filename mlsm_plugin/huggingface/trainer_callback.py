@@ -54,10 +54,9 @@ def _with_inner(dataset: Any) -> Iterator[Any]:
 def prepare(trainer: Trainer) -> Trainer:
     """The Trainer, with the callback before those that report its logs, and the parts of the loss in evaluations.
 
-    Raises:
-        ValueError: its model has no objective of this package, its process sees several GPUs, its arguments have
-            label smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or
-            hardly anything of its text is masked.
+    ValueError if its model has no objective of this package, its process sees several GPUs, its arguments have label
+    smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or hardly anything of
+    its text is masked.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")

@@ -101,9 +101,7 @@ class TrainingSettings:
 def train(trainer: Any) -> dict[str, float]:
     """Train, or resume from the last whole checkpoint; then evaluate, in nats.
 
-    Raises:
-        ValueError: the loss is not finite at the end.
-        OSError: a checkpoint cannot be written.
+    ValueError if the loss is not finite at the end, OSError if a checkpoint cannot be written.
     """
     from transformers import set_seed
 

@@ -66,12 +66,8 @@ def inspect(
 def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
     """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
 
-    Args:
-        folder: a dataset, its parent, or the folder of a run.
-        chosen: folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
-
-    Raises:
-        FileNotFoundError: there is no such dataset, or it is that of a run in stages without codes.
+    ``chosen`` is the folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
+    FileNotFoundError if there is no such dataset, or it is that of a run in stages without codes.
     """
     for candidate in (folder, folder / "data-bin"):
         if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
@@ -79,9 +75,8 @@ def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
     if not any(folder.glob("*.pt")):
         raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
     task = config_in(read_state(checkpoint_of(folder))).task
-    data, codes = (
-        Path(utils.split_paths(paths)[0]) for paths in (task.data, getattr(task, "latent_codes", None) or task.data)
-    )
+    both = (task.data, getattr(task, "latent_codes", None) or task.data)
+    data, codes = (Path(utils.split_paths(paths)[0]) for paths in both)
     if not (data / "dict.txt").exists():
         raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     if chosen is None and (folder / "stages.json").is_file():

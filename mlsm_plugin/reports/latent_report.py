@@ -37,20 +37,13 @@ class Context(TypedDict):
 
 @dataclass
 class AtomSummary:
-    """What one atom of the dictionary is used for.
-
-    Attributes:
-        frequency: share of the coded tokens whose code has the atom; 0 for a dead atom.
-        mean_weight: mean weight of the atom over these tokens; 0 for a dead atom.
-        top_tokens: pieces, each with its share of the atom's total weight; the largest share first.
-        contexts: occurrences with the largest weights, preferably of distinct token types; the largest first.
-    """
+    """What one atom of the dictionary is used for; the tokens and contexts with the largest weights come first."""
 
     atom: int
-    frequency: float
-    mean_weight: float
-    top_tokens: list[tuple[str, float]] = field(default_factory=list)
-    contexts: list[Context] = field(default_factory=list)
+    frequency: float  # share of the coded tokens whose code has the atom; 0 for a dead atom
+    mean_weight: float  # over these tokens; 0 for a dead atom
+    top_tokens: list[tuple[str, float]] = field(default_factory=list)  # pieces, with their shares of the total weight
+    contexts: list[Context] = field(default_factory=list)  # preferably of distinct token types
 
 
 @dataclass
@@ -83,10 +76,9 @@ def summarize_atoms(
     """Summarize every atom, also the dead ones, in their order, in one pass over coded text.
 
     The memory depends on the number of (atom, token type) pairs that occur and of contexts kept; it does not grow with
-    the length of the text.
-
-    The contexts of an atom are, for each token type, its occurrence with the largest weight; the largest weights come
-    first. An atom with fewer than ``contexts`` types also gets its other occurrences, each text once.
+    the length of the text. The contexts of an atom are, for each token type, its occurrence with the largest weight;
+    the largest weights come first. An atom with fewer than ``contexts`` types also gets its other occurrences, each
+    text once. ValueError if the codes do not match the ids, ``num_atoms`` or ``num_types``.
 
     Args:
         token_blocks: pairs of the token ids ``(n,)`` of a block of text and its codes ``(n, num_atoms)``; rows sum
@@ -95,9 +87,6 @@ def summarize_atoms(
         symbols: the piece of every token type.
         top_tokens, contexts: number of token types and of occurrences to report per atom.
         window: number of tokens to show on each side of an occurrence.
-
-    Raises:
-        ValueError: the codes do not match the ids, ``num_atoms`` or ``num_types``.
     """
     if len(symbols) < num_types:
         raise ValueError(f"{num_types} token types need as many symbols; there are {len(symbols)}")
@@ -218,24 +207,16 @@ def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, 
 
 
 def render_report(
-    summaries: Sequence[AtomSummary],
-    *,
-    title: str,
-    facts: Mapping[str, str],
-    output_path: str | os.PathLike[str],
+    summaries: Sequence[AtomSummary], *, title: str, facts: Mapping[str, str], output_path: str | os.PathLike[str]
 ) -> None:
     """Write summaries, and names and values of other facts, as one HTML page that needs no other file or network."""
     template = resources.files("mlsm_plugin.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    rows = "\n".join(
+    rows = (
         f'<tr><th scope="row">{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>'
         for name, value in facts.items()
     )
-    values = {
-        "title": html.escape(title),
-        "facts": rows,
-        "data": _embedded_json(summaries),
-        "script_hash": _script_hash(template),
-    }
+    values = {"title": html.escape(title), "facts": "\n".join(rows)}
+    values |= {"data": _embedded_json(summaries), "script_hash": _script_hash(template)}
     page = re.sub(r"\{\{(" + "|".join(values) + r")\}\}", lambda match: values[match.group(1)], template)
     with atomic_open(output_path, "wb") as file:
         file.write(page.encode("utf-8", errors="replace"))

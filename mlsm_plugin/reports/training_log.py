@@ -47,8 +47,7 @@ class TrainingLog:
 def read_training_log(path: str | os.PathLike[str]) -> TrainingLog:
     """Read the log of a run, which may have been stopped and resumed; for repeated updates the later value wins.
 
-    Raises:
-        ValueError: the log has no line of fairseq's progress.
+    ValueError if the log has no line of fairseq's progress.
     """
     log = TrainingLog()
     subsets: dict[str, dict[str, list[tuple[int, float]]]] = {}
@@ -135,9 +134,7 @@ def draw_curves(
     """Draw the curves of runs, by their names, over each other, as a PNG file; returns the number of panels.
 
     Each of the ``metrics`` (None: all of the objective) has a panel; learning rate, gradient norm and speed follow.
-
-    Raises:
-        ValueError: no run has logged a metric, or matplotlib is missing.
+    ValueError if no run has logged a metric, or matplotlib is missing.
     """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:

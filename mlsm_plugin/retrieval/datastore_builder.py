@@ -32,9 +32,7 @@ TOKENS_FILE = "tokens.npy"
 BLOCKS_FILE = "block_starts.npy"
 TOKEN_DTYPE = np.dtype(np.int32)
 POSITION_DTYPE = np.dtype(np.int64)
-
-# How many entries of the keys a search on the CPU reads at once; in float32 they fit into its cache.
-CHUNK_ENTRIES = 1 << 19
+CHUNK_ENTRIES = 1 << 19  # of the keys that a search on the CPU reads at once; in float32 they fit into its cache
 
 
 class DatastoreWriter(ShardedStoreWriter):
@@ -80,20 +78,15 @@ class DatastoreWriter(ShardedStoreWriter):
         warn_of_full_disk(existing, per_token * sum(self._shard_tokens[shard] for shard in shards))
 
     def write_shard(self, index: int, keys: np.ndarray, positions: np.ndarray) -> None:
-        """Write the keys ``(n, dim)`` of one shard, then the positions ``(n,)`` of their tokens.
-
-        Errors are those of :meth:`_write_parts`.
-        """
+        """Write keys ``(n, dim)``, then the positions ``(n,)`` of their tokens; errors as of :meth:`_write_parts`."""
         assert len(keys) == len(positions) <= self._shard_tokens[index]
         self._write_parts(index, {"keys": keys, "positions": positions})
 
     def finish(self, tokens: Iterable[np.ndarray], block_starts: np.ndarray, dictionary: Path) -> None:
         """Write the text, given in pieces, and, last, ``meta.json``; remove the remains of interrupted runs.
 
-        May be called again, and by several processes at the same time: all write the same bytes.
-
-        Raises:
-            MissingShardsError: shards are missing (the message names them).
+        May be called again, and by several processes at the same time: all write the same bytes. MissingShardsError if
+        shards are missing (the message names them).
         """
         counts = self._whole_shards()
         self._begin()
@@ -135,17 +128,11 @@ class _Shard:
 
 
 class DatastoreBuilder:
-    """Builds a datastore, or its missing parts.
+    """Builds a datastore, or its missing parts, from a binarized dataset and the last hidden states of a model.
 
-    Args:
-        data_bin: binarized dataset of the corpus.
-        checkpoint: the model; its last hidden states are the keys.
-        directory: folder of the datastore; it is created if it is missing.
-        settings: the settings that decide the keys.
-        device, fp16, batch_tokens: how the model runs, see :class:`.ModelRun`.
-
-    Raises:
-        ValueError: ``directory`` was begun with another plan, or a block is longer than the model can take.
+    ``directory`` is created if it is missing; ``device``, ``fp16`` and ``batch_tokens`` are those of
+    :class:`.ModelRun`. ValueError if ``directory`` was begun with another plan, or a block is longer than the model can
+    take.
     """
 
     def __init__(
@@ -226,11 +213,8 @@ class DatastoreBuilder:
     def build(self, share: WorkShare = ALL_OF_IT) -> bool:
         """Write the missing shards of this process's share, and seal the datastore if none is missing then.
 
-        Returns:
-            Whether the datastore is complete; False while shards of other processes are missing.
-
-        Raises:
-            ValueError: a hidden state does not fit the dtype of the keys, or another process began another datastore.
+        Returns whether it is complete; False while shards of other processes are missing. ValueError if a hidden state
+        does not fit the dtype of the keys, or another process began another datastore.
         """
         if self.writer.is_complete:
             return True

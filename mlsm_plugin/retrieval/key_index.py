@@ -56,11 +56,9 @@ def _parts(dim: int) -> int:
 
 
 class KeyIndex:
-    """An index of all keys of a datastore.
+    """An index of all keys of a datastore, which can search by one ``similarity`` only, ``inner`` or ``l2``.
 
-    Attributes:
-        kind: ``flat`` (exact) or ``ivfpq`` (inverted lists of product-quantized keys: approximate).
-        similarity: ``inner`` or ``l2``, the only one that it can search by.
+    Its ``kind`` is ``flat`` (exact) or ``ivfpq`` (inverted lists of product-quantized keys: approximate).
     """
 
     def __init__(self, index: Any, kind: str, similarity: str) -> None:
@@ -88,16 +86,10 @@ class KeyIndex:
     def write(
         cls, directory: Path, kind: str, similarity: str, sample: np.ndarray, chunks: Iterator[np.ndarray], size: int
     ) -> None:
-        """Make the index of a datastore.
+        """Make the index of a datastore; ValueError if there are too few keys to train on, or faiss is not installed.
 
-        Args:
-            directory: folder of the datastore.
-            sample: :func:`training_size` keys ``(n, dim)`` float32 to train on.
-            chunks: all keys, ``(c, dim)`` float32 at a time, in order.
-            size: number of all keys.
-
-        Raises:
-            ValueError: there are too few keys to train on, or faiss is not installed.
+        ``sample`` are :func:`training_size` keys ``(n, dim)`` float32 to train on, and ``chunks`` all ``size`` keys,
+        ``(c, dim)`` float32 at a time, in order.
         """
         check_installed()
         faiss = faiss_or_none()
@@ -123,12 +115,7 @@ class KeyIndex:
         write_json(directory / INDEX_META_FILE, meta)
 
     def candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
-        """Rows ``(n, c)`` int64 of keys that probably include the nearest ``k``; c >= k.
-
-        Args:
-            queries: ``(n, dim)`` float32.
-            k: number of keys that are wanted, at most the number of all keys.
-        """
+        """Rows ``(n, c)`` int64 of keys that probably include the ``k`` nearest to ``(n, dim)`` float32; c >= k."""
         if self.kind == "flat":
             rows: np.ndarray = self._index.search(queries, k)[1]
             return rows

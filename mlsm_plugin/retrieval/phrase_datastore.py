@@ -40,12 +40,8 @@ from mlsm_plugin.retrieval.datastore_builder import (
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
-# The same for a search on a GPU.
-CHUNK_ENTRIES_GPU = 1 << 24
-# How many scores of a query are collected before the best are selected.
-SCORES_AT_ONCE = 1 << 16
-
-
+CHUNK_ENTRIES_GPU = 1 << 24  # the same for a search on a GPU
+SCORES_AT_ONCE = 1 << 16  # of a query, before the best are selected
 META_CHECK = fields(
     {
         "num_tokens": whole(),
@@ -61,11 +57,8 @@ META_CHECK = fields(
 class PhraseDatastore:
     """A complete datastore, opened for searching; its keys stay on disk.
 
-    Attributes:
-        meta: content of ``meta.json``.
-        tokens: ids of the text ``(num_tokens,)``, memory-mapped.
-        block_starts: where the blocks begin in it, ascending.
-        index: index of the keys; None if all keys are compared.
+    ``meta`` is the content of ``meta.json``; ``tokens`` ``(num_tokens,)`` are the ids of the text, memory-mapped, and
+    ``block_starts`` where its blocks begin, ascending; ``index`` is None if all keys are compared.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -94,10 +87,7 @@ class PhraseDatastore:
         settings: DatastoreSettings | None = None,
         **options: Any,
     ) -> PhraseDatastore:
-        """Build a datastore, or its missing parts, in this process, and open it.
-
-        Arguments and errors are those of :class:`~.datastore_builder.DatastoreBuilder`.
-        """
+        """Build what is missing of a datastore, and open it; arguments and errors as of :class:`DatastoreBuilder`."""
         builder = DatastoreBuilder(data_bin, checkpoint, directory, settings or DatastoreSettings(), **options)
         if not builder.build():
             raise ValueError(f"{directory}: shards are missing, another process may be deleting them")
@@ -163,15 +153,14 @@ class PhraseDatastore:
     def search(self, queries: Tensor, k: int, *, similarity: str = "inner") -> tuple[Tensor, Tensor]:
         """Find the nearest keys; the result is exact unless the index is approximate.
 
+        ValueError if ``k`` is more than the number of keys, or the queries do not have the width of the keys.
+
         Args:
             queries: ``(n, dim)``.
             similarity: ``inner`` (inner product) or ``l2`` (minus the squared distance).
 
         Returns:
             scores ``(n, k)`` float32, the largest first, and their rows ``(n, k)`` int64.
-
-        Raises:
-            ValueError: ``k`` is more than the number of keys, or the queries do not have the width of the keys.
         """
         if not 1 <= k <= len(self):
             raise ValueError(f"k must be between 1 and the {len(self)} keys of {self.directory}, got {k}")
@@ -196,9 +185,8 @@ class PhraseDatastore:
     def _search_index(self, index: KeyIndex, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         candidates = index.candidates(queries.cpu().numpy(), k)
         keys = torch.from_numpy(self.keys_of(candidates.ravel())).to(queries.device).view(*candidates.shape, self.dim)
-        found = torch.cat(
-            [similarities(query[None], own, index.similarity) for query, own in zip(queries, keys, strict=True)]
-        )
+        pairs = zip(queries, keys, strict=True)
+        found = torch.cat([similarities(query[None], own, index.similarity) for query, own in pairs])
         scores, order = found.topk(k, dim=1)
         return scores, torch.from_numpy(candidates).to(queries.device).gather(1, order)
 

@@ -19,41 +19,25 @@ from mlsm_plugin.retrieval.settings import FillingSettings
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An occurrence of a phrase in the corpus.
+    """An occurrence of a phrase in the corpus."""
 
-    Attributes:
-        position: position of its first token in the datastore's text.
-        length: number of tokens.
-        score: p(start) + p(end).
-    """
-
-    position: int
-    length: int
-    score: float
+    position: int  # of its first token in the datastore's text
+    length: int  # in tokens
+    score: float  # p(start) + p(end)
 
 
 @dataclass(frozen=True)
 class PhraseCandidate:
-    """A phrase that may fill a mask.
-
-    Attributes:
-        phrase: text of the phrase.
-        score: sum over its occurrences of p(start) + p(end), each times length^alpha.
-        occurrences: the best ones, best first.
-        contexts: their sources, with the phrase between ``[[`` and ``]]``.
-    """
+    """A phrase that may fill a mask."""
 
     phrase: str
-    score: float
-    occurrences: tuple[Occurrence, ...]
-    contexts: tuple[str, ...]
+    score: float  # sum over its occurrences of p(start) + p(end), each times length^alpha
+    occurrences: tuple[Occurrence, ...]  # the best ones, best first
+    contexts: tuple[str, ...]  # their sources, with the phrase between [[ and ]]
 
 
 class PhraseFiller:
-    """Fills masks with phrases of a datastore.
-
-    ``interface`` is a loaded model (:func:`mlsm_plugin.hub.from_pretrained`), with which the datastore was made.
-    """
+    """Fills masks with phrases of a datastore, which was made with ``interface``, a loaded model."""
 
     def __init__(self, interface: Any, datastore: PhraseDatastore, settings: FillingSettings | None = None) -> None:
         self.interface, self.datastore = interface, datastore
@@ -118,10 +102,9 @@ class PhraseFiller:
         Probabilities are softmaxes over the retrieved keys. A phrase begins at a retrieved start or ends at a
         retrieved end; its other end is scored with its own key.
         """
-        store, settings = self.datastore, self.settings
-        k = min(settings.k, len(store))
-        queries = torch.stack([start, end])
-        scores, rows = store.search(queries, k, similarity=self.similarity)
+        store = self.datastore
+        k = min(self.settings.k, len(store))
+        scores, rows = store.search(torch.stack([start, end]), k, similarity=self.similarity)
         log_totals = (scores / self.temperature).logsumexp(dim=1).tolist()
         positions = store.positions_of(rows.cpu().numpy())
         if self.single:
@@ -131,10 +114,10 @@ class PhraseFiller:
         spans = self._allowed(spans)
         if len(spans) == 0:
             return []
-        begins, ends = spans[:, 0], spans[:, 0] + spans[:, 1] - 1
+        begins = spans[:, 0]
         probability = self._probabilities(begins, start, log_totals[0])
         if not self.single:
-            probability = probability + self._probabilities(ends, end, log_totals[1])
+            probability = probability + self._probabilities(begins + spans[:, 1] - 1, end, log_totals[1])
         return self._merged(spans, probability)
 
     def _spans_around(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -186,8 +169,7 @@ class PhraseFiller:
         candidates = []
         for text in sorted(scores, key=lambda text: (-scores[text], text))[: max(50, self.settings.k)]:
             best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.contexts]
-            contexts = tuple(self.context(occurrence) for occurrence in best)
-            candidates.append(PhraseCandidate(text, scores[text], tuple(best), contexts))
+            candidates.append(PhraseCandidate(text, scores[text], tuple(best), tuple(map(self.context, best))))
         return candidates
 
     def context(self, occurrence: Occurrence) -> str:

@@ -12,10 +12,7 @@ DTYPES = ("float16", "float32")
 
 @dataclass(frozen=True)
 class DatastoreSettings:
-    """The settings that decide the keys; ValueError if a value is out of range.
-
-    ``blocks`` are what the model sees at once. ``stopwords`` get no key where they are a single token.
-    """
+    """What decides the keys; ``stopwords`` get none where they are one token. ValueError if a value is out of range."""
 
     splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
     blocks: BlockSettings = field(default_factory=lambda: BlockSettings(256))

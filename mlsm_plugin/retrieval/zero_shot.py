@@ -21,8 +21,7 @@ from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, en
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 
-# How many tokens of the text are compared with a word at once.
-CHUNK_TOKENS = 1 << 22
+CHUNK_TOKENS = 1 << 22  # of the text that are compared with a word at once
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,8 @@ class RetrievalClassifier:
     """Scores labels by the probability that their words, anywhere in the corpus, are retrieved for a mask.
 
     The score of a word is the sum over its occurrences of exp(start score) and exp(end score), each divided by the sum
-    over the occurrences of all words of all labels: a closed set.
-
-    Of a word, at most ``max_occurrences`` are used, evenly spread over the corpus. ValueError if no word of a label is
-    in the corpus.
+    over the occurrences of all words of all labels: a closed set. Of a word, at most ``max_occurrences`` are used,
+    evenly spread over the corpus. ValueError if no word of a label is in the corpus.
     """
 
     def __init__(
@@ -97,10 +94,9 @@ class RetrievalClassifier:
             if len(rows[-1]) == 0:
                 raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(words)}")
         self.owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(own) for own in rows]))
-        self.keys = [  # of the first and of the last tokens of the words
-            torch.from_numpy(filler.datastore.keys_of(column)).to(filler.interface.device)
-            for column in np.concatenate(rows).T
-        ]
+        both = (filler.datastore.keys_of(column) for column in np.concatenate(rows).T)
+        # of the first and of the last tokens of the words
+        self.keys = [torch.from_numpy(keys).to(filler.interface.device) for keys in both]
 
     def _occurrences(self, word: str, limit: int) -> np.ndarray:
         """Rows of the keys of the first and the last token of a word: ``(n, 2)``."""
@@ -126,10 +122,7 @@ class RetrievalClassifier:
 
 
 class ParametricClassifier:
-    """Scores labels by the masked-LM head: the sum over their words of the (geometric mean) probability of the pieces.
-
-    ``interface`` is a loaded model, and ``verbalizer`` has the words of each label.
-    """
+    """Scores labels by the masked-LM head: the sum over their words of the geometric mean probability of the pieces."""
 
     def __init__(self, interface: Any, verbalizer: dict[str, list[str]]) -> None:
         self.interface, self.labels = interface, list(verbalizer)
@@ -174,9 +167,7 @@ def word_ids(interface: Any, word: str) -> list[int]:
     dictionary = interface.task.source_dictionary
     ids = dictionary.encode_line(interface.bpe.encode(f" {word}"), append_eos=False, add_if_not_exist=False).tolist()
     if not ids or dictionary.unk() in ids:
-        raise ValueError(
-            f"the model's vocabulary cannot write the word {word!r} of the verbalizer; choose another word"
-        )
+        raise ValueError(f"the model's vocabulary cannot write the word {word!r} of the verbalizer; choose another")
     return ids
 
 
@@ -203,18 +194,12 @@ def classify(
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     where: str = "the texts",
 ) -> list[tuple[str, float, bool]]:
-    """Classify the texts of :func:`read_texts` with the words of :func:`read_verbalizer`.
+    """For each text of :func:`read_texts` its label, the probability of that, and whether the model sees only a part.
 
-    Args:
-        template: sentence with ``{}`` for the text and one ``<mask>``.
-        store: datastore that was made with this model; None: the masked-LM head decides.
-        max_unk_rate: largest share of unknown tokens in all texts, which an error calls ``where``.
-
-    Returns:
-        for each text its label, the probability of that, and whether the model sees only a part of the text.
-
-    Raises:
-        ValueError: a text has no token, too many tokens are unknown, or the head was not trained.
+    The words are those of :func:`read_verbalizer`; ``template`` is a sentence with ``{}`` for the text and one
+    ``<mask>``; ``store`` was made with this model; None: the masked-LM head decides. ``max_unk_rate`` is the largest
+    share of unknown tokens in all texts, which an error calls ``where``. ValueError if a text has no token, too many
+    tokens are unknown, or the head was not trained.
     """
     for item in items:
         if not interface.bpe.encode(item.text).split():

@@ -17,10 +17,7 @@ __all__ = ["Block", "BlockReader", "BlockSettings", "batches_of", "hidden_states
 
 
 class BlockReader(TokenBlocks):
-    """Blocks of a binarized split in corpus order; ``tokens`` holds the samples, each with its BOS.
-
-    A sample is a block, or a piece of a block that is too long.
-    """
+    """Blocks of a binarized split, in order; ``tokens`` has the samples with BOS: blocks, or pieces of long ones."""
 
     def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)

@@ -30,10 +30,8 @@ def encode_split(
 ) -> CodingFigures:
     """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
-    Raises:
-        ValueError: the files do not belong together, or as of
-            :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
-        FileNotFoundError: the split or the checkpoint is missing.
+    FileNotFoundError if the split or the checkpoint is missing; ValueError if the files do not belong together, or as
+    of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
     """
     directory = Path(output or data_bin) / f"{split}.codes"
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
@@ -59,9 +57,7 @@ def learn_from_split(
     *,
     overwrite: bool = False,
 ) -> bool:
-    """Learn a coder from the hidden states of the split ``train``, as
-    :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`, which says what is returned and raised.
-    """
+    """Learn a coder from the hidden states of the split ``train``; returns and raises as :func:`learn_into`."""
 
     def opened() -> HiddenStateEncoder:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)

@@ -33,13 +33,8 @@ KIND = "auxiliary checkpoint"
 class FairseqEncoder(HiddenStateEncoder):
     """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
-    Args:
-        name: a fairseq checkpoint, or a folder with one.
-        data_bin: folder with the ``dict.txt`` that the checkpoint was trained with.
-        layer, device, fp16: as of :class:`HiddenStateEncoder`.
-
-    Attributes:
-        dictionary: fairseq's dictionary of the data, with ``<mask>``.
+    ``name`` is a fairseq checkpoint, or a folder with one; ``data_bin`` has the ``dict.txt`` that it was trained with,
+    of which ``dictionary`` is made, with ``<mask>``. The other arguments are those of :class:`HiddenStateEncoder`.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -129,10 +124,7 @@ def _read(name: str | os.PathLike[str], **overrides: str) -> dict[str, Any]:
 def load_roberta(
     name: str | os.PathLike[str], data_folder: str | os.PathLike[str], dictionary: Dictionary
 ) -> tuple[Any, Any]:
-    """The whole model in a checkpoint, and the whole configuration that it holds.
-
-    Arguments and errors are those of :class:`FairseqEncoder`; ``dictionary`` is that of the data, with ``<mask>``.
-    """
+    """The model in a checkpoint, and its whole configuration; arguments and errors as of :class:`FairseqEncoder`."""
     checkpoint, data_bin = only_checkpoint(name, KIND), Path(data_folder)
     overrides = {"data": str(data_bin)}
     state = _read(checkpoint, **overrides)

@@ -81,9 +81,7 @@ class OnlineCodes:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
 
         The state of torch's random generator stays as it was, so that a run draws the same numbers as with a store.
-
-        Raises:
-            ValueError: model, dictionary, vocabulary and settings do not belong together.
+        ValueError if model, dictionary, vocabulary and settings do not belong together.
         """
         if self._encoder is None:
             fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
@@ -93,18 +91,14 @@ class OnlineCodes:
 
     @torch.no_grad()
     def codes_of_masked(self, src_tokens: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Codes of the tokens that a masked-LM target asks for.
+        """Codes of the masked tokens in ``src_tokens``, ``(B, T)`` ids, right-padded.
 
-        Args:
-            src_tokens: ``(B, T)`` ids with masks, right-padded.
-            target: ``(B, T)`` original ids of the masked tokens, padding elsewhere.
+        ``target`` ``(B, T)`` has the original ids of the masked tokens, padding elsewhere. ValueError if all codes of a
+        large batch are empty, for example because lambda is too large.
 
         Returns:
             ``atoms`` (n_masked, m) int32 padded with -1 and ``weights`` (n_masked, m) float16 padded with 0, on the
             device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
-
-        Raises:
-            ValueError: all codes of a large batch are empty, for example because lambda is too large.
         """
         encoder = self.load_encoder()
         device = target.device
@@ -128,8 +122,7 @@ class OnlineCodes:
 
     def _encode(self, hidden: Tensor) -> sp.csr_matrix:
         """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed where those are."""
-        threads = torch.get_num_threads()  # not all cores, which other ranks may share
-        coded = self.coder.encode(hidden, threads=threads)
+        coded = self.coder.encode(hidden, threads=torch.get_num_threads())  # other ranks may share the cores
         inexact = self.coder.inexact(coded)
         if inexact is not None and not self._warned:
             self._warned = True

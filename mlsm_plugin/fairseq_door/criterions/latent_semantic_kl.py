@@ -37,13 +37,11 @@ class LatentSemanticKlCriterion(SummedCriterion):
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens.
 
     The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
-    the two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second, so that both
-    are means after fairseq's division. With ``latent_weight`` 0, the loss and its sample size are those of
-    ``masked_lm``. With ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x
-    max(0, 1 - u / N); in validation it is always ``latent_weight``, so that the losses compare.
-
-    Raises:
-        ValueError: a weight is out of range, or nothing is left to train when ``latent_updates`` are over.
+    the two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second, so that both are
+    means after fairseq's division. With ``latent_weight`` 0, the loss and its sample size are those of ``masked_lm``.
+    With ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x max(0, 1 - u / N); in
+    validation it is always ``latent_weight``, so that the losses compare. ValueError if a weight is out of range, or
+    nothing is left to train when ``latent_updates`` are over.
     """
 
     def __init__(self, cfg: LatentSemanticKlConfig, task: Any) -> None:

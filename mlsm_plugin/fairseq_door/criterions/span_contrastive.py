@@ -53,9 +53,8 @@ class SpanContrastiveConfig(FairseqDataclass):
 class SpanContrastiveCriterion(SummedCriterion):
     """The loss of a span's start plus the loss of its end, as a mean over the spans.
 
-    Raises:
-        ValueError: the task is not ``nonparametric_masked_lm``, the temperature is not positive, or
-            ``negative_group_size`` is given without ``negatives_across_ranks``.
+    ValueError if the task is not ``nonparametric_masked_lm``, the temperature is not positive, or
+    ``negative_group_size`` is given without ``negatives_across_ranks``.
     """
 
     def __init__(self, cfg: SpanContrastiveConfig, task: Any) -> None:

@@ -56,10 +56,8 @@ class TokenContrastiveCriterion(SummedCriterion):
     Let M be the number of masked tokens and A the number of anchors in an update: in all its ``--update-freq`` batches
     on all ranks. A batch returns its summed cross entropy + contrastive_weight x (M / A) x its summed contrastive loss,
     and fairseq divides the sum of all by M: as if the update were one batch. A and M come from :meth:`begin_update`; in
-    validation, or if it is not called, they are those of the batch.
-
-    Raises:
-        ValueError: the task does not announce updates, or an option is out of range.
+    validation, or if it is not called, they are those of the batch. ValueError if the task does not announce updates,
+    or an option is out of range.
     """
 
     def __init__(self, cfg: TokenContrastiveConfig, task: Any) -> None:

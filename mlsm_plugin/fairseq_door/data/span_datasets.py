@@ -22,25 +22,19 @@ DENSER = 1.1
 class Corruption:
     """How blocks become sources and targets.
 
-    Attributes:
-        source_length: maximum number of tokens of a source.
-        seed: decides the spans of a block, together with the epoch and the number of the block.
-        pieces: the classes of all ids if whole words become noise; else None.
-        target_length: maximum number of tokens of a target; None: any. Where whole words are noise and one is so long
-            that a source or a target has too many tokens, any tokens become noise.
-        unk: id of unknown tokens, which never become noise. A block with so many of them that its source does not fit
-            is cut.
+    Where whole words are noise and one is so long that a source or a target has too many tokens, any tokens become
+    noise. A block with so many unknown tokens that its source does not fit is cut.
     """
 
     noise: SpanNoise
     sentinels: np.ndarray
     eos: int
     pad: int
-    source_length: int
-    seed: int
-    pieces: PieceClasses | None = None
-    target_length: int | None = None
-    unk: int | None = None
+    source_length: int  # maximum number of tokens of a source
+    seed: int  # decides the spans of a block, together with the epoch and the number of the block
+    pieces: PieceClasses | None = None  # the classes of all ids if whole words become noise
+    target_length: int | None = None  # maximum number of tokens of a target; None: any
+    unk: int | None = None  # id of unknown tokens, which never become noise
 
     def apply(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The source and the target of a block of two or more tokens."""
@@ -72,9 +66,7 @@ class WithoutEos(SizedDataset):
 
     A document boundary would become an empty sentence, around which fairseq's blocks lose text. Boundaries are
     therefore left out, or with ``keep_boundaries`` get the length :attr:`boundary_size`, which no sentence has.
-
-    Raises:
-        ValueError: a sentence does not end in EOS.
+    ValueError if a sentence does not end in EOS.
     """
 
     def __init__(self, dataset: Any, eos: int, *, keep_boundaries: bool = False) -> None:
@@ -98,12 +90,10 @@ class WithoutEos(SizedDataset):
 
 
 class DrawnAnewDataset(WholeEpochsDataset):
-    """Samples whose spans are drawn anew in every epoch.
+    """Samples whose spans are drawn anew in every epoch, and with ``shuffle`` their order.
 
-    Args:
-        sizes: what ``--max-tokens`` limits of each sample: its number of tokens, ``(n,)``.
-        lengths: what the model's positions limit: the lengths of its k texts, ``(n, k)``.
-        shuffle: draw the order anew in every epoch.
+    ``sizes`` ``(n,)``, which ``--max-tokens`` limits, are the numbers of tokens of the samples, and ``lengths``
+    ``(n, k)``, which the model's positions limit, those of their k texts.
     """
 
     def __init__(self, sizes: np.ndarray, lengths: np.ndarray, *, shuffle: bool) -> None:
@@ -113,7 +103,6 @@ class DrawnAnewDataset(WholeEpochsDataset):
         return len(self.sizes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the spans."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
@@ -144,10 +133,8 @@ class DrawnAnewDataset(WholeEpochsDataset):
 class SpanDenoisingDataset(DrawnAnewDataset):
     """Blocks of text whose spans are corrupted anew in every epoch, in batches of similar length.
 
-    Args:
-        blocks: dataset of the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more.
-        corruption: how blocks become sources and targets.
-        shuffle: draw the order of blocks of equal length anew in every epoch.
+    ``blocks`` holds the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more. With ``shuffle``
+    the order of blocks of equal length is drawn anew in every epoch, too.
     """
 
     def __init__(self, blocks: Any, corruption: Corruption, *, shuffle: bool) -> None:
@@ -198,11 +185,8 @@ class SpanDenoisingDataset(DrawnAnewDataset):
 class SpanGroupsDataset(DrawnAnewDataset):
     """Groups of blocks; an item is a group with its masked spans, drawn anew in every epoch.
 
-    Args:
-        blocks: dataset of the ids of each block; ``blocks.sizes`` has their lengths.
-        groups: numbers of the blocks of each group.
-        masking: how spans are drawn and written.
-        shuffle: draw the order of the groups anew in every epoch.
+    ``blocks`` holds the ids of each block, and ``blocks.sizes`` their lengths; ``groups`` are the numbers of the blocks
+    of each group. With ``shuffle`` their order is drawn anew in every epoch, too.
     """
 
     def __init__(self, blocks: Any, groups: list[np.ndarray], masking: SpanMasking, *, shuffle: bool) -> None:

@@ -42,16 +42,12 @@ class BlockPiecesDataset(SizedDataset):
     fairseq's blocks end where sentences end, so that a long sentence makes a block longer than requested. Such a block
     is cut after every ``max_tokens`` tokens, and its last piece holds the rest: each token is in exactly one item.
 
-    Args:
-        blocks: the blocks as fairseq cuts them.
-        max_tokens: maximum number of tokens of an item.
-        min_tokens: minimum number of tokens of an item, at most ``max_tokens``. A last piece takes missing tokens from
-            the piece before it; a block of fewer tokens is left out.
+    An item has at least ``min_tokens``, at most ``max_tokens``: a last piece takes missing tokens from the piece before
+    it, and a block of fewer tokens is left out.
 
     Attributes:
         block_starts: flat position of the first token of each block, ``(n_blocks,)`` int64, ascending.
-        block_sizes: number of tokens of each block, ``(n_blocks,)`` int64.
-        sizes: number of tokens of each item, ``(n_items,)`` int64.
+        block_sizes, sizes: number of tokens of each block, ``(n_blocks,)``, and of each item, ``(n_items,)``, int64.
     """
 
     def __init__(self, blocks: TokenBlockDataset, max_tokens: int, *, min_tokens: int = 1) -> None:
@@ -100,15 +96,10 @@ def folders_of(data: str | os.PathLike[str]) -> list[str]:
 
 
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
-    """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``).
+    """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``), with ``combine`` also ``train1``, ...
 
-    Args:
-        dictionary: what the ids of the split mean, perhaps with symbols that a task adds at its end.
-        combine: append ``train1``, ``train2``, ...
-
-    Raises:
-        FileNotFoundError: the split does not exist.
-        ValueError: the split is empty, damaged, or its folder has another vocabulary.
+    ``dictionary`` says what its ids mean, perhaps with symbols that a task adds at its end. FileNotFoundError if the
+    split does not exist, ValueError if it is empty, damaged, or its folder has another vocabulary.
     """
     _check_vocabulary(path, dictionary)
     check_splits(path, len(dictionary), combine=combine)
@@ -156,8 +147,7 @@ def check_codes_belong_to(
 ) -> None:
     """Raise ValueError unless the codes in a folder, with this ``meta``, were made from a split, ``DATA_BIN/train``."""
     expected = check_json(meta, CORPUS_CHECK, f"{codes}/meta.json")["fingerprints"]["split"]
-    found = split_fingerprint(split)
-    if found != expected:
+    if (found := split_fingerprint(split)) != expected:
         raise ValueError(
             f"the codes in {codes} were made from another dataset (SHA-256 {expected[:12]}) than "
             f"{split}.bin ({found[:12]}); run `mlsm encode` again"
@@ -165,10 +155,7 @@ def check_codes_belong_to(
 
 
 def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
-    """Load ``dict.txt`` of a binarized dataset and add ``<mask>``, as fairseq's masked_lm task does.
-
-    Errors are those of :func:`symbols_of_dataset`.
-    """
+    """Load ``dict.txt`` as :func:`symbols_of_dataset`, and add ``<mask>``, as fairseq's masked_lm task does."""
     dictionary = symbols_of_dataset(data_bin)
     dictionary.add_symbol("<mask>", n=0)  # n=0: the task adds it again, and only that counts
     return dictionary
@@ -185,12 +172,7 @@ def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
 
 
 def cut_into_blocks(
-    dataset: Any,
-    *,
-    dictionary: Dictionary,
-    tokens_per_sample: int,
-    sample_break_mode: str,
-    bos: int,
+    dataset: Any, *, dictionary: Dictionary, tokens_per_sample: int, sample_break_mode: str, bos: int
 ) -> PrependTokenDataset:
     """Cut a split into blocks of at most ``tokens_per_sample`` tokens, each beginning with ``bos``, as masked_lm does.
 
@@ -212,13 +194,7 @@ def training_samples(dataset: Any, *, split: str, cfg: Any, dictionary: Dictiona
 
     The dataset has the tokens of the split, or their positions (``bos`` is then ``NO_POSITION``).
     """
-    dataset = maybe_shorten_dataset(
-        dataset, split, cfg.shorten_data_split_list, cfg.shorten_method, cfg.tokens_per_sample, cfg.seed
-    )
-    return cut_into_blocks(
-        dataset,
-        dictionary=dictionary,
-        tokens_per_sample=cfg.tokens_per_sample,
-        sample_break_mode=cfg.sample_break_mode,
-        bos=bos,
-    )
+    length, mode = cfg.tokens_per_sample, cfg.sample_break_mode
+    shortened = (cfg.shorten_data_split_list, cfg.shorten_method, length, cfg.seed)
+    dataset = maybe_shorten_dataset(dataset, split, *shortened)
+    return cut_into_blocks(dataset, dictionary=dictionary, tokens_per_sample=length, sample_break_mode=mode, bos=bos)

@@ -21,9 +21,7 @@ class TokenPositionsDataset(SizedDataset):
     """Item ``i`` holds the flat positions of the tokens of sentence ``i`` of a binarized split.
 
     Wrapped in the same datasets as the split (blocks, prepended BOS), it gives the row in the code store of every token
-    of every sample.
-
-    The ``sizes`` (n_sentences,) are copied. Keep a reference to the split during the call:
+    of every sample. The ``sizes`` (n_sentences,) are copied. Keep a reference to the split during the call:
     ``TokenPositionsDataset(load_split(...).sizes)`` would read unmapped memory.
     """
 
@@ -50,12 +48,8 @@ def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage]
     """The masking probability of each token of a sample, ``(T,)`` float64.
 
     It is ``mask_prob / coverage`` at covered positions and 0 elsewhere, so that on average the share ``mask_prob`` of
-    the positions is masked, whatever the coverage. The ids of the tokens have no influence.
-
-    Args:
-        positions: the flat positions of the tokens ``(T,)``; negative for a token that is not in a split.
-        splits: the coverage of each split in which positions lie, in order.
-        mask_prob: share of the positions to mask, at most the coverage of each split.
+    the positions is masked, whatever the coverage, which must not be less than it. ``positions`` ``(T,)`` are flat ones
+    in the text of all ``splits``, in order; negative for a token that is in none.
     """
     assert all(mask_prob <= split.coverage for split in splits)
     starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
@@ -139,16 +133,11 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
 
 
 class MaskedCodesDataset(BaseWrapperDataset):
-    """Looks up the codes of the masked tokens by their positions.
+    """Looks up the codes of the masked tokens by their positions, and keeps the ``top`` strongest atoms (None: all).
 
     Only the rows of masked tokens are read. The rows of a batch are in the order in which ``target.ne(pad)`` selects
-    the masked tokens from the right-padded batch.
-
-    Args:
-        positions: dataset of the flat positions of each sample's tokens ``(T,)``.
-        targets: dataset of the targets of the same samples ``(T,)``; ``pad`` for tokens that are not masked.
-        store: the codes of the split.
-        top: how many atoms of a code are kept, those with the largest weights; None: all.
+    the masked tokens from the right-padded batch. ``positions`` and ``targets`` have the flat positions and the targets
+    of each sample's tokens ``(T,)``; a target is ``pad`` for tokens that are not masked.
     """
 
     def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int, top: int | None = None) -> None:
@@ -159,11 +148,9 @@ class MaskedCodesDataset(BaseWrapperDataset):
         return self.dataset[index][self.targets[index] != self.pad]
 
     def collater(self, samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The codes of a batch.
+        """``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0.
 
-        Returns:
-            ``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0. The store
-            has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
+        The store has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
         """
         atoms, weights = self.store.lookup(torch.cat(samples).numpy())
         if self.top is not None:

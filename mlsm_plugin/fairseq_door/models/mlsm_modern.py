@@ -127,10 +127,7 @@ class MlsmModernModel(LatentSemanticModel):
 
 
 def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
-    """The size of the encoder from the options of the model, among which the window is set if it is not.
-
-    ValueError if an option is out of range.
-    """
+    """The encoder's size by the options, of which the window is set if it is not; ValueError for one out of range."""
     dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
     if heads < 1 or dim % (2 * heads):
         raise ValueError(f"--encoder-embed-dim {dim} is not a multiple of 2 x --encoder-attention-heads {heads}")

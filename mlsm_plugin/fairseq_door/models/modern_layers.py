@@ -1,7 +1,6 @@
 """The layers of today's encoders in plain PyTorch: pre-norm, rotary positions, GeGLU, no biases.
 
-They compute what Hugging Face's ModernBERT computes (Warner et al., 2024, arXiv 2412.13663); the weights have other
-names.
+They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 2412.13663); the weights have other names.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ class FusedAdamWConfig(FairseqDataclass):
 class FusedAdamW(FairseqOptimizer):
     """``torch.optim.AdamW(fused=True)``; where torch has no fused kernel, its ``foreach`` implementation.
 
-    Raises:
-        ValueError: an option is out of range, or ``decay_matrices_only`` gets flat parameters.
+    ValueError if an option is out of range, or ``decay_matrices_only`` gets flat parameters.
     """
 
     def __init__(self, cfg: FusedAdamWConfig, params: Iterable[nn.Parameter]) -> None:
@@ -63,12 +62,8 @@ class FusedAdamW(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """The settings that all groups share."""
-        lr = self.cfg.lr
-        return {
-            "lr": lr if isinstance(lr, float) else lr[0],
-            "betas": _betas(self.cfg.adam_betas),
-            "eps": self.cfg.adam_eps,
-        }
+        lr = self.cfg.lr if isinstance(self.cfg.lr, float) else self.cfg.lr[0]
+        return {"lr": lr, "betas": _betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
         """Load the averages of a checkpoint; ValueError if they are those of other parameters.

@@ -42,18 +42,15 @@ def preprocess(
 ) -> StepRecord:
     """Train a tokenizer, binarize, train the auxiliary model, learn the dictionary, and code the splits.
 
+    Returns the record of the steps. ValueError if an option of a new tokenizer is given although none is trained, or a
+    step failed.
+
     Args:
         texts: the files of the splits ``train`` and ``valid``, and of ``test`` if there is one.
         learning, coding: their layers do not count.
         layer: whose hidden states are coded; None: the last one.
         keep_at, flags: of the auxiliary model, see :func:`~mlsm_plugin.fairseq_door.pipelines.pretraining.pretrain`.
         coded: runs what codes a split, whose name it gets, and shows the figures.
-
-    Returns:
-        the record of the steps.
-
-    Raises:
-        ValueError: an option of a new tokenizer is given although none is trained, or a step failed.
     """
     given = settings.tokenizer or settings.auxiliary
     if given and (new_tokenizer.user_symbols or new_tokenizer.lowercase):

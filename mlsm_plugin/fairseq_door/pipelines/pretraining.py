@@ -80,9 +80,10 @@ def pretrain(
     flags: list[str],
     keep_at: Sequence[int] = KEPT_PERCENTAGES,
 ) -> list[Path]:
-    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates.
+    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns them.
 
-    The trainer stops at each of them and resumes from there, as it does after a kill.
+    The trainer stops at each of them and resumes from there, as it does after a kill. The last checkpoint of a run that
+    ended early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
 
     Args:
         data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.
@@ -91,12 +92,6 @@ def pretrain(
         max_update: total number of updates.
         flags: further ``fairseq-train`` flags, see :func:`separate_words`; they override the defaults.
         keep_at: the percentages, from 1 to 100; that at 100 % is always kept.
-
-    Returns:
-        the kept checkpoints, and the last one of a run that ended early.
-
-    Raises:
-        ValueError: the trainer failed, or ``save_dir`` holds a run on other data.
     """
     save_dir = Path(save_dir)
     last = save_dir / LAST
@@ -143,9 +138,8 @@ def _is_model_after(updates: int, checkpoint: Path) -> bool:
 def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:
     """Make the folder of a run: the record of its data, and the tokenizer; repair its last checkpoint.
 
-    Raises:
-        OSError: a dataset lacks its dictionary or its training split.
-        ValueError: it holds a run on other data, or is damaged; or the datasets have different vocabularies.
+    OSError if a dataset lacks its dictionary or its training split, ValueError if the folder holds a run on other data,
+    or is damaged, or the datasets have different vocabularies.
     """
     folders = folders_of(data_bin)
     found = [split_fingerprint(Path(folder, "train")) for folder in folders]
@@ -170,12 +164,8 @@ def train_until(
 ) -> None:
     """Train until update ``goal``, unless the run has got there; a run that is there is resumed.
 
-    Args:
-        data_bin, save_dir, arch, max_update, flags: as for :func:`pretrain`.
-        part: flags of this part of the run, which override ``flags``.
-
-    Raises:
-        ValueError: the run that is there has another architecture, or the trainer failed.
+    The flags ``part`` of this part of the run override ``flags``; the other arguments are those of :func:`pretrain`.
+    ValueError if the run that is there has another architecture, or the trainer failed.
     """
     last = save_dir / LAST
     if updates_of(last) >= goal:

@@ -60,10 +60,9 @@ class _Run:
 
     def folders(self, stage: Stage) -> list[tuple[str, Path]]:
         """The datasets, each with the folder of its codes."""
-        return [
-            (data, stage.folder / f"data-{number}" if number > 1 else stage.folder)
-            for number, data in enumerate(folders_of(self.data_bin), start=1)
-        ]
+        first, *more = folders_of(self.data_bin)
+        others = [(data, stage.folder / f"data-{number}") for number, data in enumerate(more, start=2)]
+        return [(first, stage.folder), *others]
 
     def flags_of(self, stage: Stage) -> list[str]:
         """The flags of ``fairseq-train`` that a stage has of its own."""
@@ -111,7 +110,9 @@ def pretrain_in_stages(
     flags: Sequence[str] = (),
     coded: Coded = lambda split, encode: encode(),
 ) -> str | None:
-    """Run the stages that are missing.
+    """Run the stages that are missing; returns one line on a training that ended early, else None.
+
+    ValueError if a part failed, ``save_dir`` holds another run, or a flag is one that each stage has of its own.
 
     Args:
         data_bin, save_dir, arch, max_update, flags: :func:`~mlsm_plugin.fairseq_door.pipelines.pretraining.pretrain`.
@@ -120,12 +121,6 @@ def pretrain_in_stages(
         blocks: samples of the training and of the coding.
         layer: whose hidden states are coded; None: the last one.
         coded: runs what codes a split, whose name it gets, and shows the figures.
-
-    Returns:
-        one line on a training that ended early, else None.
-
-    Raises:
-        ValueError: a part failed, ``save_dir`` holds another run, or a flag is one that each stage has of its own.
     """
     save_dir, flags = Path(save_dir), separate_words(flags)
     for flag in CHOSEN_HERE:

@@ -3,9 +3,7 @@
 The first stage is plain masked LM. Each later stage begins with a frozen copy of the model, from whose hidden states a
 dictionary is learned; the model then predicts its codes, together with the masked tokens. One learning-rate schedule,
 one optimizer and one order of the data span all stages. The latent head is there from the first stage on, so that the
-optimizer's state stays valid.
-
-The idea of an auxiliary model that is the model itself is in the published code of Berend (2023).
+optimizer's state stays valid. An auxiliary model that is the model itself is in the published code of Berend (2023).
 """
 
 from __future__ import annotations
@@ -36,16 +34,12 @@ INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: the updates from ``begin`` to ``end``; stage number 0 is masked LM alone.
-
-    Its folder holds the frozen copy of the model at its beginning, the dictionary that is learned from it, and the
-    codes.
-    """
+    """A part of a run: the updates from ``begin`` to ``end``; stage number 0 is masked LM alone."""
 
     number: int
     begin: int
     end: int
-    folder: Path
+    folder: Path  # of the frozen copy of the model at the beginning, the dictionary learned from it, and the codes
 
     @property
     def teacher(self) -> Path:
@@ -61,8 +55,7 @@ class Stage:
 def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> list[Stage]:
     """The stages of a run of ``max_update`` updates; one with codes begins at each of ``percentages`` of them.
 
-    Raises:
-        ValueError: a percentage is not from 1 to 99, or a stage would have no update.
+    ValueError if a percentage is not from 1 to 99, or a stage would have no update.
     """
     if not percentages or not all(1 <= percentage <= 99 for percentage in percentages):
         raise ValueError(f"--stages takes percentages from 1 to 99, got {' '.join(map(str, percentages)) or 'none'}")
@@ -84,10 +77,7 @@ def plan_of(
 
     A run that has not saved a checkpoint yet may begin with other settings. One without a dictionary yet may have other
     settings of its codes (``of_codes`` names them): to correct a layer that the model lacks must not cost the first
-    stage.
-
-    Raises:
-        ValueError: the record is damaged.
+    stage. ValueError if the record is damaged.
     """
     path = save_dir / PLAN
     folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice="Choose another --save-dir")
@@ -151,13 +141,11 @@ def run_stages(
     make_codes: Callable[[Stage], None],
     train: Callable[[Stage], None],
 ) -> None:
-    """Run what is missing. Each stage with codes after the first one has other codes, and so a new latent head.
+    """Run what is missing of all stages, in order.
 
-    Args:
-        stages, save_dir: all stages, in order, and the folder of the run.
-        seed: of the new heads.
-        make_codes: learns the dictionary of a stage and codes with it; does nothing where that is done.
-        train: trains until the end of a stage.
+    Each stage with codes after the first one has other codes, and so a new latent head, drawn by ``seed``.
+    ``make_codes`` learns the dictionary of a stage and codes with it, and does nothing where that is done; ``train``
+    trains until its end.
     """
     for stage in stages:
         if updates_of(save_dir / LAST) >= stage.end:

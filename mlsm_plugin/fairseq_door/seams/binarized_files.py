@@ -18,16 +18,14 @@ MAGIC = MMapIndexedDataset.Index._HDR_MAGIC
 OLD_MAGIC = IndexedDataset._HDR_MAGIC  # not mapped; fairseq checks what it reads
 HEADER = struct.Struct("<QBQ")  # version, code of the type, number of sentences
 AT_A_TIME = 1 << 24
+POINTERS_AT_A_TIME = 1 << 14
 
 
 def check_splits(path: str | os.PathLike[str], num_symbols: int, *, combine: bool = False) -> None:
     """Check the split at ``path`` (``DATA_BIN/train``), and with ``combine`` those that follow it (``train1``, ...).
 
-    A split that does not exist is not checked.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: the index or the data are damaged, or hold symbols that the dictionary of ``num_symbols`` lacks.
+    A split that does not exist is not checked. OSError if a file cannot be read; ValueError if the index or the data
+    are damaged, or hold symbols that the dictionary of ``num_symbols`` lacks.
     """
     for own in combined_splits(os.fspath(path)) if combine else [os.fspath(path)]:
         index = Path(f"{own}.idx")
@@ -81,9 +79,6 @@ def _chunks(number: int) -> Iterator[tuple[int, int]]:
 
 def _mapped(path: Path, kind: type, offset: int, count: int) -> np.ndarray:
     return np.memmap(path, kind, "r", offset, (count,))
-
-
-POINTERS_AT_A_TIME = 1 << 14
 
 
 class StreamingMMapBuilder:

@@ -28,17 +28,10 @@ def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
 
 
 def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> list[int]:
-    """Write a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
+    """Write, atomically, a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
 
     Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
-    Its tokenizer is copied to the folder of the output.
-
-    Args:
-        paths: the checkpoints.
-        output: the file to write, atomically.
-
-    Returns:
-        the updates that each of them has seen.
+    Its tokenizer is copied to the folder of the output. Returns the updates that each of them has seen.
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.

@@ -55,9 +55,7 @@ def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: 
 def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[str, Any]:
     """What a checkpoint file holds, as plain data; tensors may be ``mapped``, so that the weights are not read yet.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a checkpoint of fairseq, or holds more than plain data.
+    OSError if the file cannot be read, ValueError if it is not a checkpoint of fairseq, or holds more than plain data.
     """
     try:
         contents = _loaded(os.fspath(path), mapped)
@@ -161,10 +159,8 @@ def _check_meters(state: Any) -> None:
         return
     if not isinstance(state, dict):
         raise ValueError(f"its extra_state is {_kind(state)}")
-    groups = state.get("metrics") or {}
-    known = {
-        name for name, value in vars(meters).items() if isinstance(value, type) and issubclass(value, meters.Meter)
-    }
+    groups, named = state.get("metrics") or {}, vars(meters).items()
+    known = {name for name, value in named if isinstance(value, type) and issubclass(value, meters.Meter)}
     for group in groups.values() if isinstance(groups, dict) else [groups]:
         for entry in group if isinstance(group, (list, tuple)) else [group]:
             if not isinstance(entry, (list, tuple)) or len(entry) != 4 or entry[2] not in known:

@@ -41,11 +41,9 @@ def read_state(
 ) -> dict[str, Any]:
     """The state in a checkpoint, on the CPU, with its configuration as it is written today.
 
-    ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        ValueError: it is not a checkpoint of fairseq, or it must not be used, see :mod:`checkpoint_contents`.
+    ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``:
+    FileNotFoundError if it does not exist, ValueError if it is not a checkpoint of fairseq, or must not be used, see
+    :mod:`checkpoint_contents`.
     """
     if not Path(path).is_file():
         raise missing_checkpoint(path, kind)
@@ -87,11 +85,9 @@ def load_model(
 ) -> tuple[Any, Any, Any]:
     """The model in a checkpoint, the whole configuration, and the task.
 
-    ``state`` is what :func:`read_state` gave for the same arguments; None reads it.
-
-    Raises:
-        FileNotFoundError: the file, or a file of the data such as the dictionary, does not exist.
-        ValueError: as :func:`read_state`, or the model does not fit its weights or the dictionary.
+    ``state`` is what :func:`read_state` gave for the same arguments; None reads it. FileNotFoundError if the file, or
+    one of the data such as the dictionary, does not exist; ValueError as of :func:`read_state`, or if the model does
+    not fit its weights or the dictionary.
     """
     if state is None:
         state = read_state(path, overrides)

@@ -60,9 +60,5 @@ def conflicts() -> list[str]:
 
 
 def import_compiled_parts() -> None:
-    """Import the compiled modules that reading and batching data needs.
-
-    Raises:
-        ImportError: one is missing, as after an installation without a compiler, or does not fit this Python.
-    """
+    """Import the compiled modules that data need; ImportError if one is missing or does not fit this Python."""
     from fairseq.data import data_utils_fast, token_block_utils_fast  # noqa: F401

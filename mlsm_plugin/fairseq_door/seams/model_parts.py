@@ -120,10 +120,8 @@ def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = Non
 
 @contextmanager
 def recorded_hidden_states(model: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The hidden states of each call of ``model`` with ``return_all_hiddens=True`` while the context is open.
-
-    Yields:
-        a list that each call makes longer: (embeddings, output of the last layer), both ``(T, B, dim)``.
+    """The hidden states of each call of ``model`` with ``return_all_hiddens=True`` while the context is open: a list of
+    (embeddings, output of the last layer), both ``(T, B, dim)``, which each call makes longer.
     """
     recorded: list[tuple[Tensor, Tensor]] = []
 
@@ -217,10 +215,8 @@ class RobertaHub(RobertaHubInterface):
 
 
 # options of RoBERTa that say how it is trained and loaded, not what it is
-TRAINING_OPTIONS = frozenset(
-    {"dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "load_checkpoint_heads",
-     "min_params_to_wrap"}
-)  # fmt: skip
+TRAINING_OPTIONS = frozenset({"dropout", "attention_dropout", "activation_dropout", "pooler_dropout"})
+TRAINING_OPTIONS |= {"load_checkpoint_heads", "min_params_to_wrap"}
 
 
 def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, without: Collection[str]) -> list[str]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 @functools.cache
 def _consecutive_ranks(size: int) -> Any:
-    """The group of ``size`` consecutive ranks that this rank belongs to; every rank has to call this."""
-    return torch.distributed.new_subgroups(size)[0]
+    return torch.distributed.new_subgroups(size)[0]  # every rank has to call this
 
 
 def rank_group(size: int | None = None) -> Any:

@@ -75,10 +75,7 @@ def registered_name(cfg: Any) -> str:
 
 
 def check_options(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Raise ValueError if an option is missing, out of range, or excludes another one (says which, and what to do).
-
-    ``args`` are what fairseq made of the command line ``words``.
-    """
+    """Raise ValueError if an option is missing, out of range, or excludes another; ``args`` come from ``words``."""
     _check_missing(args, words)
     for name, (least, most) in RANGES.items():
         for value in _numbers(getattr(args, name, None)):
@@ -109,9 +106,8 @@ def _check_missing(args: argparse.Namespace, words: Sequence[str]) -> None:
         number = args.max_update if args.max_update and args.max_update > 0 else "N"
         raise ValueError(f"--lr-scheduler polynomial_decay needs --total-num-update; pass --total-num-update {number}")
     if not all(split.strip() and split == split.strip() for split in args.valid_subset.split(",")):
-        raise ValueError(
-            f"--valid-subset {args.valid_subset!r} names an empty split; pass names joined by commas, without spaces"
-        )
+        given = f"--valid-subset {args.valid_subset!r}"
+        raise ValueError(f"{given} names an empty split; pass names joined by commas, without spaces")
 
 
 def _check_together(args: argparse.Namespace) -> None:

@@ -84,8 +84,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
 
-        Raises:
-            ValueError: an option is given that the source of the codes does not read.
+        ValueError if an option is given that the source of the codes does not read.
         """
         for source, names in OPTIONS_OF.items():
             values = {name: getattr(self.cfg, name) for name in names}
@@ -157,17 +156,12 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self, samples: Any, positions: Any, coverages: list[SplitCoverage], split: str
     ) -> tuple[Any, Any]:
         """As :meth:`masked`, with masks at covered positions only."""
+        cfg = self.cfg
         return CoveredMaskTokensDataset.apply_mask(
-            samples,
-            positions,
-            coverages,
-            self.mask_prob_of(split),
-            self.source_dictionary,
-            seed=self.cfg.seed,
-            fates=MaskFates(
-                leave_unmasked_prob=self.cfg.leave_unmasked_prob, random_token_prob=self.cfg.random_token_prob
-            ),
-            freq_weighted_replacement=self.cfg.freq_weighted_replacement,
+            *(samples, positions, coverages, self.mask_prob_of(split), self.source_dictionary),
+            seed=cfg.seed,
+            fates=MaskFates(leave_unmasked_prob=cfg.leave_unmasked_prob, random_token_prob=cfg.random_token_prob),
+            freq_weighted_replacement=cfg.freq_weighted_replacement,
         )
 
     def train_step(
@@ -246,10 +240,8 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
 
     def _check_atoms(self, num_atoms: int, where: str) -> None:
         if self._atoms_of_model is not None and num_atoms > self._atoms_of_model:
-            raise ValueError(
-                f"--num-atoms {self._atoms_of_model} is less than the {num_atoms} atoms of {where}; leave that option "
-                "out"
-            )
+            given = f"--num-atoms {self._atoms_of_model}"
+            raise ValueError(f"{given} is less than the {num_atoms} atoms of {where}; leave that option out")
 
     def check_resumes(self, saved: dict[str, Any]) -> None:
         """Raise ValueError if a run resumes with codes over another dictionary than ``saved``, its state, says."""
@@ -263,10 +255,8 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def _num_atoms(self) -> int:
         if self._computes_codes:
             return self._online_codes().coder.num_atoms
-        directories = [
-            f"{split_path(self._codes_data, split, 1)}.codes"
-            for split in dict.fromkeys((self.cfg.train_subset, "train", "valid"))
-        ]
+        splits = dict.fromkeys((self.cfg.train_subset, "train", "valid"))
+        directories = [f"{split_path(self._codes_data, split, 1)}.codes" for split in splits]
         for directory in directories:
             if os.path.isdir(directory):
                 return self._store(directory).num_atoms

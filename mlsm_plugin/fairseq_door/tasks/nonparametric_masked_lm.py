@@ -25,8 +25,7 @@ from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMTa
 
 logger = logging.getLogger(__name__)
 
-# number of groups that are checked before training for spans that their sequences have in common
-GROUPS_TO_LOOK_AT = 64
+GROUPS_TO_LOOK_AT = 64  # before training, for spans that their sequences have in common
 
 
 @dataclass
@@ -157,7 +156,6 @@ def _add_rows(size: int, mask: int, state_dict: dict[str, Any], prefix: str) -> 
     for name in VOCABULARY_WEIGHTS:
         saved = state_dict.get(prefix + name)
         if saved is not None and mask < len(saved) < size:
-            state_dict[prefix + name] = torch.cat(
-                [saved, saved[mask : mask + 1].expand(size - len(saved), *saved.shape[1:])]
-            )
+            new = saved[mask : mask + 1].expand(size - len(saved), *saved.shape[1:])
+            state_dict[prefix + name] = torch.cat([saved, new])
             logger.info("%s%s: %d symbols are new, and start as copies of <mask>", prefix, name, size - len(saved))

@@ -78,13 +78,11 @@ class OwnTask(ABC):
     """A mixin for tasks.
 
     Criterions run under ``torch.autocast`` as ``--autocast`` says, and their loss functions compute in float32. It
-    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are
-    not known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints
-    load from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
-    (``data``), the first folder of which has the dictionary.
-
-    Raises:
-        ValueError: ``--autocast bf16`` together with another kind of reduced precision.
+    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are not
+    known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints load
+    from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
+    (``data``), the first folder of which has the dictionary. ValueError for ``--autocast bf16`` with another kind
+    of reduced precision.
     """
 
     criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit
@@ -204,8 +202,7 @@ class OwnTask(ABC):
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
 
-        Raises:
-            ValueError: the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
+        ValueError if the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
         folders_of(self.cfg.data)  # a later one must not stop the run in its epoch

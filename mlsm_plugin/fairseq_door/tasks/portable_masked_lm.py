@@ -165,12 +165,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         return samples
 
     def samples_of(self, dataset: Any, split: str, *, bos: int | None = None) -> Any:
-        """Cut the tokens of ``split``, or values for them such as their positions, into samples.
-
-        Args:
-            dataset: the tokens or values, a dataset of the same shape as the split.
-            bos: the value that each sample begins with; None: BOS.
-        """
+        """Cut the tokens of ``split``, or values of the same shape, into samples that begin with ``bos``; None: BOS."""
         dictionary = self.source_dictionary
         bos = dictionary.bos() if bos is None else bos
         return training_samples(dataset, split=split, cfg=self.cfg, dictionary=dictionary, bos=bos)
@@ -178,9 +173,6 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
 
 @register_task("plain_masked_lm", dataclass=PortableMaskedLMConfig)
 class PlainMaskedLMTask(PortableMaskedLMTask):
-    """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere.
-
-    The criterion is fairseq's ``masked_lm``.
-    """
+    """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere."""
 
     criterions = ("masked_lm", "latent_semantic_kl")

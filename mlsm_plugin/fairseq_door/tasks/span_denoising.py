@@ -62,8 +62,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
 class SpanDenoisingTask(OwnTask, FairseqTask):
     """Texts in which sentinels replace spans, with the spans as targets; they are corrupted anew in every epoch.
 
-    Raises:
-        ValueError: an option is out of range.
+    ValueError if an option is out of range.
     """
 
     cfg: SpanDenoisingConfig

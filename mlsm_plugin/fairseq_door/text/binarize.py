@@ -31,51 +31,30 @@ TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --charac
 
 @dataclass
 class SplitFigures:
-    """The counts of one split.
+    """The counts of one split."""
 
-    Attributes:
-        sentences: lines with text.
-        documents: blank lines and the ends of files separate them.
-        tokens: of the ``.bin`` file, with one ``</s>`` per sentence and one between two documents.
-        unknown: ``<unk>`` tokens.
-        dropped: lines left out because normalization leaves nothing of them, such as a zero-width space.
-        unk_rate: share of ``<unk>`` among the tokens of the text, without ``</s>``.
-    """
-
-    sentences: int = 0
-    documents: int = 0
-    tokens: int = 0
-    unknown: int = 0
-    dropped: int = 0
-    unk_rate: float = 0.0
+    sentences: int = 0  # lines with text
+    documents: int = 0  # blank lines and the ends of files separate them
+    tokens: int = 0  # of the .bin file, with one </s> per sentence and one between two documents
+    unknown: int = 0  # <unk> tokens
+    dropped: int = 0  # lines left out because normalization leaves nothing of them, such as a zero-width space
+    unk_rate: float = 0.0  # share of <unk> among the tokens of the text, without </s>
 
 
 @dataclass(frozen=True)
 class BinarizeFigures:
-    """The result of ``binarize``.
+    """The result of ``binarize``."""
 
-    Attributes:
-        output: the data folder.
-        tokenizer_sha256: SHA-256 of the tokenizer; for SentencePiece, of its file.
-        dictionary_symbols: length of fairseq's ``Dictionary`` (a task adds ``<mask>``).
-        splits: figures by split.
-    """
-
-    output: Path
-    tokenizer_sha256: str
-    dictionary_symbols: int
+    output: Path  # the data folder
+    tokenizer_sha256: str  # for SentencePiece, of its file
+    dictionary_symbols: int  # length of fairseq's ``Dictionary`` (a task adds ``<mask>``)
     splits: dict[str, SplitFigures] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """The content of ``binarize.json``. It holds figures only, so that equal data gives equal files."""
-        splits = {
-            name: {**vars(figures), "unk_rate": round(figures.unk_rate, 8)} for name, figures in self.splits.items()
-        }
-        return {
-            "tokenizer_sha256": self.tokenizer_sha256,
-            "dictionary_symbols": self.dictionary_symbols,
-            "splits": splits,
-        }
+        splits = {name: {**vars(own), "unk_rate": round(own.unk_rate, 8)} for name, own in self.splits.items()}
+        whole = {"tokenizer_sha256": self.tokenizer_sha256, "dictionary_symbols": self.dictionary_symbols}
+        return {**whole, "splits": splits}
 
     def table(self) -> str:
         """A readable table: a header and a line for each split."""
@@ -152,11 +131,7 @@ def remove_earlier_run(output: Path) -> None:
 
 
 def _write_split(
-    split: str,
-    batches: Iterator[EncodedBatch],
-    builder: StreamingMMapBuilder,
-    end_of_sentence: int,
-    max_unk_rate: float,
+    split: str, batches: Iterator[EncodedBatch], builder: StreamingMMapBuilder, end: int, max_unk_rate: float
 ) -> SplitFigures:
     """Append the batches, with a document boundary between two of them where there is one; check the figures."""
     figures, unknown = SplitFigures(), UnknownTokens()
@@ -167,7 +142,7 @@ def _write_split(
         pending = pending or batch.boundary_before
         if len(batch.lengths):
             if pending and figures.sentences:
-                _count_and_add(figures, builder, np.array([end_of_sentence]), np.array([1]))
+                _count_and_add(figures, builder, np.array([end]), np.array([1]))
             _count_and_add(figures, builder, batch.ids, batch.lengths)
             pending = False
         pending = pending or batch.boundary_after
@@ -204,8 +179,7 @@ def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
 def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
     """Encode lines, read only as fast as that goes, with ``workers`` processes (1: this one), always in their order.
 
-    Raises:
-        OSError: a worker process was killed, for example because memory ran out.
+    OSError if a worker process was killed, for example because memory ran out.
     """
     batches = make_batches(lines)
     if workers == 1:

@@ -17,14 +17,10 @@ MASK = "<mask>"
 
 
 def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
-    """The ids of the parts of a text between its masks: one list more than there are masks.
+    """The ids of the parts of a text between its ``<mask>``: one list more than there are masks.
 
     Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation.
-
-    Args:
-        text: any text with any number of ``<mask>``.
-        bpe: the tokenizer, in fairseq's form: ``encode(text)`` gives pieces separated by spaces.
-        dictionary: the dictionary of the pieces; pieces that it lacks become its unknown symbol.
+    ``bpe.encode(text)`` gives pieces separated by spaces, as in fairseq; those that the dictionary lacks are unknown.
     """
     return [
         _ids_after_a_gap(part, bpe.encode(part.rstrip()).split(), dictionary, gap=number > 0)
@@ -33,7 +29,6 @@ def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[
 
 
 def _ids_after_a_gap(part: str, pieces: list[str], dictionary: Dictionary, *, gap: bool) -> list[int]:
-    """The ids of the pieces of a part of a text, which may follow a gap."""
     if gap and pieces and not part[0].isspace():
         pieces = as_rest_of_a_word(pieces, dictionary)
     return [dictionary.index(piece) for piece in pieces]
@@ -56,12 +51,8 @@ def encode_masked_text(
 def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
     """Leave out the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
 
-    Args:
-        ids, places: as :func:`encode_masked_text` returns them, with at least one mask.
-        length: the number of ids that stand for a mask.
-
-    Raises:
-        ValueError: the masks are too far apart.
+    ``ids`` and ``places`` are as of :func:`encode_masked_text`, with at least one mask, each of ``length`` ids.
+    ValueError if the masks are too far apart.
     """
     if len(ids) <= limit:
         return ids, places
@@ -84,8 +75,7 @@ def sentinel_symbols(number: int) -> list[str]:
 def dictionary_with_sentinels(folder: str | os.PathLike[str], number: int) -> tuple[Dictionary, np.ndarray]:
     """The dictionary of a binarized dataset or tokenizer with ``number`` sentinels appended, and their ids.
 
-    Raises:
-        FileNotFoundError: the folder has no ``dict.txt``.
+    FileNotFoundError if the folder has no ``dict.txt``.
     """
     dictionary = symbols_of_dataset(folder)
     return dictionary, np.array([dictionary.add_symbol(symbol, n=0) for symbol in sentinel_symbols(number)])
@@ -94,17 +84,10 @@ def dictionary_with_sentinels(folder: str | os.PathLike[str], number: int) -> tu
 def encode_with_sentinels(
     text: str, pieces_of: Callable[[str], list[str]], dictionary: Dictionary, num_sentinels: int
 ) -> list[int]:
-    """The ids, without EOS, of a text in which sentinels are written ``<extra_id_0>``.
+    """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``pieces_of`` is the tokenizer.
 
-    Text that follows a sentinel without a space is the rest of a word, or punctuation.
-
-    Args:
-        text: one line.
-        pieces_of: the tokenizer, from text to pieces.
-        dictionary, num_sentinels: the dictionary, with so many sentinels.
-
-    Raises:
-        ValueError: the text has a sentinel that the dictionary lacks, or a sentinel twice.
+    Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if the text has a
+    sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice.
     """
     ids: list[int] = []
     seen: set[str] = set()

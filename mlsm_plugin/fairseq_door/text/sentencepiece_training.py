@@ -25,8 +25,7 @@ SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dicti
 def dictionary_pieces(processor: spm.SentencePieceProcessor) -> list[str]:
     """The pieces of ``dict.txt``: the SentencePiece vocabulary in its own order, without the special pieces.
 
-    Raises:
-        ValueError: fairseq could not read a piece back, or would treat it as a special symbol.
+    ValueError if fairseq could not read a piece back, or would treat it as a special symbol.
     """
     pieces = [processor.id_to_piece(i) for i in range(len(processor))]
     pieces = [piece for piece in pieces if piece not in SPECIAL_PIECES]
@@ -66,11 +65,7 @@ USER_SYMBOLS = (
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What tokenizer is learned.
-
-    Raises:
-        ValueError: a value is out of range, or a user symbol cannot be a piece.
-    """
+    """What tokenizer is learned; ValueError if a value is out of range, or a user symbol cannot be a piece."""
 
     vocab_size: int = option(least=1, most=MOST_PIECES, help="number of SentencePiece pieces")
     model_type: str = option("unigram", choices=MODEL_TYPES, help="how the pieces are learned")
@@ -99,22 +94,14 @@ class TokenizerSettings:
 
 @dataclass(frozen=True)
 class TokenizerFigures:
-    """The result of ``train_tokenizer``.
+    """The result of ``train_tokenizer``."""
 
-    Attributes:
-        output: the folder with the model and ``dict.txt``.
-        model_type: ``"unigram"`` or ``"bpe"``.
-        pieces: number of SentencePiece pieces, special ones included.
-        dictionary_symbols: length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``).
-        sentences, sampled_sentences: lines with text that were read, and that the pieces were learned from.
-    """
-
-    output: Path
+    output: Path  # the folder with the model and ``dict.txt``
     model_type: str
-    pieces: int
-    dictionary_symbols: int
-    sentences: int
-    sampled_sentences: int
+    pieces: int  # of SentencePiece, special ones included
+    dictionary_symbols: int  # length of fairseq's ``Dictionary`` after loading (a task adds ``<mask>``)
+    sentences: int  # lines with text that were read
+    sampled_sentences: int  # those that the pieces were learned from
 
 
 class TrainingText:
@@ -156,22 +143,13 @@ def clean_sentence(line: str) -> str:
 
 
 def train_tokenizer(
-    inputs: Sequence[PathLike],
-    output: PathLike,
-    settings: TokenizerSettings,
-    *,
-    verbose: bool = False,
+    inputs: Sequence[PathLike], output: PathLike, settings: TokenizerSettings, *, verbose: bool = False
 ) -> TokenizerFigures:
     """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
 
     The text is streamed and sampled, so that memory depends on ``max_sentences`` only. The same input and settings give
-    the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case.
-
-    Args:
-        inputs: UTF-8 text files, plain or compressed, with one sentence per line.
-        output: the folder to write; after a failure it is unchanged.
-        settings: what is learned.
-        verbose: show the log of SentencePiece.
+    the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case. The inputs are
+    UTF-8, plain or compressed, with one sentence per line; after a failure the folder is unchanged.
 
     Raises:
         ValueError: an option or an input is invalid, such as a vocabulary larger than the text allows.

@@ -32,9 +32,7 @@ def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
 def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
     """The dictionary of a binarized dataset.
 
-    Raises:
-        FileNotFoundError: the folder has no ``dict.txt``.
-        ValueError: as :func:`read_symbols`.
+    FileNotFoundError if the folder has no ``dict.txt``; ValueError as of :func:`read_symbols`.
     """
     path = Path(folder) / DICTIONARY_NAME
     if not path.exists():

@@ -27,36 +27,22 @@ from mlsm_plugin.fairseq_door.text.symbol_files import read_symbols
 
 @dataclass
 class EncodedBatch:
-    """The sentences of a batch of consecutive lines.
+    """The sentences of a batch of consecutive lines."""
 
-    Attributes:
-        ids: fairseq's ids ``(n_tokens,)``; each sentence and each document boundary ends in ``</s>``.
-        lengths: tokens of each sentence ``(n_sentences,)``; 1 for a document boundary (``</s>`` alone).
-        boundary_before, boundary_after: whether a blank line comes before the first sentence, or after the last one.
-        dropped: number of lines with characters but without tokens, such as a zero-width space.
-        unknown: the unknown tokens of the text, without ``</s>``.
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    boundary_before: bool
-    boundary_after: bool
-    dropped: int
-    unknown: UnknownTokens
+    ids: np.ndarray  # fairseq's ids (n_tokens,); each sentence and each document boundary ends in </s>
+    lengths: np.ndarray  # tokens of each sentence (n_sentences,); 1 for a document boundary (</s> alone)
+    boundary_before: bool  # whether a blank line comes before the first sentence
+    boundary_after: bool  # or after the last one
+    dropped: int  # number of lines with characters but without tokens, such as a zero-width space
+    unknown: UnknownTokens  # of the text, without </s>
 
 
 class TextTokenizer(ABC):
-    """A tokenizer and the fairseq dictionary of its symbols; it converts lines to fairseq's ids.
+    """A tokenizer and the fairseq dictionary of its symbols; it converts lines to fairseq's ids."""
 
-    Attributes:
-        dictionary: the symbols of ``dict.txt``, without ``<mask>``.
-        fingerprint: SHA-256 of the tokenizer.
-        table: fairseq's id for each id of the tokenizer ``(V + 1,)``; the last one is that of ``</s>``.
-    """
-
-    dictionary: Dictionary
-    fingerprint: str
-    table: np.ndarray
+    dictionary: Dictionary  # the symbols of dict.txt, without <mask>
+    fingerprint: str  # SHA-256 of the tokenizer
+    table: np.ndarray  # fairseq's id for each id of the tokenizer (V + 1,); the last one is that of </s>
 
     @abstractmethod
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
@@ -100,10 +86,8 @@ class TextTokenizer(ABC):
 class SentencePieceTokenizer(TextTokenizer):
     """The SentencePiece tokenizer in a folder that ``mlsm tokenizer`` wrote.
 
-    Its ids are those of ``dictionary.encode_line(" ".join(processor.encode(line)))``.
-
-    Raises:
-        ValueError: a file is missing or damaged, or ``dict.txt`` was not made from the model.
+    Its ids are those of ``dictionary.encode_line(" ".join(processor.encode(line)))``. ValueError if a file is missing
+    or damaged, or ``dict.txt`` was not made from the model.
     """
 
     def __init__(self, folder: PathLike) -> None:
@@ -116,9 +100,8 @@ class SentencePieceTokenizer(TextTokenizer):
         try:
             self.processor.load_from_serialized_proto(self._model)
         except RuntimeError:
-            raise ValueError(
-                f"{model} is not a SentencePiece model; `mlsm tokenizer --output {folder}` makes it"
-            ) from None
+            advice = f"`mlsm tokenizer --output {folder}` makes it"
+            raise ValueError(f"{model} is not a SentencePiece model; {advice}") from None
         self.dictionary = read_symbols(listed)
         if self.dictionary.symbols[self.dictionary.nspecial :] != dictionary_pieces(self.processor):
             raise ValueError(f"{listed} was not made from {MODEL_NAME} in the same folder; run `mlsm tokenizer` again")
@@ -158,14 +141,12 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
-        """The library's ids of a line."""
         encoding = self.tokenizer.backend.encode(line, add_special_tokens=False)
         sentence: list[int] = encoding.ids
         unknown.add(line, sentence, encoding.offsets, self.tokenizer.unknown_id)
         return sentence
 
     def write_to(self, folder: Path) -> None:
-        """Write ``dict.txt`` and the folder ``hf_tokenizer``."""
         self.dictionary.save(str(folder / DICTIONARY_NAME))
         self.tokenizer.save(folder / FOLDER_NAME)
 
@@ -173,9 +154,7 @@ class HuggingFaceTextTokenizer(TextTokenizer):
 def open_tokenizer(name: PathLike) -> TextTokenizer:
     """Open a tokenizer: ``hf:`` and a folder or hub name; or a folder with ``dict.txt`` and either
     ``sentencepiece.bpe.model`` or ``hf_tokenizer``, as ``mlsm tokenizer`` writes it, a data folder, or a run.
-
-    Raises:
-        ValueError: there is no tokenizer, or its files do not belong together.
+    ValueError if there is no tokenizer, or its files do not belong together.
     """
     if is_hf(name):
         return HuggingFaceTextTokenizer(name)
