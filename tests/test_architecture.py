@@ -40,8 +40,8 @@ WITHOUT_FAIRSEQ = ("core", "huggingface")  # by the layers, they import no other
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 LARGEST_FILE = 400
 # what one must hold in mind; each of these is raised with a reason only
-MOST_LINES = 28_300
-MOST_FILES = 185
+MOST_LINES = 24_500
+MOST_FILES = 210
 MOST_COMMANDS = 16
 MOST_OPTIONS = 110  # different ones
 MOST_OPTIONS_OF_ALL_COMMANDS = 250
@@ -53,7 +53,7 @@ OF_EACH_COMMAND = {
 PROGRESS = "core/files/progress.py"
 KERNELS = {"core/sparse_coding/active_set_kernel.py"}
 # fairseq's own models have this class method; here it is another name for the hub's function
-UPWARDS_ON_PURPOSE = {("fairseq_door.models.latent_semantic_model", "hub")}
+UPWARDS_ON_PURPOSE = {("fairseq_door.models.latent_head_model", "hub")}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Whether a model and its tokenizer give the ids and the logits that those of the library give."""
+"""Whether a model and its tokenizer give the ids and the logits that those of ``transformers`` give."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Comparison:
     """What was found on lines of text.
 
     Long runs of one character have many cuts of equal probability, and float32 rounding decides which one SentencePiece
-    chooses. Lines that name a special token, such as ``<mask>``, are compared as plain text, which the library's
+    chooses. Lines that name a special token, such as ``<mask>``, are compared as plain text, which Hugging Face's
     tokenizer reads with ``split_special_tokens=True``.
     """
 
@@ -36,9 +36,9 @@ class Comparison:
 
 @torch.no_grad()
 def compare(interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str) -> Comparison:
-    """Compare our model, in eval mode, with the library's: ids and logits of lines, of each of which a token is masked.
+    """Compare our model, in eval mode, with Hugging Face's: ids and logits of lines, each with a masked token.
 
-    ``ids`` ``(len(dictionary),)`` int64 has for each of our ids the library's; an error calls the model by ``word``,
+    ``ids`` ``(len(dictionary),)`` int64 has for each of our ids Hugging Face's; an error calls the model by ``word``,
     such as "exported". ValueError if ids differ, or a logit differs by more than 1e-4.
     """
     limit, unknown = int(interface.model.max_positions()), int(ids[interface.task.source_dictionary.unk()])

@@ -44,7 +44,7 @@ class ImportProof(Comparison):
 def import_modernbert(
     name: str | os.PathLike[str], output: str | os.PathLike[str], lines: Sequence[str]
 ) -> ImportProof:
-    """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with the library's model.
+    """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with Hugging Face's model.
 
     The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes
     with this tokenizer. ValueError if the model is no ModernBERT that ``mlsm_modern`` can compute, its weights or its
@@ -57,7 +57,7 @@ def import_modernbert(
     transformers = import_transformers()
     folder = hf_folder(name, weights=True)
     config = supported_config(folder, ["modernbert"])
-    library_classes()  # raises an error where the library is too old
+    library_classes()  # raises an error where transformers is too old
     check_importable(config, folder)
     tokenizer = HuggingFaceTextTokenizer(folder)
     check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
@@ -124,7 +124,7 @@ def architecture_flags(config: Any) -> list[str]:
 def imported_weights(state: dict[str, Tensor], ids: Tensor, layers: int) -> dict[str, Tensor]:
     """Weights of ``mlsm_modern`` from the state dict of a ``ModernBertForMaskedLM``, float32.
 
-    ``ids`` has for each id of the dictionary the library's. Without a bias of the output, the bias is 0.
+    ``ids`` has for each id of the dictionary Hugging Face's. Without a bias of the output, the bias is 0.
     """
     state = {"decoder.bias": torch.zeros(len(state["decoder.weight"]))} | state
     names = {ours: theirs for theirs, ours in modernbert_names(layers).items()}

@@ -46,10 +46,10 @@ OF_MODERN_LAYER = {
 
 
 def stock_model(interface: Any, ids: Tensor) -> Any:
-    """The library's model that computes what ours computes: ``RobertaForMaskedLM`` or ``ModernBertForMaskedLM``.
+    """Hugging Face's model that computes what ours computes: ``RobertaForMaskedLM`` or ``ModernBertForMaskedLM``.
 
     ``interface`` is a loaded model, and ``ids`` ``(len(dictionary),)``, a permutation, has for each id of the
-    dictionary its id in the exported model. ValueError if stock RoBERTa lacks a part of it, or the library is too old.
+    dictionary its id in the exported model. ValueError if stock RoBERTa lacks a part of it, or transformers is too old.
     """
     from transformers import RobertaForMaskedLM
 

@@ -1,4 +1,4 @@
-"""The objectives for models of Hugging Face, without fairseq: coding, collators, models for the library's Trainer."""
+"""The objectives in the Trainer of ``transformers``, without fairseq: coding, collators, models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the package when it is first used, since the library takes seconds to import."""
+    """Import a name of the package when it is first used, since ``transformers`` takes seconds to import."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"mlsm_plugin.{_MODULE_OF[name]}"), name)

@@ -31,7 +31,7 @@ from mlsm_plugin.core.text.hf_tokenizer import (
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
 
-IGNORED = -100  # label of a token that is not predicted, as everywhere in the library
+IGNORED = -100  # label of a token that is not predicted, as everywhere in transformers
 Rng = np.random.Generator
 
 

@@ -69,7 +69,7 @@ class LatentSemanticModel(PretrainingModel):
         head = head_of(self)
         weight = self.get_input_embeddings().weight  # type: ignore[attr-defined]
         self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
-        # as the library initializes the linear layers of the model
+        # as transformers initializes the linear layers of the model
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
         nn.init.zeros_(self.latent_head.bias)
 

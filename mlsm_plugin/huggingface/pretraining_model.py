@@ -1,4 +1,4 @@
-"""Masked LMs of Hugging Face with an objective of this package, for the library's Trainer.
+"""Masked LMs of Hugging Face with an objective of this package, for the Trainer of ``transformers``.
 
 A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass of the same name, whose forward pass
 computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.

@@ -1,4 +1,4 @@
-"""The datasets of the library's Trainer: sequences or groups of them, with the number, the epoch and maybe codes."""
+"""Datasets for the Trainer of ``transformers``: sequences or groups of them, with number, epoch and maybe codes."""
 
 from __future__ import annotations
 

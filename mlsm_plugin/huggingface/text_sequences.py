@@ -26,7 +26,7 @@ LINES_AT_ONCE = 1000
 def ids_of_lines(
     lines: Iterable[str], tokenizer: HuggingFaceTokenizer, unknown: UnknownTokens | None = None
 ) -> Iterator[list[int] | None]:
-    """The library's ids of each line, without special tokens; None for a blank line, the end of a document.
+    """Hugging Face's ids of each line, without special tokens; None for a blank line, the end of a document.
 
     A line that follows another one is read with a space before it: byte-level pieces would else continue its last word.
     Tokenizers of BERT and SentencePiece begin a word with each line in either case. ``unknown`` counts.

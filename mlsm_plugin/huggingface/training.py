@@ -1,4 +1,4 @@
-"""Train a model with an objective of this package in the library's Trainer, and resume after a stop."""
+"""Train a model with an objective of this package in the Trainer of ``transformers``, and resume after a stop."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TrainingSettings:
         return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
 
     def arguments(self, checkpoints: str | os.PathLike[str]) -> Any:
-        """The library's ``TrainingArguments``; raises ValueError if this process sees several GPUs."""
+        """Hugging Face's ``TrainingArguments``; raises ValueError if this process sees several GPUs."""
         import_transformers()
         from transformers import TrainingArguments
 

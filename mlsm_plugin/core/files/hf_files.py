@@ -48,7 +48,7 @@ def _leave_out_broken_torchaudio() -> None:
 def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
-    Without a network, a model counts that is in the library's cache. ``weights``: also get those of the model, and its
+    Without a network, a model counts that is in Hugging Face's cache. ``weights``: also get those of the model, and its
     latent head if it has one. ValueError if there is no such folder, and the hub has no such model or cannot be
     reached.
     """
@@ -70,7 +70,7 @@ def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
 
 
 def _snapshot(name: str, *, weights: bool, **where: Any) -> Path:
-    """The folder of a hub name; without weights, the library takes it from its cache if there is no network."""
+    """The folder of a hub name; without weights, ``transformers`` takes it from its cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
     wanted = list(FILES)
@@ -124,7 +124,7 @@ def save_pretrained(folder: str | os.PathLike[str], *parts: Any) -> None:
             if hasattr(part, "state_dict"):
                 weights = part.state_dict()
                 if TIED_BIAS in weights:
-                    weights[TIED_BIAS] = weights[TIED_BIAS].clone()  # the library leaves out a second name of a tensor
+                    weights[TIED_BIAS] = weights[TIED_BIAS].clone()  # transformers leaves out a second name of a tensor
                 part.save_pretrained(folder, state_dict=weights)
                 _change(folder / "config.json", _add_keys_of_models)
             else:
@@ -160,7 +160,7 @@ def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | Non
 
 
 def check_read(config: Any, folder: Path) -> None:
-    """ValueError if version 4 of the library took defaults for the layers or angles of a ModernBERT of version 5."""
+    """ValueError if transformers 4 took defaults for the layers or angles of a ModernBERT of version 5."""
     if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
         return
     said = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))

@@ -1,4 +1,4 @@
-"""Hidden states of one layer of a Hugging Face encoder, for the library's own ids and for fairseq's."""
+"""Hidden states of one layer of a Hugging Face encoder, for Hugging Face's own ids and for fairseq's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # numbered from the padding id + 1
 # encoders whose output is that of their last layer, for ModernBERT after a norm
 SUPPORTED = tuple(sorted(("bert", "deberta-v2", "distilbert", "electra", "modernbert", *POSITIONS_AFTER_PADDING)))
-FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where the library has no model without layers
+FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
-HEAD_OF_DEBERTA = "lm_predictions."  # the library reads it only if the configuration says that it is not "legacy"
+HEAD_OF_DEBERTA = "lm_predictions."  # transformers reads it only if the configuration says that it is not "legacy"
 
 
 class LibraryEncoder:
     """A model of ``transformers`` of one of the types in ``SUPPORTED``; needs no fairseq.
 
-    Hidden state ``layer`` is the library's ``hidden_states[layer]`` with ``output_hidden_states=True``. ValueError if
+    Hidden state ``layer`` is Hugging Face's ``hidden_states[layer]`` with ``output_hidden_states=True``. ValueError if
     the model does not exist, its type is not in ``SUPPORTED``, weights are missing, the tokenizer does not fit the
     embeddings, or the layer is out of range.
 
@@ -62,7 +62,7 @@ class LibraryEncoder:
         placed(self._model, self.device, half=self._half)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """Hidden states ``(B, T, dim)`` float32 of the library's ids ``(B, T)``, right-padded with ``pad``."""
+        """Hidden states ``(B, T, dim)`` float32 of Hugging Face's ids ``(B, T)``, right-padded with ``pad``."""
         tokens = tokens.to(self.device)
         return self._hidden_states(tokens, tokens.ne(self.pad))
 
@@ -136,7 +136,7 @@ def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -
 
 
 def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
-    """A model of the library's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
+    """A model of Hugging Face's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
 
     ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs. ValueError if
     the weights cannot be read, have other shapes, or some of them are missing.

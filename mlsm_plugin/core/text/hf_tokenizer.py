@@ -19,15 +19,15 @@ from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
-# roles of the library's special tokens; the unknown token stands for a word
+# roles of Hugging Face's special tokens; the unknown token stands for a word
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of the library, with the mapping between its ids and those of fairseq.
+    """A tokenizer of ``transformers``, with the mapping between its ids and those of fairseq.
 
     fairseq's dictionary is ``<s> <pad> </s> <unk>``, then the vocabulary in its own order without the tokens that have
-    these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as the library's. A token that
+    these roles, then ``<mask>``. For RoBERTa's own vocabulary, the ids are the same as Hugging Face's. A token that
     fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
     ValueError if there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
 
@@ -35,10 +35,10 @@ class HuggingFaceTokenizer:
 
     Attributes:
         symbols: the lines of ``dict.txt``.
-        hf_ids: the library's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
-        fairseq_ids: fairseq's id for each of the library's ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
-        begin_id, pad_id, end_id: the library's ids of the tokens that begin, pad and end a text.
-        special_ids: the library's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
+        hf_ids: Hugging Face's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
+        fairseq_ids: fairseq's id for each of those ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
+        begin_id, pad_id, end_id: Hugging Face's ids of the tokens that begin, pad and end a text.
+        special_ids: Hugging Face's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
     """
 
@@ -56,7 +56,7 @@ class HuggingFaceTokenizer:
         special = {begin, pad, end, unknown, mask}
         plain = [(number, token) for number, token in vocabulary if number not in special]
         self.symbols = [_symbol(token, number) for number, token in plain]
-        if not self.symbols:  # the library makes such a tokenizer from a config.json alone
+        if not self.symbols:  # transformers makes such a tokenizer from a config.json alone
             raise ValueError(f"{self.folder} has no readable tokenizer: its vocabulary is empty")
         mask_or_unknown = unknown if mask is None else mask
         in_order = [begin, pad, end, unknown, *(number for number, _ in plain), mask_or_unknown]
@@ -109,7 +109,7 @@ class HuggingFaceTokenizer:
 
 
 def load_fast_tokenizer(folder: Path) -> Any:
-    """The library's fast tokenizer in a folder; raises ValueError if there is none."""
+    """Hugging Face's fast tokenizer in a folder; raises ValueError if there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the lines instead
     transformers = import_transformers()
     try:
@@ -122,7 +122,7 @@ def load_fast_tokenizer(folder: Path) -> Any:
 
 
 def vocabulary_fingerprint(tokenizer: Any) -> str:
-    """SHA-256 of the tokens of the library's tokenizer with their ids, and of those that begin, end and pad a text."""
+    """SHA-256 of the tokens of Hugging Face's tokenizer with their ids, and of those that begin, end and pad a text."""
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     begin, pad, end = _surrounding_ids(tokenizer)
     return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
@@ -135,7 +135,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def check_masked_lm_tokenizer(tokenizer: Any) -> None:
-    """Raise ValueError if a tokenizer of the library has no mask or no padding token."""
+    """Raise ValueError if a tokenizer of ``transformers`` has no mask or no padding token."""
     for name in ("mask", "pad"):
         if _first_id(tokenizer, name) is None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")

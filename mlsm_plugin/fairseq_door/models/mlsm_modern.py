@@ -15,11 +15,11 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
-from mlsm_plugin.fairseq_door.models.latent_semantic_model import (
+from mlsm_plugin.fairseq_door.models.latent_head_model import (
     SIZES,
-    LatentSemanticEncoder,
-    LatentSemanticHead,
-    LatentSemanticModel,
+    LatentHead,
+    LatentHeadEncoder,
+    LatentHeadModel,
     register_sizes,
     set_missing,
 )
@@ -32,7 +32,7 @@ DEFAULT_WINDOW = 128
 BY_BERT, BY_WIDTH = "bert", "width"  # how the weights are drawn
 
 
-class ModernHead(LatentSemanticHead):
+class ModernHead(LatentHead):
     """The LM head without biases, except for that of the vocabulary."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
@@ -42,7 +42,7 @@ class ModernHead(LatentSemanticHead):
         self.activation_fn = nn.functional.gelu  # fairseq's computes in float32
 
 
-class ModernEncoder(LatentSemanticEncoder):
+class ModernEncoder(LatentHeadEncoder):
     """A :class:`ModernTransformer` with a :class:`ModernHead`."""
 
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> ModernTransformer:
@@ -71,7 +71,7 @@ class ModernEncoder(LatentSemanticEncoder):
 
 
 @register_model("mlsm_modern")
-class MlsmModernModel(LatentSemanticModel):
+class MlsmModernModel(LatentHeadModel):
     """A ModernBERT with a latent head."""
 
     encoder_class = ModernEncoder
@@ -123,7 +123,7 @@ class MlsmModernModel(LatentSemanticModel):
         parser.add_argument(
             "--load-checkpoint-heads", action="store_true", help="load the heads of a fine-tuned checkpoint"
         )
-        LatentSemanticModel.add_atoms_option(parser)
+        LatentHeadModel.add_atoms_option(parser)
 
 
 def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:

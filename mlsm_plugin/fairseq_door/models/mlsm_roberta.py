@@ -10,22 +10,22 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaModel, base_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture as transformer_architecture
 
-from mlsm_plugin.fairseq_door.models.latent_semantic_model import (
+from mlsm_plugin.fairseq_door.models.latent_head_model import (
     SIZES,
-    LatentSemanticModel,
+    LatentHeadModel,
     register_sizes,
     set_missing,
 )
 
 
 @register_model("mlsm_roberta")
-class MlsmRobertaModel(LatentSemanticModel):
+class MlsmRobertaModel(LatentHeadModel):
     """fairseq's RoBERTa with a latent head; without one, its parameters start as those of ``roberta``."""
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
         RobertaModel.add_args(parser)
-        LatentSemanticModel.add_atoms_option(parser)
+        LatentHeadModel.add_atoms_option(parser)
 
 
 def _architecture(args: Any, layers: int, dim: int) -> None:

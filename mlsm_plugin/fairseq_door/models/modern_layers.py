@@ -1,4 +1,4 @@
-"""The layers of today's encoders in plain PyTorch: pre-norm, rotary positions, GeGLU, no biases.
+"""The layers of a ModernBERT-style encoder in plain PyTorch: pre-norm, rotary positions, GeGLU, no biases.
 
 They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 2412.13663); the weights have other names.
 """

@@ -35,7 +35,7 @@ LINEAR = {
 }
 MATRICES = {"encoder": "W_enc", "encoder_bias": "b_enc", "decoder": "W_dec", "decoder_bias": "b_dec"}
 GATED = {"encoder_bias": "gate_bias", "decoder_bias": "decoder_bias", "gate_scale": "r_mag", "gate_bias": "mag_bias"}
-# the classes of the library -> our activation, the names of their tensors
+# its classes -> our activation, the names of their tensors
 CLASSES = {
     "AutoEncoder": ("relu", {**LINEAR, "decoder_bias": "bias"}),
     "GatedAutoEncoder": ("gated", {**LINEAR, **GATED}),
@@ -82,7 +82,7 @@ def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
     norms = torch.linalg.vector_norm(weights.decoder, dim=1)
     if name != "AutoEncoder" or torch.allclose(norms, torch.ones_like(norms)):
         return coder
-    # the library normalizes the decoder when it loads it
+    # that program normalizes the decoder when it loads it
     if not bool((norms > 0).all()):
         raise ValueError(f"{file.path}: decoder.weight has a column of zeros, which cannot be normalized")
     return SaeCoder(coder.sae.with_unit_decoder(norms), {"imported_from": facts})

@@ -173,7 +173,7 @@ def check_safetensors() -> None:
 
 
 def read_safetensors(path: Path) -> TensorFile:
-    """Read a safetensors file, whose header the library compares with the length of the file.
+    """Read a safetensors file, whose header ``safetensors`` compares with the length of the file.
 
     ValueError if the file is missing or damaged, or the package ``safetensors`` is.
     """

@@ -14,7 +14,7 @@ from fairseq import tasks
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
-from mlsm_plugin.fairseq_door.models.latent_semantic_model import LatentSemanticHead
+from mlsm_plugin.fairseq_door.models.latent_head_model import LatentHead
 from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
 from tests.tiny_run import seeded_model, training_config
 
@@ -121,7 +121,7 @@ def test_parameters_of_projections_that_are_not_computed_get_a_gradient_of_zeros
     dtype, project_tokens, project_atoms, tied
 ):
     embeddings = torch.nn.Parameter(torch.zeros(2000, 8))
-    head = LatentSemanticHead(8, 2000, "gelu", embeddings if tied else None)
+    head = LatentHead(8, 2000, "gelu", embeddings if tied else None)
     head.add_atom_projection(5000)
     with torch.no_grad():  # so large that their sum overflows in half precision
         head.bias.fill_(100)

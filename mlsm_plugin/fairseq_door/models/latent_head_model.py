@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
 
 
-class LatentSemanticHead(DividedLMHead):
+class LatentHead(DividedLMHead):
     """RoBERTa's LM head with an optional second projection, to atom logits."""
 
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
@@ -58,11 +58,11 @@ class LatentSemanticHead(DividedLMHead):
         return idle
 
 
-class LatentSemanticEncoder(RobertaEncoder):
-    """:class:`RobertaEncoder` with a :class:`LatentSemanticHead`."""
+class LatentHeadEncoder(RobertaEncoder):
+    """:class:`RobertaEncoder` with a :class:`LatentHead`."""
 
-    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> LatentSemanticHead:
-        return LatentSemanticHead(embed_dim, output_dim, activation_fn, weight)
+    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> LatentHead:
+        return LatentHead(embed_dim, output_dim, activation_fn, weight)
 
     def forward(
         self,
@@ -107,15 +107,15 @@ class LatentSemanticEncoder(RobertaEncoder):
         return x if masked_tokens is None else x[masked_tokens, :], extra
 
 
-class LatentSemanticModel(RobertaModel):
+class LatentHeadModel(RobertaModel):
     """A RoBERTa-like model for masked latent semantic modeling (Berend, ACL Findings 2023).
 
     The atom projection is made last: with the same seed, all other parameters start as without it.
     """
 
-    encoder_class = LatentSemanticEncoder
+    encoder_class = LatentHeadEncoder
 
-    def __init__(self, args: Any, encoder: LatentSemanticEncoder) -> None:
+    def __init__(self, args: Any, encoder: LatentHeadEncoder) -> None:
         super().__init__(args, encoder)
         self.finish_parameters()
         if safe_getattr(args, "num_atoms", None):
@@ -134,7 +134,7 @@ class LatentSemanticModel(RobertaModel):
         )
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> LatentSemanticModel:
+    def build_model(cls, args: Any, task: Any) -> LatentHeadModel:
         """Build the model for ``task``, without a latent head if ``num_atoms`` is not set."""
         with version_shims.open_config(args):
             base_architecture(args)
