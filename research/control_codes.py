@@ -35,7 +35,7 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -179,7 +179,7 @@ def write_random_dictionary(args: argparse.Namespace) -> None:
         )
         SaeCoder(SparseAutoencoder(coder.sae.config, weights), meta).save(args.output)
     elif isinstance(coder, LassoCoder):
-        LassoCoder(Dictionary(atoms, meta)).save(args.output)
+        LassoCoder(AtomDictionary(atoms, meta)).save(args.output)
     else:
         raise ValueError(f"{args.dictionary} is a coder of the kind {coder.kind}, for which there is no random one")
     print(f"{args.output}: {coder.num_atoms} random directions")

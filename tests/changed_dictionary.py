@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from tests.conftest import Pipeline
 
 
 def changed_dictionary(pipeline: Pipeline, folder: Path, **changes: Any) -> Path:
     """The shared dictionary with other meta data; a value of None leaves a key out."""
-    dictionary = Dictionary.load(pipeline.dictionary)
+    dictionary = AtomDictionary.load(pipeline.dictionary)
     width = changes.pop("dim", dictionary.atoms.shape[1])
     meta = {key: value for key, value in {**dictionary.meta, **changes, "dim": width}.items() if value is not None}
     atoms = dictionary.atoms[:, :width]
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), meta).save(folder)
+    AtomDictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), meta).save(folder)
     return folder

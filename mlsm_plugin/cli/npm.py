@@ -143,7 +143,7 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError("--datastore is required; make one with `mlsm npm datastore`")
     interface, store = _open(args)
     if args.k > len(store):
-        raise ValueError(f"--k {args.k} is more than the {len(store)} keys of {args.datastore}; use a smaller one")
+        raise ValueError(f"--neighbors {args.k} is more than the {len(store)} keys of {args.datastore}; use fewer")
     filler = PhraseFiller(interface, store, settings)
     if args.steps:
         texts = []
@@ -156,7 +156,7 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     for text in args.texts:
         print(text)
         for number, found in enumerate(filler.fill(text, topk=args.topk), start=1):
-            print(f"  mask {number}" + ("" if found else ": no phrase was found; try a larger --k, or --any-pieces"))
+            print(f"  mask {number}" + ("" if found else ": no phrase; try more --neighbors, or --any-pieces"))
             for candidate in found:
                 print(f"    {candidate.score:.4f}  {candidate.phrase}")
                 for context in candidate.contexts:

@@ -31,7 +31,7 @@ class DatastoreSettings:
 class FillingSettings:
     """How phrases are found; ValueError if a value is out of range."""
 
-    k: int = option(256, least=1, help="number of starts, and of ends, to retrieve")
+    k: int = option(256, least=1, flag="--neighbors", help="number of starts, and of ends, to retrieve")
     max_length: int = option(10, least=1, help="longest phrase in tokens")
     length_alpha: float = option(0.0, metavar="A", help="multiply the scores by the length of the phrase to this power")
     any_pieces: bool = option(False, help="allow phrases that begin or end in the middle of a word")

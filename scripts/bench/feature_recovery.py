@@ -30,7 +30,7 @@ from synthetic_features import Recipe, SyntheticFeatures  # another file in this
 
 from mlsm_plugin.core.files.atomic_files import write_json
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary, learn_dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary, learn_dictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows, sparse_encode
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.online_learning import mini_batches
@@ -136,7 +136,7 @@ def lambda_with_l0(rows: np.ndarray, atoms: np.ndarray, l0: float) -> float:
 def as_lasso(problem: Problem, atoms: np.ndarray) -> LassoCoder:
     """The lasso over a dictionary, with the lambda that gives the wanted number of non-zeros."""
     rows = normalize_rows(problem.train[: problem.args.tuning_rows])
-    return LassoCoder(Dictionary(atoms, {"lambda": lambda_with_l0(rows, atoms, problem.l0)}))
+    return LassoCoder(AtomDictionary(atoms, {"lambda": lambda_with_l0(rows, atoms, problem.l0)}))
 
 
 def true_dictionary(problem: Problem) -> SparseCoder:

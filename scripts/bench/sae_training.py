@@ -29,7 +29,7 @@ from dictionary_learning import learn_with_spams  # another bench in this folder
 from sparse_coding import synthetic  # and another
 
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.online_learning import mini_batches
@@ -129,7 +129,7 @@ def lasso(train: np.ndarray, args: argparse.Namespace) -> tuple[LassoCoder, floa
     if args.dictionary:
         print(f"the time of trainDL is extrapolated from {iterations} of {args.iterations} mini-batches")
         atoms = normalize_rows(np.load(args.dictionary))
-    return LassoCoder(Dictionary(atoms, {"lambda": args.lambda_})), seconds
+    return LassoCoder(AtomDictionary(atoms, {"lambda": args.lambda_})), seconds
 
 
 def sae(train: np.ndarray, method: str, args: argparse.Namespace) -> tuple[SaeCoder, float]:

@@ -32,7 +32,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 from mlsm_plugin.cli.main import main as mlsm
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
@@ -101,7 +101,7 @@ def compare(root: Path, args: argparse.Namespace) -> int:
     settings = CodingSettings(layer=args.layers, blocks=blocks, threads=1)
     rng = np.random.default_rng(1)
     atoms = normalize_rows(rng.normal(size=(args.atoms, args.width)).astype(np.float32))
-    coder = LassoCoder(Dictionary(atoms, {"lambda": args.lambda_}))
+    coder = LassoCoder(AtomDictionary(atoms, {"lambda": args.lambda_}))
 
     reader, hf_ids = BlockReader(data, "train", blocks), HuggingFaceTokenizer(model).hf_ids
     pieces = itertools.chain.from_iterable(reader.block(index) for index in range(len(reader)))

@@ -131,7 +131,7 @@ COMMANDS: dict[str, Callable[[Inputs, Path], Words]] = {
     ),
     "datastore --index": lambda own, output: (*COMMANDS["datastore"](own, output), "--index", "flat"),
     "fill": lambda own, output: (
-        *("npm", "fill", "--checkpoint", own.npm, "--datastore", own.store, "The <mask> is bound.", "--k", 4),
+        *("npm", "fill", "--checkpoint", own.npm, "--datastore", own.store, "The <mask> is bound.", "--neighbors", 4),
     ),
     "infill": lambda own, output: (
         *("infill", "--checkpoint", own.denoising, "The <extra_id_0> walks.", "--beam", 1, "--max-length", 2),

@@ -198,7 +198,7 @@ NUMBERS = [
     *(("finetune", flag, 0) for flag in ("--max-epoch", "--patience", "--lr", "--batch-size")),
     *(("tokenizer", "--vocab-size", value) for value in (0, -5, 10, 10**7)),
     *(("binarize", flag, value) for flag, value in (("--workers", 0), ("--max-unk-rate", 2), ("--max-unk-rate", -1))),
-    *(("fill", flag, 0) for flag in ("--k", "--topk", "--max-length")),
+    *(("fill", flag, 0) for flag in ("--neighbors", "--topk", "--max-length")),
     *(("infill", flag, 0) for flag in ("--beam", "--max-length")),
     *(("evaluate pairs", "--batch-tokens", value) for value in (0, -1)),
     *(("convert model", "--lines", value) for value in (0, -1)),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from tests.conftest import CRITERIONS, Pipeline
@@ -145,7 +145,7 @@ EXTREMES = st.sampled_from([0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 1e-30, 3e4,
 @pytest.mark.slow
 def test_every_hidden_state_gets_a_finite_code(hidden: np.ndarray, lambda_: float, precision: torch.dtype) -> None:
     atoms = normalize_rows(np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32))
-    coder = LassoCoder(Dictionary(atoms, {"lambda": lambda_}))
+    coder = LassoCoder(AtomDictionary(atoms, {"lambda": lambda_}))
     rows = torch.from_numpy(hidden).to(precision).float()
     coded = coder.encode(rows, threads=1)
     assert coded.codes.shape == (len(hidden), 9)

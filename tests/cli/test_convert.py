@@ -11,7 +11,7 @@ import pytest
 
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import failing_mlsm, mlsm
@@ -78,7 +78,7 @@ def test_another_kind_leaves_no_files_behind(tmp_path: Path, capsys: Capture) ->
     mlsm(*words)
     assert "lambda is None there and 0.5 now" in failing_mlsm(capsys, *words, "--lambda", 0.5)
     mlsm(*words, "--lambda", 0.5, "--overwrite")
-    assert Dictionary.load(tmp_path / "own").meta["lambda"] == 0.5
+    assert AtomDictionary.load(tmp_path / "own").meta["lambda"] == 0.5
     mlsm(*words)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary as FairseqDictionary
-from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from tests.cli.coding_runs import (
     BLOCKS,
     SHARDS,
@@ -124,7 +123,7 @@ def lasso(hidden: np.ndarray, atoms: np.ndarray, penalty: float) -> np.ndarray:
 
 def blocks_of(data: Path, split: str, tokens_per_sample: int) -> list[tuple[int, np.ndarray]]:
     """Flat start and tokens (without BOS) of each block; too long ones are cut."""
-    symbols = FairseqDictionary.load(str(data / "dict.txt"))
+    symbols = Dictionary.load(str(data / "dict.txt"))
     dataset = data_utils.load_indexed_dataset(str(data / split), symbols)
     limit = tokens_per_sample - 1
     blocks = TokenBlockDataset(
@@ -139,7 +138,7 @@ def blocks_of(data: Path, split: str, tokens_per_sample: int) -> list[tuple[int,
 
 
 def assert_codes_are_those_of(
-    data: Path, checkpoint: Path, dictionary: Dictionary, *, layer: int, blocks: list[tuple[int, np.ndarray]]
+    data: Path, checkpoint: Path, dictionary: AtomDictionary, *, layer: int, blocks: list[tuple[int, np.ndarray]]
 ) -> None:
     store = CodeStore(data / "valid.codes")
     for start, tokens in blocks:
@@ -168,7 +167,11 @@ def test_codes_are_the_sparse_codes_of_the_hidden_states_of_the_layer(
     assert meta_of(data_bin / "valid.codes")["layer"] == layer
     blocks = blocks_of(data_bin, "valid", 64)
     assert_codes_are_those_of(
-        data_bin, pipeline.auxiliary, Dictionary.load(tmp_path / "made"), layer=layer, blocks=blocks[:4] + blocks[-1:]
+        data_bin,
+        pipeline.auxiliary,
+        AtomDictionary.load(tmp_path / "made"),
+        layer=layer,
+        blocks=blocks[:4] + blocks[-1:],
     )
 
 
@@ -194,7 +197,7 @@ def test_sentence_longer_than_a_block_is_coded_in_pieces(pipeline: Pipeline, dat
     pieces = [block for block in blocks if start <= block[0] < start + max(lengths)]
     assert len(pieces) >= 3
     assert_codes_are_those_of(
-        data_bin, pipeline.auxiliary, Dictionary.load(pipeline.dictionary), layer=2, blocks=pieces
+        data_bin, pipeline.auxiliary, AtomDictionary.load(pipeline.dictionary), layer=2, blocks=pieces
     )
 
 
@@ -233,7 +236,7 @@ def test_missing_split_is_named(pipeline: Pipeline, data_bin: Path, capsys: pyte
 def test_dictionary_of_another_width_is_refused(
     pipeline: Pipeline, data_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Dictionary(np.eye(16, dtype=np.float32), {"layer": 2, "lambda": 0.05}).save(tmp_path / "narrow")
+    AtomDictionary(np.eye(16, dtype=np.float32), {"layer": 2, "lambda": 0.05}).save(tmp_path / "narrow")
     line = fails_and_then_the_right_command_works(
         *(capsys, pipeline, data_bin, "encode", data_bin, "--auxiliary", pipeline.auxiliary),
         *("--dictionary", tmp_path / "narrow", "--splits", "valid", *BLOCKS),

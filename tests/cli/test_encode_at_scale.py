@@ -12,7 +12,7 @@ import pytest
 from mlsm_plugin.core.files.work_share import WorkShare, work_share
 from mlsm_plugin.core.sparse_coding import lasso
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
 from tests.cli.coding_runs import (
     SHARDS,
@@ -35,7 +35,9 @@ def rows_of(codes: Path) -> np.ndarray:
 
 def own_dictionary(folder: Path, atoms: np.ndarray, *, layer: int = 2, lambda_: float = 0.05) -> Path:
     """A dictionary that names no auxiliary model."""
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), {"layer": layer, "lambda": lambda_}).save(folder)
+    AtomDictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), {"layer": layer, "lambda": lambda_}).save(
+        folder
+    )
     return folder
 
 

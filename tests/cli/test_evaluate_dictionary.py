@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SparseAutoencoder
@@ -34,7 +34,7 @@ def origin(tiny: TinyData, layer: int = 1) -> dict[str, Any]:
 
 def save_lasso(tiny: TinyData, folder: Path) -> Path:
     atoms = normalize_rows(np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32))
-    Dictionary(atoms, {**origin(tiny), "lambda": 0.1}).save(folder)
+    AtomDictionary(atoms, {**origin(tiny), "lambda": 0.1}).save(folder)
     return folder
 
 

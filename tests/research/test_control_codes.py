@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -119,7 +119,7 @@ def test_random_dictionaries_of_both_kinds(tmp_path: Path, run: Callable[..., in
     rng = np.random.default_rng(1)
     hidden, atoms = rng.standard_normal((50, 8)).astype(np.float32), normalize_rows(rng.standard_normal((20, 8)))
     if kind == "lasso":
-        LassoCoder(Dictionary(atoms, {"lambda": 0.05})).save(tmp_path / "own")
+        LassoCoder(AtomDictionary(atoms, {"lambda": 0.05})).save(tmp_path / "own")
     else:
         rows = torch.from_numpy(atoms).float()
         weights = SaeWeights(rows, torch.zeros(20), rows, torch.ones(8))

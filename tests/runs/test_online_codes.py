@@ -14,7 +14,7 @@ import torch
 from fairseq import tasks
 
 from mlsm_plugin import hub
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.evaluation.latent_kl import evaluate_latent_kl
 from mlsm_plugin.fairseq_door.coding import fairseq_encoder
 from mlsm_plugin.fairseq_door.coding.online_codes import OnlineCodes
@@ -147,8 +147,8 @@ def test_a_run_does_not_resume_with_another_dictionary(pipeline: Pipeline, bare_
     fairseq_train(bare_data, tmp_path / "model", *words, 2)
     last = tmp_path / "model" / "checkpoint_last.pt"
     before = last.read_bytes()
-    loaded = Dictionary.load(pipeline.dictionary)
-    Dictionary(np.roll(loaded.atoms, 1, axis=0), loaded.meta).save(tmp_path / "other")
+    loaded = AtomDictionary.load(pipeline.dictionary)
+    AtomDictionary(np.roll(loaded.atoms, 1, axis=0), loaded.meta).save(tmp_path / "other")
     words[words.index(pipeline.dictionary)] = tmp_path / "other"
     refused = fairseq_train(bare_data, tmp_path / "model", *words, 4, check=False)
     assert refused.returncode != 0

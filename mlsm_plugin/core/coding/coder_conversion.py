@@ -13,7 +13,7 @@ from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import kind_of
-from mlsm_plugin.core.sparse_coding.dictionary import ATOMS_FILE, Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import ATOMS_FILE, AtomDictionary
 from mlsm_plugin.core.sparse_coding.formats import saelens
 from mlsm_plugin.core.sparse_coding.formats.any_format import read_any_format
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -25,7 +25,7 @@ ADVICE = "pass --overwrite to replace it, or choose another folder"
 
 def import_coder(
     source: str | os.PathLike[str], output: str | os.PathLike[str], settings: CoderImport, *, overwrite: bool = False
-) -> SaeCoder | Dictionary | None:
+) -> SaeCoder | AtomDictionary | None:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy matrix of atoms, and save it.
 
     Returns the coder; None if this very one is there. ValueError if the source cannot be converted, does not fit the
@@ -40,7 +40,7 @@ def import_coder(
         if kind_of(output).kind != made.meta["kind"]:
             return "of another kind"
         # a dictionary need not say its lambda
-        there = Dictionary.load(output) if isinstance(made, Dictionary) else SaeCoder.load(output, NoOptions())
+        there = AtomDictionary.load(output) if isinstance(made, AtomDictionary) else SaeCoder.load(output, NoOptions())
         return there.fingerprint
 
     with only_writer(output):

@@ -26,7 +26,7 @@ from mlsm_plugin.core.hidden_states.encoder import TokenVectors
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.core.sparse_coding.coder import load_coder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary, learn_dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary, learn_dictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.quality import coder_health
@@ -212,7 +212,7 @@ def _learned(
         )
         print(f"learned in {time.perf_counter() - start:.1f} s")
         judged = sample[:: max(1, len(sample) // HEALTH_TOKENS)][:HEALTH_TOKENS]  # spread evenly
-        return LassoCoder(Dictionary(atoms, {**meta, "tokens": len(sample)})), judged
+        return LassoCoder(AtomDictionary(atoms, {**meta, "tokens": len(sample)})), judged
     print(f"learning {settings.atoms} latents from {settings.tokens} hidden states", flush=True)
     start = time.perf_counter()
     with torch_threads(settings.threads):

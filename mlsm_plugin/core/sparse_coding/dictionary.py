@@ -43,7 +43,7 @@ BACKENDS = ("torch", "spams")
 
 
 @dataclass(eq=False)
-class Dictionary:
+class AtomDictionary:
     """A dictionary and its origin; on disk, a folder with ``dictionary.npy`` and ``meta.json``.
 
     ValueError if the atoms are not 2-D, not finite or not of unit norm, or ``meta`` has another shape.
@@ -84,7 +84,7 @@ class Dictionary:
         write_json(directory / META_FILE, self.meta)
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> Dictionary:
+    def load(cls, directory: str | os.PathLike[str]) -> AtomDictionary:
         """Load a folder that :meth:`save` wrote; ValueError (names the folder) if it is damaged, or no dictionary."""
         directory = Path(directory)
         for name in (ATOMS_FILE, META_FILE):

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.core.files.settings import check, option
-from mlsm_plugin.core.sparse_coding.dictionary import KIND, Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import KIND, AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
 from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, InexactCodes, SparseCoder, SparseCodes
 
@@ -43,7 +43,7 @@ class LassoCoder(SparseCoder):
     has_gaps: ClassVar[bool] = True
     options_type: ClassVar[type] = LassoOptions
 
-    def __init__(self, dictionary: Dictionary, options: LassoOptions | None = None) -> None:
+    def __init__(self, dictionary: AtomDictionary, options: LassoOptions | None = None) -> None:
         options = options or LassoOptions()
         self.dictionary, self.options, self.meta = dictionary, options, dictionary.meta
         lambda_ = dictionary.meta.get("lambda") if options.lambda_ is None else options.lambda_
@@ -80,7 +80,7 @@ class LassoCoder(SparseCoder):
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], options: Any) -> LassoCoder:
-        dictionary = Dictionary.load(directory)
+        dictionary = AtomDictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
             raise ValueError(f"{directory} does not say its lambda; pass --lambda")
         return cls(dictionary, options)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlsm_plugin.core.coding.block_coding import shard_boundaries, store_meta
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 
 
@@ -34,7 +34,7 @@ def test_shards_are_whole_blocks_about_as_long_as_asked(sizes: list[int], shard_
 
 
 def test_a_text_that_consists_of_blocks_says_nothing_of_cutting() -> None:
-    coder = LassoCoder(Dictionary(np.eye(4, 8, dtype=np.float32), {"lambda": 0.1}))
+    coder = LassoCoder(AtomDictionary(np.eye(4, 8, dtype=np.float32), {"lambda": 0.1}))
     common = {"split": "a", "auxiliary": "b"}
     settings = CodingSettings(layer=2, coverage_seed=7)
     cut = store_meta(coder, settings, blocks=BlockSettings(9, "eos"), **common)

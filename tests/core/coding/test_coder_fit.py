@@ -16,7 +16,7 @@ from mlsm_plugin.core.coding.coder_fit import (
 )
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from tests.core.coding.toy_coder import ToyCoder
@@ -62,7 +62,7 @@ def test_fingerprint_is_given_only_where_all_fits(tiny: TinyData, tmp_path: Path
         fitting_fingerprint(tmp_path / "absent.pt", ToyCoder(), 1)
     with pytest.raises(ValueError, match="the prefix nosuch: is not known"):
         fitting_fingerprint("nosuch:model", ToyCoder(), 1)
-    twins = LassoCoder(Dictionary(np.eye(32, dtype=np.float32)[[4, 5, 4]], {"layer": 1, "lambda": 0.1}))
+    twins = LassoCoder(AtomDictionary(np.eye(32, dtype=np.float32)[[4, 5, 4]], {"layer": 1, "lambda": 0.1}))
     with pytest.raises(ValueError, match="atoms 0 and 2 of the dictionary are identical"):
         fitting_fingerprint(tiny.model, twins, 1)
 

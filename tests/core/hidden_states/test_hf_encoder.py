@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from mlsm_plugin import hub
 from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, logged, mlsm
@@ -161,7 +161,7 @@ def test_one_command_prepares_everything(pipeline: Pipeline, roberta: Path, tmp_
         *("--tokens-per-sample", 64),
     )
     mlsm(*words)
-    assert Dictionary.load(tmp_path / "out" / "dictionary").meta["layer"] == 3
+    assert AtomDictionary.load(tmp_path / "out" / "dictionary").meta["layer"] == 3
     assert (tmp_path / "out" / "data-bin" / "train.codes" / "meta.json").is_file()
     capsys.readouterr()
     mlsm(*words)

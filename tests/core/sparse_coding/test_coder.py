@@ -11,7 +11,7 @@ import pytest
 
 from mlsm_plugin.core.sparse_coding import coder as registry
 from mlsm_plugin.core.sparse_coding.coder import coder_kinds, kind_of, load_coder, register_coder
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder, LassoOptions
 from tests.core.sparse_coding.threshold_coder import ThresholdCoder
@@ -28,7 +28,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dictionary(tmp_path: Path) -> Path:
-    Dictionary(ATOMS, {"lambda": 0.05, "layer": 5}).save(tmp_path / "dictionary")
+    AtomDictionary(ATOMS, {"lambda": 0.05, "layer": 5}).save(tmp_path / "dictionary")
     return tmp_path / "dictionary"
 
 
@@ -72,7 +72,7 @@ def test_a_coder_of_another_kind_comes_back_as_it_was_saved(tmp_path: Path) -> N
 
 
 def test_the_lasso_comes_back_as_it_was_saved(dictionary: Path, tmp_path: Path) -> None:
-    made = LassoCoder(Dictionary(ATOMS, {"lambda": 0.05, "layer": 5}))
+    made = LassoCoder(AtomDictionary(ATOMS, {"lambda": 0.05, "layer": 5}))
     first = load_coder(dictionary)
     first.save(tmp_path / "copy")
     again = load_coder(tmp_path / "copy")

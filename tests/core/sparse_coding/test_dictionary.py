@@ -13,7 +13,7 @@ import torch
 
 from mlsm_plugin.core.files.atomic_files import sha256_of_files
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary, learn_dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary, learn_dictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.online_learning import mini_batches
@@ -45,7 +45,7 @@ def test_learned_atoms_are_unit_rows_that_reconstruct(hidden):
     np.testing.assert_allclose(np.linalg.norm(learned, axis=1), 1, atol=1e-6)
     untrained = normalize_rows(np.random.default_rng(5).standard_normal((12, 16)))
     error, before = (
-        coder_health(hidden, LassoCoder(Dictionary(atoms, {"lambda": 0.05})), threads=1)["reconstruction_error"]
+        coder_health(hidden, LassoCoder(AtomDictionary(atoms, {"lambda": 0.05})), threads=1)["reconstruction_error"]
         for atoms in (learned, untrained)
     )
     assert error < 0.5 * before
@@ -121,9 +121,9 @@ def test_repeated_and_zero_rows_are_no_distinct_samples():
 
 
 def test_save_and_load_are_symmetrical(atoms, tmp_path):
-    dictionary = Dictionary(atoms, {"lambda": 0.05, "layer": 5})
+    dictionary = AtomDictionary(atoms, {"lambda": 0.05, "layer": 5})
     dictionary.save(tmp_path / "d")
-    loaded = Dictionary.load(tmp_path / "d")
+    loaded = AtomDictionary.load(tmp_path / "d")
     np.testing.assert_array_equal(loaded.atoms, atoms)
     assert loaded.meta == dictionary.meta == {"kind": "lasso", "lambda": 0.05, "layer": 5, "n_atoms": 6, "dim": 4}
     assert loaded.fingerprint == dictionary.fingerprint == sha256_of_files(tmp_path / "d" / "dictionary.npy")
@@ -131,28 +131,28 @@ def test_save_and_load_are_symmetrical(atoms, tmp_path):
 
 
 def test_interrupted_save_is_not_whole(atoms, tmp_path, monkeypatch):
-    Dictionary(atoms).save(tmp_path)
+    AtomDictionary(atoms).save(tmp_path)
 
     def full_disk(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("mlsm_plugin.core.sparse_coding.dictionary.write_json", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        Dictionary(atoms[::-1]).save(tmp_path)
+        AtomDictionary(atoms[::-1]).save(tmp_path)
     with pytest.raises(ValueError, match=r"holds no meta\.json; make the dictionary with `mlsm dictionary`"):
-        Dictionary.load(tmp_path)
+        AtomDictionary.load(tmp_path)
 
 
 def test_load_names_what_is_wrong(atoms, tmp_path):
     with pytest.raises(ValueError, match=r"holds no dictionary\.npy; make the dictionary with `mlsm dictionary`"):
-        Dictionary.load(tmp_path)
-    Dictionary(atoms).save(tmp_path)
+        AtomDictionary.load(tmp_path)
+    AtomDictionary(atoms).save(tmp_path)
     (tmp_path / "meta.json").write_text(json.dumps({"n_atoms": 7, "dim": 4}))
     with pytest.raises(ValueError, match=r"meta\.json says n_atoms 7 but dictionary\.npy has 6"):
-        Dictionary.load(tmp_path)
+        AtomDictionary.load(tmp_path)
     (tmp_path / "dictionary.npy").write_bytes((tmp_path / "dictionary.npy").read_bytes()[:-4])
     with pytest.raises(ValueError, match=r"dictionary\.npy is not a readable npy file"):
-        Dictionary.load(tmp_path)
+        AtomDictionary.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_load_names_what_is_wrong(atoms, tmp_path):
 )
 def test_dictionary_validates(array, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        Dictionary(array)
+        AtomDictionary(array)
 
 
 def test_health_of_an_identity_dictionary_by_hand():
     # Soft thresholding at 0.1: (0.7, 0, 0.5, 0) and (0.9, 0, 0, 0); residuals (0.1, 0, 0.1, 0) and (0.1, 0, 0, 0).
     sample = np.array([[0.8, 0.0, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    health = coder_health(sample, LassoCoder(Dictionary(np.eye(4), {"lambda": 0.1})))
+    health = coder_health(sample, LassoCoder(AtomDictionary(np.eye(4), {"lambda": 0.1})))
     error = health.pop("reconstruction_error")
     assert health == {"n_tokens": 2, "n_atoms": 4, "unused_atoms": 2, "mean_nonzeros": 1.5}
     assert error == pytest.approx((0.03 / 2) ** 0.5, rel=1e-5)
@@ -180,5 +180,5 @@ def test_health_of_an_identity_dictionary_by_hand():
 
 
 def test_health_of_zeros():
-    health = coder_health(np.zeros((2, 4)), LassoCoder(Dictionary(np.eye(4), {"lambda": 0.1})))
+    health = coder_health(np.zeros((2, 4)), LassoCoder(AtomDictionary(np.eye(4), {"lambda": 0.1})))
     assert (health["reconstruction_error"], health["unused_atoms"]) == (0, 4)

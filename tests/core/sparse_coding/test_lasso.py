@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mlsm_plugin.core.sparse_coding import lasso
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import SOLVERS, normalize_rows, sparse_encode
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder, LassoOptions
 from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCodes
@@ -24,7 +24,7 @@ def unit_rows(seed: int, rows: int, dim: int) -> np.ndarray:
 
 
 def coder_of(atoms: np.ndarray, meta: dict[str, Any] | None = None, **options: Any) -> LassoCoder:
-    return LassoCoder(Dictionary(atoms, {"lambda": 0.05} if meta is None else meta), LassoOptions(**options))
+    return LassoCoder(AtomDictionary(atoms, {"lambda": 0.05} if meta is None else meta), LassoOptions(**options))
 
 
 def assert_same_bits(found: SparseCodes, expected: SparseCodes) -> None:
@@ -73,13 +73,13 @@ def test_lambda_of_the_options_comes_before_that_of_the_dictionary() -> None:
     assert coder_of(atoms).lambda_ == 0.05
     assert coder_of(atoms, lambda_=0.3).lambda_ == 0.3
     assert coder_of(atoms, {}, lambda_=0.3).lambda_ == 0.3
-    assert LassoCoder(Dictionary(atoms, {"lambda": 0.05})).options == LassoOptions()
+    assert LassoCoder(AtomDictionary(atoms, {"lambda": 0.05})).options == LassoOptions()
     hidden = unit_rows(1, 8, 4)
     assert coder_of(atoms, lambda_=0.3).encode(hidden).codes.nnz < coder_of(atoms).encode(hidden).codes.nnz
 
 
 def test_a_dictionary_without_lambda_needs_one(tmp_path: Any) -> None:
-    dictionary = Dictionary(unit_rows(0, 6, 4))
+    dictionary = AtomDictionary(unit_rows(0, 6, 4))
     with pytest.raises(ValueError, match="the dictionary does not say its lambda; pass the weight of the L1 penalty"):
         LassoCoder(dictionary)
     dictionary.save(tmp_path)
@@ -87,7 +87,7 @@ def test_a_dictionary_without_lambda_needs_one(tmp_path: Any) -> None:
         LassoCoder.load(tmp_path, LassoOptions())
     assert LassoCoder.load(tmp_path, LassoOptions(lambda_=0.1)).lambda_ == 0.1
     with pytest.raises(ValueError, match="lambda_ must be a positive number, got -1"):
-        LassoCoder(Dictionary(unit_rows(0, 6, 4), {"lambda": -1}))
+        LassoCoder(AtomDictionary(unit_rows(0, 6, 4), {"lambda": -1}))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.core.sparse_coding.dictionary import Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.quality import ReconstructionQuality, coder_health
@@ -148,7 +148,7 @@ def test_stored_zeros_of_a_code_do_not_count() -> None:
 
 
 def lasso_coder(hidden: np.ndarray) -> LassoCoder:
-    return LassoCoder(Dictionary(normalize_rows(hidden[:ATOMS].astype(np.float32)), {"lambda": 0.1}))
+    return LassoCoder(AtomDictionary(normalize_rows(hidden[:ATOMS].astype(np.float32)), {"lambda": 0.1}))
 
 
 def sae_coder(hidden: np.ndarray) -> SaeCoder:

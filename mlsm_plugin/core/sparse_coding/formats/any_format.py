@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlsm_plugin.core.files.npy_files import read_npy
-from mlsm_plugin.core.sparse_coding.dictionary import UNIT_NORM_TOLERANCE, Dictionary
+from mlsm_plugin.core.sparse_coding.dictionary import UNIT_NORM_TOLERANCE, AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.formats import dictionary_learning, saelens, sparsify
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -30,7 +30,7 @@ SUBFOLDERS = 1000  # looked at for a hint
 
 def read_any_format(
     path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
-) -> SaeCoder | Dictionary:
+) -> SaeCoder | AtomDictionary:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy file as :func:`read_npy_matrix`.
 
     FileNotFoundError if there is nothing at ``path``; ValueError if the format is not known, the files are damaged, or
@@ -67,7 +67,7 @@ def _hint(path: Path) -> str:
 
 def read_npy_matrix(
     path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
-) -> Dictionary:
+) -> AtomDictionary:
     """Read a matrix as the dictionary of a lasso.
 
     ValueError if the file is not such a matrix, an atom is zero, or does not have unit norm without ``normalize``, or
@@ -102,4 +102,4 @@ def read_npy_matrix(
     meta: dict[str, Any] = {"imported_from": {"format": "npy", "file": Path(path).name}}
     if lambda_ is not None:
         meta["lambda"] = lambda_
-    return Dictionary(atoms, meta)
+    return AtomDictionary(atoms, meta)
