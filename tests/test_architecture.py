@@ -19,7 +19,7 @@ from tests.conftest import PLUGIN, REPOSITORY
 LAYERS = (
     ("version",),
     ("core/files",),
-    ("core/losses", "core/sparse_coding"),
+    ("core/losses", "core/sparse_coding", "core/optimizers"),
     ("core/masking",),
     ("core/text",),
     ("core/hidden_states",),

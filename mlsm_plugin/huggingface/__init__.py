@@ -19,7 +19,7 @@ _NAMES_IN = {
     "huggingface.text_sequences": "write_text_sequences",
     "huggingface.token_sequences": "TokenSequences",
     "huggingface.trainer_callback": "PretrainingCallback loss_metrics prepare",
-    "huggingface.training": "TrainingSettings",
+    "huggingface.training": "TrainingSettings muon_adamw",
     "core.losses.token_contrastive": "Contrast",
     "core.sparse_coding.coder": "load_coder",
 }

@@ -265,7 +265,8 @@ class _Run:
             training = replace(training, updates=updates)
         both = {"train_dataset": datasets[0], "eval_dataset": datasets[1]}
         arguments = training.arguments(self.output / "checkpoints")
-        trainer = prepare(Trainer(model, arguments, data_collator=self.collator, **both))
+        optimizers = (training.optimizer_of(model), None)
+        trainer = prepare(Trainer(model, arguments, data_collator=self.collator, optimizers=optimizers, **both))
         before = self.output / "before.json"
         if not before.exists():
             figures = trainer.evaluate()

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers
 from mlsm_plugin.core.files.settings import check, option, seed
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
 NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to rounding
@@ -24,7 +26,7 @@ NOT_DECIDING = ("workers", "cpu")  # what the result does not depend on, up to r
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a model is trained, with AdamW (betas 0.9, 0.98) and a rate that falls linearly to 0; checks its values."""
+    """How a model is trained, with AdamW (betas 0.9, 0.98) and rates that fall linearly to 0; checks its values."""
 
     updates: int = option(1000, least=1, help="number of updates, instead of --epochs")
     batch_size: int = option(32, least=1, help="sequences (npm: groups of 16 sequences) of a batch on each device")
@@ -32,6 +34,14 @@ class TrainingSettings:
     learning_rate: float = option(2e-4, above=0, help="largest learning rate")
     warmup: float = option(0.06, least=0, most=1, help="share of the updates with rising rate")
     weight_decay: float = option(0.01, least=0, help="of AdamW")
+    optimizer: str = option(
+        "adamw",
+        choices=("adamw", "muon"),
+        help="muon: Muon for the matrices of the layers, AdamW for the other weights",
+    )
+    muon_learning_rate: float | None = option(
+        None, above=0, help="largest learning rate of Muon (default: 10 times --learning-rate)"
+    )
     bf16: str = option(
         "auto", choices=("auto", "on", "off"),
         help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
@@ -62,7 +72,10 @@ class TrainingSettings:
 
     def deciding(self) -> dict[str, Any]:
         """What the result depends on."""
-        return {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
+        values = {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
+        if self.optimizer == "adamw":  # as folders have it that were begun before there was a choice
+            values = {name: value for name, value in values.items() if name not in ("optimizer", "muon_learning_rate")}
+        return values
 
     def arguments(self, checkpoints: str | os.PathLike[str]) -> Any:
         """Hugging Face's ``TrainingArguments``; raises ValueError if this process sees several GPUs."""
@@ -96,6 +109,32 @@ class TrainingSettings:
         )
         check_gpus(arguments)
         return arguments
+
+    def optimizer_of(self, model: nn.Module) -> MuonAdamW | None:
+        """The optimizer of a Trainer of ``model``; None: its own, AdamW."""
+        if self.optimizer == "adamw":
+            return None
+        rates: dict[str, Any] = {"learning_rate": self.learning_rate, "muon_learning_rate": self.muon_learning_rate}
+        return muon_adamw(model, **rates, weight_decay=self.weight_decay)
+
+
+def muon_adamw(
+    model: nn.Module, *, learning_rate: float, muon_learning_rate: float | None = None, weight_decay: float = 0.01
+) -> MuonAdamW:
+    """Muon for the matrices of the layers, AdamW for the other weights, for ``Trainer(..., optimizers=(this, None))``.
+
+    ``learning_rate`` and ``weight_decay`` are AdamW's, without decay of vectors. Muon decays nothing, and its rate is
+    10 times that of AdamW unless given. ValueError if ``model`` has no layers, or torch is older than 2.9.
+    """
+    matrices = matrices_of_layers(model)
+    taken = {id(one) for one in matrices}
+    others = [one for one in model.parameters() if id(one) not in taken and one.requires_grad]
+    groups = [
+        {"params": [one for one in others if (one.dim() > 1) is decayed], "weight_decay": weight_decay * decayed}
+        for decayed in (True, False)
+    ]
+    trained = [one for one in matrices if one.requires_grad]
+    return MuonAdamW(trained, groups, lr=learning_rate, muon_lr=muon_learning_rate)
 
 
 def train(trainer: Any) -> dict[str, float]:

@@ -156,19 +156,29 @@ def test_every_objective_lowers_its_loss(start: Path, tmp_path: Path, objective:
     assert (tmp_path / "out" / "dictionary").exists() == (objective == "mlsm")
 
 
+def test_muon_trains_too_and_the_folder_keeps_it(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = words(start, tmp_path / "out", "--valid", start / "valid.txt", objective="mlm")
+    mlsm(*command, "--optimizer", "muon")
+    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["after"]["mlm_loss"] < figures["before"]["mlm_loss"]
+    assert "training.optimizer is 'muon' there and None now" in failing_mlsm(capsys, *command)
+
+
 @pytest.mark.slow
-def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path) -> None:
-    mlsm(*words(start, tmp_path / "whole"))
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, optimizer: str) -> None:
+    more = ("--optimizer", optimizer)
+    mlsm(*words(start, tmp_path / "whole", *more))
     wanted = LatentSemanticModel.from_pretrained(tmp_path / "whole" / "model").state_dict()
     rng = random.Random(3)
-    for number in range(4):
+    for number in range(2):
         output = tmp_path / f"killed{number}"
         for _ in range(2):
-            process = start_mlsm(*words(start, output), start_new_session=True)
+            process = start_mlsm(*words(start, output, *more), start_new_session=True)
             time.sleep(rng.uniform(3, 14))
             process.kill()
             process.communicate()
-        mlsm(*words(start, output))
+        mlsm(*words(start, output, *more))
         found = LatentSemanticModel.from_pretrained(output / "model").state_dict()
         assert max(float((values - wanted[name]).abs().max()) for name, values in found.items()) < 1e-5
         assert not list(output.rglob("*.tmp"))

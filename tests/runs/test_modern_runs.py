@@ -1,4 +1,4 @@
-"""The modern encoder through all objectives and what comes before and after, in bfloat16, with the fused optimizer."""
+"""The modern encoder through all objectives and what comes before and after, in bfloat16, with Muon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.runs.training_runs import (
 
 pytestmark = pytest.mark.slow
 
-MODERN = ("--arch", "mlsm_modern_tiny", "--optimizer", "fused_adamw", "--decay-matrices-only", "--weight-decay", 0.1)
+MODERN = ("--arch", "mlsm_modern_tiny", "--optimizer", "muon", "--decay-matrices-only", "--weight-decay", 0.1)
 PLAIN = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 BF16 = ("--autocast", "bf16")
 NPM = ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive", "--group-size", 8, "--batch-size", 2)

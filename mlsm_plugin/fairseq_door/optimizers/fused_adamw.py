@@ -1,11 +1,11 @@
-"""AdamW (Loshchilov and Hutter, 2019) as one fused kernel of torch, on the CPU and on GPUs."""
+"""AdamW (Loshchilov and Hutter, 2019) as one fused kernel of torch, and Muon for the matrices of layers beside it."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import ast
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -14,13 +14,15 @@ from omegaconf import II, OmegaConf
 from torch import nn
 
 from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
 from mlsm_plugin.fairseq_door.seams.loading_hooks import check_averages
 
 logger = logging.getLogger(__name__)
 
 # fairseq's FP16Optimizer copies this attribute to its float32 copies
-GROUP_ATTRIBUTE, EMBEDDINGS = "param_group", "embeddings"
-SETTINGS = ("betas", "eps", "weight_decay")  # of a group
+GROUP_ATTRIBUTE, EMBEDDINGS, LAYERS = "param_group", "embeddings", "layers"
+SETTINGS = ("betas", "eps", "weight_decay", "momentum")  # of a group
+SEPARATE = "use --autocast bf16 instead of --fp16 or --bf16, or add --fp16-no-flatten-grads"
 
 
 @dataclass
@@ -50,14 +52,17 @@ class FusedAdamW(FairseqOptimizer):
                 "--adam-betas must be in [0, 1), --adam-eps positive and --weight-decay not negative; got "
                 f"{settings['betas']}, {settings['eps']} and {cfg.weight_decay}"
             )
-        groups = [{"params": params, "weight_decay": cfg.weight_decay}]
-        if cfg.decay_matrices_only:
-            groups = decay_groups(params, cfg.weight_decay)
+        self._optimizer = self._made(params, settings)
+
+    def _made(self, params: list[nn.Parameter], settings: dict[str, Any]) -> torch.optim.Optimizer:
+        groups = [{"params": params, "weight_decay": self.cfg.weight_decay}]
+        if self.cfg.decay_matrices_only:
+            groups = decay_groups(params, self.cfg.weight_decay)
         try:
-            self._optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+            return torch.optim.AdamW(groups, fused=True, **settings)
         except RuntimeError as error:
             logger.info("AdamW is not fused here: %s", error)
-            self._optimizer = torch.optim.AdamW(groups, foreach=True, **settings)
+            return torch.optim.AdamW(groups, foreach=True, **settings)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
@@ -72,7 +77,7 @@ class FusedAdamW(FairseqOptimizer):
         ``optimizer_overrides`` names, in all groups.
         """
         overrides = optimizer_overrides or {}
-        own = [{key: group[key] for key in SETTINGS} | overrides for group in self.param_groups]
+        own = [{key: group[key] for key in SETTINGS if key in group} | overrides for group in self.param_groups]
         if len(own) != len(state_dict["param_groups"]):
             raise ValueError(
                 "--decay-matrices-only differs from the run in the checkpoint; set it as there, or pass "
@@ -89,11 +94,62 @@ class FusedAdamW(FairseqOptimizer):
         return not self.cfg.decay_matrices_only
 
 
-def mark_embeddings(model: nn.Module) -> None:
-    """Mark the weights of all embeddings in ``model``, so that ``--decay-matrices-only`` knows them."""
+@dataclass
+class MuonConfig(FusedAdamWConfig):
+    """The options of Muon, and those of AdamW for all weights but the matrices of the layers."""
+
+    muon_lr: Optional[float] = option(  # noqa: UP045
+        None,
+        help="learning rate of the matrices of the layers; the schedule keeps its ratio to --lr (default: 10 times)",
+    )
+    muon_momentum: float = option(0.95, help="momentum of the matrices of the layers")
+    muon_weight_decay: float = option(0.0, help="decoupled weight decay of the matrices of the layers")
+
+
+@register_optimizer("muon", dataclass=MuonConfig)
+class Muon(FusedAdamW):
+    """:class:`~mlsm_plugin.core.optimizers.muon.MuonAdamW` on the marked matrices (:func:`mark_weights`).
+
+    ValueError if an option is out of range, or all parameters are one flat vector.
+    """
+
+    def _made(self, params: list[nn.Parameter], settings: dict[str, Any]) -> torch.optim.Optimizer:
+        cfg = self.cfg
+        rate = 10 * settings["lr"] if cfg.muon_lr is None else cfg.muon_lr
+        if rate <= 0 or settings["lr"] <= 0 or not 0 <= cfg.muon_momentum < 1 or cfg.muon_weight_decay < 0:
+            raise ValueError(
+                "--lr and --muon-lr must be positive, --muon-momentum in [0, 1) and --muon-weight-decay not negative; "
+                f"got {settings['lr']}, {rate}, {cfg.muon_momentum} and {cfg.muon_weight_decay}"
+            )
+        self._ratio = rate / settings["lr"]
+        matrices = [one for one in params if getattr(one, GROUP_ATTRIBUTE, None) == LAYERS]
+        if not matrices:
+            raise ValueError(f"--optimizer muon needs separate parameters and layers: {SEPARATE}")
+        chosen = {id(one) for one in matrices}
+        others = [one for one in params if id(one) not in chosen]
+        groups = [{"params": others, "weight_decay": cfg.weight_decay}]
+        if cfg.decay_matrices_only:
+            groups = decay_groups(others, cfg.weight_decay)
+        more = {"momentum": cfg.muon_momentum, "muon_weight_decay": cfg.muon_weight_decay}
+        return MuonAdamW(matrices, groups, muon_lr=rate, **settings, **more)
+
+    def set_lr(self, lr: float) -> None:
+        """Set the rate of AdamW, and that of Muon with the same ratio as at the beginning."""
+        for group in self.param_groups:
+            group["lr"] = lr * self._ratio if group["muon"] else lr
+
+    @property
+    def supports_flat_params(self) -> bool:
+        return False
+
+
+def mark_weights(model: nn.Module) -> None:
+    """Mark the embeddings and the matrices of the layers of ``model``, as an optimizer sees no names."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             setattr(module.weight, GROUP_ATTRIBUTE, EMBEDDINGS)
+    for weight in matrices_of_layers(model):
+        setattr(weight, GROUP_ATTRIBUTE, LAYERS)
 
 
 def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -104,11 +160,8 @@ def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[s
     embeddings = {id(one) for one in params if getattr(one, GROUP_ATTRIBUTE, None) == EMBEDDINGS}
     matrices = [one for one in params if one.dim() >= 2 and id(one) not in embeddings]
     others = [one for one in params if one.dim() < 2 or id(one) in embeddings]
-    if not matrices:
-        raise ValueError(
-            "--decay-matrices-only needs separate parameters: use --autocast bf16 instead of --fp16 or --bf16, or add "
-            "--fp16-no-flatten-grads"
-        )
+    if all(one.dim() < 2 for one in params):
+        raise ValueError(f"--decay-matrices-only needs separate parameters: {SEPARATE}")
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 

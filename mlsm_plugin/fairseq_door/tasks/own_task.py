@@ -22,7 +22,7 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
-from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_embeddings
+from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
 from mlsm_plugin.fairseq_door.seams.training_options import registered_name
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_fingerprint, symbols_of_dataset
@@ -107,7 +107,7 @@ class OwnTask(ABC):
                     f"such as --arch {self.usual_arch}"
                 )
         model = super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
-        mark_embeddings(model)
+        mark_weights(model)
         return model
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlsm_plugin.fairseq_door.optimizers.fused_adamw import FusedAdamW, FusedAdamWConfig, decay_groups, mark_embeddings
+from mlsm_plugin.fairseq_door.optimizers.fused_adamw import FusedAdamW, FusedAdamWConfig, decay_groups, mark_weights
 
 
 def config(**options: Any) -> Any:
@@ -40,7 +40,7 @@ def steps(model: Small, optimizer: FusedAdamW, numbers: range) -> None:
 @pytest.mark.parametrize("matrices_only", [False, True])
 def test_updates_are_those_of_the_formula(matrices_only: bool) -> None:
     model, own = Small(), Small().double()
-    mark_embeddings(model)
+    mark_weights(model)
     cfg = config(adam_betas="(0.7, 0.9)", adam_eps=1e-3, decay_matrices_only=matrices_only)
     optimizer = FusedAdamW(cfg, model.parameters())
     steps(model, optimizer, range(4))
@@ -63,7 +63,7 @@ def test_updates_are_those_of_the_formula(matrices_only: bool) -> None:
 
 def test_groups_are_matrices_and_the_rest() -> None:
     model = Small()
-    mark_embeddings(model)
+    mark_weights(model)
     decayed, others = decay_groups(list(model.parameters()), 0.5)
     assert [id(p) for p in decayed["params"]] == [id(model.linear.weight)]
     assert {id(p) for p in others["params"]} == {id(model.linear.bias), id(model.embedding.weight)}

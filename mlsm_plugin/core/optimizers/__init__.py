@@ -1,0 +1,1 @@
+"""Optimizers of torch that both doors use."""
