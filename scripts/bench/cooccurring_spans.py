@@ -27,7 +27,7 @@ from fairseq.data import Dictionary
 
 from mlsm_plugin.core.masking import span_groups
 from mlsm_plugin.core.masking.span_groups import SpanRules, sample_spans
-from mlsm_plugin.core.masking.word_boundaries import PieceClasses
+from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
 from mlsm_plugin.fairseq_door.data.token_blocks import cut_into_blocks, load_dictionary, load_split
 
 TARGET_MS = 15
@@ -104,8 +104,10 @@ def ngrams_by_tuples(text: span_groups._Text, max_length: int) -> Iterator[tuple
 
 def found_by(finder: object, group: list[np.ndarray], pieces: PieceClasses, rules: SpanRules) -> list[list[int]]:
     """The starts of the repeated n-grams of each length."""
-    lengths = np.array([len(sequence) for sequence in group])
-    text = span_groups._Text.of(np.concatenate(group), lengths, pieces, longest_word=rules.max_length)
+    tokens = np.concatenate(group)
+    number = np.repeat(np.arange(len(group)), [len(sequence) for sequence in group])
+    begins, ends = word_boundaries(tokens, number, pieces, longest=rules.max_length)
+    text = span_groups._Text(tokens, number, pieces.special[tokens], begins, ends, len(pieces.special))
     found = [sorted(starts.tolist()) for starts, _ in finder(text, rules.max_length)]  # type: ignore[operator]
     return found + [[]] * (rules.max_length - len(found))
 
