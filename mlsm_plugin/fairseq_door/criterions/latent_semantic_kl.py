@@ -13,6 +13,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.fairseq_door.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
+from mlsm_plugin.fairseq_door.seams.training_options import NO_LATENT_HEAD
 
 
 @dataclass
@@ -69,14 +70,9 @@ class LatentSemanticKlCriterion(SummedCriterion):
         return self._whole_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        """The loss summed over tokens, the sample size, and the logging output; ValueError without codes or head."""
+        """The loss summed over tokens, the sample size, and the logging output; ValueError without a latent head."""
         masked = sample["target"].ne(self.padding_idx)  # (B, T)
         latent_weight = self.latent_weight
-        if latent_weight > 0 and "codes" not in sample:
-            raise ValueError(
-                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
-                "--latent-weight 0 for masked LM alone"
-            )
         token_logits, extra = model(
             **sample["net_input"],
             masked_tokens=masked,
@@ -84,10 +80,7 @@ class LatentSemanticKlCriterion(SummedCriterion):
             project_atoms=latent_weight > 0,
         )
         if latent_weight > 0 and "atom_logits" not in extra:
-            raise ValueError(
-                "--criterion latent_semantic_kl needs a model with a latent head: pass --arch mlsm_modern_base, "
-                "mlsm_roberta_base, or another size of these"
-            )
+            raise ValueError(NO_LATENT_HEAD)
         terms = latent_semantic_terms(
             targets=sample["target"][masked],
             token_logits=token_logits,

@@ -54,6 +54,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "tokens_per_sample": (2, math.inf),  # the first one is BOS
     "model_parallel_size": (1, 1),
 }
+NO_LATENT_HEAD = (
+    "--criterion latent_semantic_kl needs a model with a latent head: pass --arch mlsm_modern_base, mlsm_roberta_base, "
+    "or another size of these"
+)
 RESETS = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
 
 

@@ -25,6 +25,7 @@ from mlsm_plugin.fairseq_door.data.token_datasets import (
 )
 from mlsm_plugin.fairseq_door.seams import version_shims
 from mlsm_plugin.fairseq_door.seams.binarized_files import combined_splits
+from mlsm_plugin.fairseq_door.seams.training_options import NO_LATENT_HEAD
 from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig, PortableMaskedLMTask
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
+        self._without_latent_head = False
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
@@ -96,7 +98,16 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             with version_shims.open_config(cfg):
                 cfg.num_atoms = self._num_atoms()
         self._atoms_of_model = cfg.num_atoms
-        return super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)
+        self._without_latent_head = type(model).__module__.partition(".")[0] == "fairseq"
+        return model
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion; ValueError if it is that of another task, or the model has no latent head for it."""
+        criterion = super().build_criterion(cfg, *more, **named)
+        if self._without_latent_head and getattr(criterion, "latent_weight", 0) > 0:
+            raise ValueError(NO_LATENT_HEAD)
+        return criterion
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the samples of ``masked_lm``, with its masks and order, plus the codes of the masked tokens."""

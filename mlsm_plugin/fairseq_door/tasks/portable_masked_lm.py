@@ -176,3 +176,13 @@ class PlainMaskedLMTask(PortableMaskedLMTask):
     """fairseq's ``masked_lm`` with ``--autocast``; it also cuts long sentences, and its checkpoints load anywhere."""
 
     criterions = ("masked_lm", "latent_semantic_kl")
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion; ValueError if it is that of another task, or needs codes."""
+        criterion = super().build_criterion(cfg, *more, **named)
+        if getattr(criterion, "latent_weight", 0) > 0:
+            raise ValueError(
+                "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "
+                "--latent-weight 0 for masked LM alone"
+            )
+        return criterion

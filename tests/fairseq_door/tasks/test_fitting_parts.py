@@ -11,7 +11,7 @@ from fairseq import tasks
 from mlsm_plugin.fairseq_door.tasks.own_task import OwnTask
 from tests.conftest import CRITERIONS
 from tests.tiny_models import TinyData
-from tests.tiny_run import batches, training_config
+from tests.tiny_run import training_config
 
 FITTING = {
     "plain_masked_lm": {"masked_lm", "latent_semantic_kl"},
@@ -50,21 +50,20 @@ def test_models_of_another_structure_are_refused(task: Any) -> None:
 
 
 def test_the_latent_loss_needs_codes_and_a_latent_head(tiny: TinyData) -> None:
-    batch = batches(training_config(tiny.data_bin, task="plain_masked_lm", criterion="masked_lm"))[0]
-
-    def loss(task: str, *flags: object, arch: str = "mlsm_roberta_tiny", **more: Any) -> Any:
+    def build(task: str, *flags: object, arch: str = "mlsm_roberta_tiny") -> Any:
         cfg = training_config(tiny.data_bin, *flags, task=task, arch=arch)
         own = tasks.setup_task(cfg.task)
         cfg.model.num_atoms = 8
-        model = own.build_model(cfg.model)
-        return own.build_criterion(cfg.criterion)(model, {**batch, **more})[0]
+        own.build_model(cfg.model)
+        return own.build_criterion(cfg.criterion)
 
     with pytest.raises(
         ValueError, match="--criterion latent_semantic_kl needs the codes of --task masked_latent_seman"
     ):
-        loss("plain_masked_lm")
-    assert loss("plain_masked_lm", "--latent-weight", 0, "--mlm-weight", 1) > 0
+        build("plain_masked_lm")
+    assert build("plain_masked_lm", "--latent-weight", 0, "--mlm-weight", 1).mlm_weight == 1
     with pytest.raises(
         ValueError, match="--criterion latent_semantic_kl needs a model with a latent head: pass --arch"
     ):
-        loss("masked_latent_semantic", arch="roberta", codes={})
+        build("masked_latent_semantic", arch="roberta")
+    assert build("masked_latent_semantic").latent_weight == 1

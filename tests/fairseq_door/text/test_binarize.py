@@ -307,6 +307,7 @@ def group_is_alive(group: int) -> bool:
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tokenizer, documents, tmp_path, monkeypatch):
     monkeypatch.setattr("mlsm_plugin.fairseq_door.text.binarize.BATCH_CHARACTERS", 1 << 14)
+    monkeypatch.setattr("mlsm_plugin.fairseq_door.seams.binarized_files.POINTERS_AT_A_TIME", 1 << 10)
     text = "\n".join(line for document in documents for line in document)[:200_000] + "\n"
     peaks = []
     for repeats in (1, 8):
