@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS
@@ -63,7 +65,6 @@ class OnlineCodes:
             raise FileNotFoundError(f"{error} (--auxiliary-checkpoint)") from None
         self.data_bin, self.checkpoint = data_bin, checkpoint
         self.coder = load_coder(dictionary, **coder_options)
-        self.vocabulary = load_dictionary(data_bin)
         self.settings = CodingSettings(
             fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer"),
             BlockSettings(tokens_per_sample),
@@ -75,7 +76,12 @@ class OnlineCodes:
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encoder": None}
+        return {name: value for name, value in self.__dict__.items() if name != "vocabulary"} | {"_encoder": None}
+
+    @cached_property
+    def vocabulary(self) -> Dictionary:
+        """The symbols of the data."""
+        return load_dictionary(self.data_bin)
 
     def load_encoder(self) -> HiddenStateEncoder:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
