@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
 def _kind_of(args: argparse.Namespace) -> str:
     """What the sources are: a key of :data:`CONVERSIONS`."""
-    from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE
+    from mlsm_plugin.core.files.planned_folder import META_FILE
 
     source = args.sources[0]
     if len(args.sources) > 1 or args.last is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlsm_plugin.core.coding.settings import CoderImport
 from mlsm_plugin.core.files.output_lock import only_writer
-from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.planned_folder import META_FILE, PlannedFolder
 from mlsm_plugin.core.hidden_states.encoder import check_layer
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import kind_of
@@ -18,7 +18,7 @@ from mlsm_plugin.core.sparse_coding.formats import saelens
 from mlsm_plugin.core.sparse_coding.formats.any_format import read_any_format
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeWeights
-from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE, NoOptions
+from mlsm_plugin.core.sparse_coding.sparse_coder import NoOptions
 
 ADVICE = "pass --overwrite to replace it, or choose another folder"
 

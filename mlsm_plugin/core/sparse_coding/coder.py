@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE, InexactCodes, NoOptions, SparseCoder, SparseCodes
+from mlsm_plugin.core.sparse_coding.sparse_coder import InexactCodes, NoOptions, SparseCoder, SparseCodes
 
 __all__ = ["InexactCodes", "NoOptions", "SparseCoder", "SparseCodes", "coder_kinds", "load_coder", "register_coder"]
 

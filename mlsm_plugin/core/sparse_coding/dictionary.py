@@ -18,10 +18,10 @@ import torch
 from mlsm_plugin.core.files.atomic_files import read_json, write_json, write_npy
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.core.files.npy_files import read_npy
+from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.encode import as_array, check_finite, check_settings, normalize_rows
 from mlsm_plugin.core.sparse_coding.online_learning import learn_online, mini_batches
 from mlsm_plugin.core.sparse_coding.spams_backend import BATCHES_PER_CALL, learn_with_spams
-from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE
 
 ATOMS_FILE = "dictionary.npy"
 META_CHECK = fields(

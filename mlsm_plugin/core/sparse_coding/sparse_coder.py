@@ -19,7 +19,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-META_FILE = "meta.json"
 DENSE_ENTRIES = 2**22  # of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
 
 

@@ -14,7 +14,7 @@ from omegaconf import II, OmegaConf
 from torch import nn
 
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
+from mlsm_plugin.core.optimizers.muon import MUON_RATIO, MuonAdamW, matrices_of_layers
 from mlsm_plugin.fairseq_door.seams.loading_hooks import check_averages
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Muon(FusedAdamW):
 
     def _made(self, params: list[nn.Parameter], settings: dict[str, Any]) -> torch.optim.Optimizer:
         cfg = self.cfg
-        rate = 10 * settings["lr"] if cfg.muon_lr is None else cfg.muon_lr
+        rate = MUON_RATIO * settings["lr"] if cfg.muon_lr is None else cfg.muon_lr
         if rate <= 0 or settings["lr"] <= 0 or not 0 <= cfg.muon_momentum < 1 or cfg.muon_weight_decay < 0:
             raise ValueError(
                 "--lr and --muon-lr must be positive, --muon-momentum in [0, 1) and --muon-weight-decay not negative; "

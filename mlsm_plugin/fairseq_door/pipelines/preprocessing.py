@@ -62,23 +62,9 @@ def preprocess(
     coded_splits = [split for split, files in splits.items() if files]
     with only_writer(output):
         record = StepRecord(output / "steps.json")
-        used: list[Path] = []
-        if given:
-            tokenizer = settings.tokenizer or source_of(auxiliary).tokenizer_of(auxiliary)
-            used = tokenizer_inputs(tokenizer)
-        else:
-            tokenizer = str(output / "tokenizer")
-            train = partial(train_tokenizer, splits["train"], tokenizer, new_tokenizer)
-            inputs = [Path(file) for file in splits["train"]]
-            record.run(Step("tokenizer", train, asdict(new_tokenizer), inputs, [Path(tokenizer)]))
-
-        def write_data() -> None:
-            train, valid, test = splits.values()
-            made = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
-            print(made.table())
-
-        used = [*(Path(file) for files in splits.values() for file in files), *used]
-        record.run(Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, used, [data_bin]))
+        own_tokenizer = None if given else new_tokenizer
+        tokenizer = settings.tokenizer or (source_of(auxiliary).tokenizer_of(auxiliary) if given else None)
+        _binarized(record, splits, data_bin, tokenizer or output / "tokenizer", own_tokenizer, workers)
         if not settings.auxiliary:
             own: dict[str, Any] = {
                 "keep_at": list(keep_at),
@@ -105,6 +91,30 @@ def preprocess(
         stores = [data_bin / f"{split}.codes" for split in coded_splits]
         record.run(Step("encode", encode, {**_deciding(coding), "splits": coded_splits}, files, stores))
     return record
+
+
+def _binarized(
+    record: StepRecord,
+    splits: Mapping[str, Sequence[str]],
+    data_bin: Path,
+    tokenizer: str | os.PathLike[str],
+    new_tokenizer: TokenizerSettings | None,
+    workers: int,
+) -> None:
+    """The steps from text to ``data_bin``; the first trains ``tokenizer`` if it is new."""
+    train, valid, test = splits.values()
+    tokenizer = str(tokenizer)
+    if new_tokenizer is not None:
+        make = partial(train_tokenizer, train, tokenizer, new_tokenizer)
+        record.run(Step("tokenizer", make, asdict(new_tokenizer), [Path(file) for file in train], [Path(tokenizer)]))
+
+    def write_data() -> None:
+        made = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
+        print(made.table())
+
+    used = [Path(file) for files in splits.values() for file in files]
+    used += [] if new_tokenizer else tokenizer_inputs(tokenizer)
+    record.run(Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, used, [data_bin]))
 
 
 def _deciding(settings: Any) -> dict[str, Any]:

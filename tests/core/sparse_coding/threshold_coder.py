@@ -12,7 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import read_json, write_json, write_npy
-from mlsm_plugin.core.sparse_coding.sparse_coder import META_FILE, SparseCoder, SparseCodes
+from mlsm_plugin.core.files.planned_folder import META_FILE
+from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder, SparseCodes
 
 
 @dataclass(frozen=True)
