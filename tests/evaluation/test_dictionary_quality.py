@@ -94,6 +94,7 @@ def slow_losses(tiny: TinyData, reader: BlockReader, coder: SaeCoder, settings: 
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_figures_are_those_of_one_token_at_a_time(tiny: TinyData, reader: BlockReader) -> None:
     coder, encoder = random_sae(), open_encoder(tiny.model, tiny.data_bin, layer=1, device="cpu")
     found, inexact = evaluate_reconstruction(reader, encoder, coder, SETTINGS)

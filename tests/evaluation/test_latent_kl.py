@@ -68,6 +68,7 @@ def test_model_that_says_the_mean_code_is_the_baseline(coded: Path, tmp_path: Pa
     assert flat.model > same.unigram + 1e-3  # the mean code is the best of the predictions that know no token
 
 
+@pytest.mark.slow
 def test_samples_that_do_not_fit_are_counted_and_without_any_there_is_no_result(
     coded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

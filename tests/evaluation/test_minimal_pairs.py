@@ -88,6 +88,7 @@ def test_the_result_is_that_of_one_mask_at_a_time_in_any_batch(model: Any, sixty
         ]
 
 
+@pytest.mark.slow
 def test_noise_does_not_decide_a_pair_close_to_a_tie(
     model: Any, sixty: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

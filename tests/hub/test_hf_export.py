@@ -66,6 +66,7 @@ def test_stock_classes_compute_what_fairseq_computes(pipeline: Pipeline, exporte
     assert tokenizer.model_max_length == ours.model.max_positions()
 
 
+@pytest.mark.slow
 def test_user_symbols_stay_one_piece_in_data_and_in_the_exported_tokenizer(
     english_text: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_evaluation_gives_means_over_all_tokens(tmp_path: Path, coded: Pretraini
     assert found["eval_kl"] == pytest.approx(kl / len(atoms), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bf16_learns_as_float32(tmp_path: Path, coded: PretrainingSequences) -> None:
     exact, rounded = trained(tmp_path / "exact", coded), trained(tmp_path / "rounded", coded, bf16=True)
     losses = [run.state.log_history[-2]["loss"] for run in (exact, rounded)]

@@ -103,6 +103,7 @@ def test_mlsm(pipeline: Pipeline, arch: str, weights: tuple[float, float]) -> No
     assert both.compare(model, {**for_trainer(sample, both.pad), "codes": sample["codes"]}, sample) >= FEWEST
 
 
+@pytest.mark.slow
 def test_mlsm_where_tokens_lack_a_code(pipeline: Pipeline) -> None:
     both = Both(pipeline.data_bin, "mlsm_modern_tiny", "--mlm-weight", 1)
     sample = copy.deepcopy(both.batch())

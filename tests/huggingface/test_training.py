@@ -23,6 +23,7 @@ def trainer_of(folder: Path, **settings: Any) -> Any:
     return prepare(Trainer(MaskedLmModel.of(tiny_bert()), arguments, data_collator=MaskedLmCollator(tokenizer), **both))
 
 
+@pytest.mark.slow
 def test_training_learns_and_resumes(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "checkpoints", learning_rate=1e-2)
     before = trainer.evaluate()["eval_loss"]

@@ -122,6 +122,7 @@ def test_a_build_with_another_python_is_refused_in_one_line(tmp_path: Path) -> N
     assert result.stderr.splitlines()[-1] == f"mlsm_plugin needs Python >=3.90, and this is Python {python}"
 
 
+@pytest.mark.slow
 def test_doctor_lists_the_requirements_of_a_wheel(installed: Path) -> None:
     environment = {**clean_environment(), "PYTHONPATH": str(installed)}
     command = [sys.executable, "-S", "-m", "mlsm_plugin.cli.main", "doctor"]

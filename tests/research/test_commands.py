@@ -17,6 +17,7 @@ IN_A_CHILD = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {bus
 
 @pytest.mark.parametrize("program", [BUSY, IN_A_CHILD.format(busy=BUSY)])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
 def test_processor_time_is_divided_among_the_threads(tmp_path: Path, program: str, threads: int) -> None:
     script = tmp_path / "busy.py"
     script.write_text(program, encoding="utf-8")

@@ -322,6 +322,7 @@ def test_cost_at_a_loss() -> None:
 
 
 @pytest.mark.parametrize(("share", "places"), [(0.15, [3, 8, 19]), (0.3, [1, 3, 8, 9, 14, 19])])
+@pytest.mark.slow
 def test_operations_are_those_that_torch_counts(tiny: TinyData, share: float, places: list[int]) -> None:
     """Of a batch without padding; what the products of a real model do, forward and backward."""
     flags = ("--encoder-layers", 2, "--encoder-embed-dim", 64, "--encoder-attention-heads", 2, "--max-positions", 32)

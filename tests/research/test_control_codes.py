@@ -66,6 +66,7 @@ def types_of(data: Path, split: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", controls.KINDS)
+@pytest.mark.slow
 def test_stores_of_controls(coded: Path, tmp_path: Path, run: Callable[..., int], kind: str) -> None:
     for _ in range(2):
         assert run(coded, "--output", tmp_path / "codes", "--kind", kind, "--top", 5, "--seed", 3) == 0

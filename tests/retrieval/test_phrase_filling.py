@@ -69,7 +69,8 @@ def all_phrases(
     return scores
 
 
-@pytest.mark.parametrize("alpha", [pytest.param(0.0, marks=pytest.mark.slow), 1.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
 def test_candidates_are_those_of_the_whole_text(model: Any, store: PhraseDatastore, alpha: float) -> None:
     settings = FillingSettings(k=len(store), length_alpha=alpha, max_length=4)
     filler = PhraseFiller(model, store, settings)

@@ -223,6 +223,7 @@ def test_killed_before_any_change_of_the_disk_nothing_half_is_taken_for_whole(tm
     assert {0, 1, SHARDS} < progress
 
 
+@pytest.mark.slow
 def test_killed_at_random_times_again_and_again_until_a_run_comes_through(tmp_path, whole):
     start = time.perf_counter()
     run_store(tmp_path / "timed")

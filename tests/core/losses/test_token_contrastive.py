@@ -71,6 +71,7 @@ def uniform(drawn: list[int], allowed: set[int]) -> float:
     return float(stats.chisquare([counts[value] for value in sorted(allowed)]).pvalue)
 
 
+@pytest.mark.slow
 def test_pairs_are_uniform_in_the_window_and_over_the_other_sequences() -> None:
     valid = torch.zeros(4, 12, dtype=torch.bool)
     valid[0, [0, 1, 2, 4, 5, 6, 7]] = True  # gaps

@@ -87,6 +87,7 @@ def check_optimality(hidden, atoms, codes, lambda_, slack=1e-5):
     lambda_=st.sampled_from([1e-5, 1e-3, 0.01, 0.05, 0.3, 0.999, 5.0]),
 )
 @example(seed=1105, n_tokens=2, n_atoms=16, dim=8, correlation=0.0, lambda_=1e-5)  # weights of 800 that cancel
+@pytest.mark.slow
 def test_meets_the_optimality_conditions_and_the_oracle(seed, n_tokens, n_atoms, dim, correlation, lambda_):
     hidden, atoms = problem(seed, n_tokens, n_atoms, dim, correlation)
 

@@ -177,6 +177,7 @@ def test_latents_without_a_gradient_rest(method: str, prefixes: tuple[int, ...])
     assert rested
 
 
+@pytest.mark.slow
 def test_auxiliary_loss_revives_dead_latents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the latents begin where no row activates them enough."""
     monkeypatch.setattr(sae_training, "PATIENCE", 20)

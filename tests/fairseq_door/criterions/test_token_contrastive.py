@@ -113,7 +113,7 @@ def dummy(sample: Any) -> Any:
     return {**sample, "is_dummy": True}
 
 
-@pytest.mark.parametrize("across", [(), ("--negatives-across-ranks",)])
+@pytest.mark.parametrize("across", [(), pytest.param(("--negatives-across-ranks",), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "edit",
     [nothing_masked, all_masked, all_padding, one_token_each, one_sequence, dummy],

@@ -206,7 +206,10 @@ def covered_data(pipeline, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("split", "epoch"), [("train", 1), ("valid", 1), ("valid", 2)])
+OTHERS = [pytest.param("valid", epoch, marks=pytest.mark.slow) for epoch in (1, 2)]
+
+
+@pytest.mark.parametrize(("split", "epoch"), [("train", 1), *OTHERS])
 def test_batches_have_the_codes_of_covered_masked_tokens(covered_data, caplog, split, epoch):
     coverage, seed = TRAIN if split == "train" else VALID
     cfg = training_config(covered_data, "--sample-break-mode", "none")
@@ -248,6 +251,7 @@ def test_batches_have_the_codes_of_covered_masked_tokens(covered_data, caplog, s
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_every_way_of_cutting_keeps_masks_on_coded_tokens(covered_data, flags):
     found = batches(training_config(covered_data, *flags), "valid")
     rows = [row for batch in found for row in batch["codes"]["weights"].gt(0).any(dim=1)]
@@ -269,6 +273,7 @@ def test_masking_all_that_is_covered_is_the_same_every_epoch(covered_data):
     assert sum(map(len, trimmed[0].values())) == int((np.diff(store.rows(0, len(store)).indptr) > 0).sum())
 
 
+@pytest.mark.slow
 def test_folders_take_turns_with_their_own_codes_and_coverage(pipeline, covered_data, tmp_path):
     for name in ("dict.txt", "sentencepiece.bpe.model"):
         shutil.copy(pipeline.data_bin / name, tmp_path)

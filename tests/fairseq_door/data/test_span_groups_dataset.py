@@ -56,6 +56,7 @@ def test_masks_stand_where_the_spans_were_and_each_span_occurs_in_another_sequen
         assert not single or bool((sample["spans"]["length"] == 1).all())
 
 
+@pytest.mark.slow
 def test_every_epoch_masks_anew_and_the_same_epoch_the_same(pipeline: Pipeline) -> None:
     def spans(epoch: int, *flags: object) -> list[Any]:
         dataset = task_of(pipeline, *flags).dataset("train")
@@ -89,6 +90,7 @@ def test_batches_do_not_depend_on_the_number_of_loader_processes(pipeline: Pipel
     assert same < len(common) / 10  # where little is repeated, all of it is masked
 
 
+@pytest.mark.slow
 def test_masked_sequences_fit_the_positions_of_the_model(pipeline: Pipeline) -> None:
     roomy, tight = (
         task_of(pipeline, "--max-positions", positions, "--mask-prob", 0.4, build=True) for positions in (112, 49)

@@ -116,6 +116,7 @@ def test_dictionary_beside_a_checkpoint_says_its_vocabulary_if_its_state_does_no
 
 
 @pytest.mark.parametrize("name", SOME_FAST)
+@pytest.mark.slow
 def test_shards_have_one_vocabulary(pipeline: Pipeline, others: dict[str, Path], name: str) -> None:
     for other in others:
         shards = f"{pipeline.data_bin}:{others[other]}"

@@ -79,7 +79,7 @@ def test_noise_is_new_in_every_epoch_and_the_same_for_a_seed(tiny: TinyData) -> 
     assert not np.array_equal(item, dataset[3]["source"])
 
 
-@pytest.mark.parametrize("density", [0.15, 0.5, 0.8])
+@pytest.mark.parametrize("density", [0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.15, 0.8))])
 def test_whole_words_fit_and_are_whole(pipeline: Pipeline, density: float) -> None:
     task = task_of(pipeline, "--mask-whole-words", "--noise-density", density, "--rotate")
     symbols = task.dictionary.symbols
