@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mlsm_plugin.core.losses.cross_entropy import token_cross_entropy
+
 
 def latent_semantic_kl(logits: Tensor, atoms: Tensor, weights: Tensor) -> Tensor:
     """KL(target || softmax(logits)) of each masked token, with sparse targets: ``(n,)`` float32, in nats.
@@ -115,11 +117,13 @@ def latent_semantic_terms(
     targets: Tensor,
     token_logits: Tensor | None,
     atom_logits: Tensor | None,
-    codes: dict[str, Tensor] | None,
+    codes: dict[str, Any] | None,
     latent_weight: float,
     mlm_weight: float,
     latent_target: str = "distribution",
     zero: Tensor | None = None,
+    ignored: int = -100,
+    number: Any = None,
 ) -> LatentSemanticTerms:
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens after division.
 
@@ -130,28 +134,33 @@ def latent_semantic_terms(
         targets: ``(n,)`` ids of the masked tokens.
         token_logits: ``(n, V)``; may be None if ``mlm_weight`` is 0.
         atom_logits: ``(n, n_atoms)``; may be None, as ``codes``, if ``latent_weight`` is 0.
-        codes: ``atoms`` ``(n, m)`` and ``weights`` ``(n, m)``, see :func:`latent_semantic_kl`.
+        codes: ``atoms`` ``(n, m)`` and ``weights`` ``(n, m)``, see :func:`latent_semantic_kl`; perhaps ``number``, how
+            many rows have an atom.
         latent_weight, mlm_weight: not negative, not both 0.
         latent_target: a key of :data:`LATENT_LOSSES`.
         zero: a zero to begin with, which gives idle parameters a gradient of zeros.
+        ignored: target of a row that is none; these follow all others, and have no codes.
+        number: how many rows are not ``ignored``, if that is known.
     """
-    num_masked = sample_size = targets.new_tensor(len(targets))
+    num_masked = sample_size = targets.ne(ignored).sum() if number is None else number
     loss = torch.zeros((), device=targets.device) if zero is None else zero
     latent = nonzeros = mlm = mlm_sum = None
     if latent_weight > 0:
         assert codes is not None
         assert atom_logits is not None
-        latent = LATENT_LOSSES[latent_target](atom_logits, codes["atoms"], codes["weights"])
-        nonzeros = codes["weights"].gt(0).sum(dim=1)
-        sample_size = nonzeros.gt(0).sum()
+        further = (0, 0, 0, len(targets) - len(codes["atoms"]))
+        atoms, weights = F.pad(codes["atoms"], further, value=-1), F.pad(codes["weights"], further)
+        latent = LATENT_LOSSES[latent_target](atom_logits, atoms, weights)
+        nonzeros = weights.gt(0).sum(dim=1)
+        sample_size = nonzeros.gt(0).sum() if codes.get("number") is None else codes["number"]
         loss = loss + latent_weight * latent.sum()
         latent = latent.detach()
     if mlm_weight > 0:
         assert token_logits is not None
-        log_probabilities = token_logits.float().log_softmax(dim=1)
-        mlm_sum = F.nll_loss(log_probabilities, targets, reduction="sum")
-        scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / num_masked.clamp(min=1)
+        mlm = token_cross_entropy(token_logits, targets, ignored=ignored)
+        mlm_sum = mlm.sum()
+        some = num_masked.clamp(min=1) if isinstance(num_masked, Tensor) else max(num_masked, 1)
+        scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / some
         loss = loss + scale * mlm_sum
-        mlm = -log_probabilities.detach().gather(1, targets[:, None]).squeeze(1)
-        mlm_sum = mlm_sum.detach()
+        mlm, mlm_sum = mlm.detach(), mlm_sum.detach()
     return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm, mlm_sum)

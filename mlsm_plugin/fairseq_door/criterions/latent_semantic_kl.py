@@ -13,6 +13,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.fairseq_door.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
+from mlsm_plugin.fairseq_door.seams.model_parts import project_masked
 from mlsm_plugin.fairseq_door.seams.training_options import NO_LATENT_HEAD
 
 
@@ -71,18 +72,16 @@ class LatentSemanticKlCriterion(SummedCriterion):
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """The loss summed over tokens, the sample size, and the logging output; ValueError without a latent head."""
-        masked = sample["target"].ne(self.padding_idx)  # (B, T)
         latent_weight = self.latent_weight
-        token_logits, extra = model(
-            **sample["net_input"],
-            masked_tokens=masked,
+        targets, number, token_logits, extra = project_masked(
+            *(model, sample, self.padding_idx),
             project_tokens=self.mlm_weight > 0,
             project_atoms=latent_weight > 0,
         )
         if latent_weight > 0 and "atom_logits" not in extra:
             raise ValueError(NO_LATENT_HEAD)
         terms = latent_semantic_terms(
-            targets=sample["target"][masked],
+            targets=targets,
             token_logits=token_logits,
             atom_logits=extra.get("atom_logits"),
             codes=sample.get("codes"),
@@ -90,11 +89,13 @@ class LatentSemanticKlCriterion(SummedCriterion):
             mlm_weight=self.mlm_weight,
             latent_target=self.latent_target,
             zero=extra.get("zero_with_gradient"),  # for parameters of projections that this step does not compute
+            ignored=self.padding_idx,
+            number=number,
         )
         logging_output = {
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
-            "num_masked": masked.sum(),
+            "num_masked": number,
             "loss": terms.loss.detach(),
             "sample_size": terms.sample_size,
         }

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from fairseq import utils
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -15,6 +14,7 @@ from omegaconf import II
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.losses.cross_entropy import token_cross_entropy
 from mlsm_plugin.core.losses.token_contrastive import (
     ANCHORS,
     NONE,
@@ -28,7 +28,7 @@ from mlsm_plugin.core.losses.token_contrastive import (
 )
 from mlsm_plugin.fairseq_door.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
 from mlsm_plugin.fairseq_door.data.token_blocks import is_known
-from mlsm_plugin.fairseq_door.seams.model_parts import recorded_hidden_states
+from mlsm_plugin.fairseq_door.seams.model_parts import first_and_last_states, project_masked
 from mlsm_plugin.fairseq_door.seams.rank_gather import gather_rows, sum_over_ranks
 
 logger = logging.getLogger(__name__)
@@ -104,18 +104,16 @@ class TokenContrastiveCriterion(SummedCriterion):
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         valid, masked = self._valid_and_masked(sample)
-        with recorded_hidden_states(model) as recorded:
-            logits = model(**sample["net_input"], masked_tokens=masked, return_all_hiddens=True)[0]
-        ((embedded, encoded),) = recorded
-        semantics = (encoded - embedded).transpose(0, 1)  # (B, T, d)
-        mlm = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
+        targets, num_masked, logits, extra = project_masked(model, sample, self.padding_idx, return_all_hiddens=True)
+        embedded, encoded = first_and_last_states(model, extra)
+        semantics = encoded.float() - embedded.float()  # (B, T, d)
+        mlm = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left; do not draw from it
             valid = torch.zeros_like(valid)
         weight = self.cfg.contrastive_weight
         terms = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
-        num_masked = masked.sum()
-        num_anchors = num_masked.new_tensor(len(terms.losses))
-        scale: Any = num_masked.clamp(min=1) / num_anchors.clamp(min=1)
+        num_anchors = len(terms.losses)
+        scale: Any = max(int(num_masked), 1) / max(num_anchors, 1)
         if model.training and self._anchor_scale is not None:
             scale = self._anchor_scale
         loss = mlm + weight * scale * terms.loss if weight > 0 else mlm

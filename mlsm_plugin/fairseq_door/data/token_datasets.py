@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset, Dictionary
 
+from mlsm_plugin.core.masking.chosen_tokens import chosen_sizes
 from mlsm_plugin.core.masking.masked_share import MaskFates
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
@@ -147,15 +148,17 @@ class MaskedCodesDataset(BaseWrapperDataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.dataset[index][self.targets[index] != self.pad]
 
-    def collater(self, samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0.
+    def collater(self, samples: list[torch.Tensor]) -> dict[str, Any]:
+        """``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0; and
+        ``number``, how many rows have an atom.
 
         The store has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
         """
         atoms, weights = self.store.lookup(torch.cat(samples).numpy())
         if self.top is not None:
             atoms, weights = strongest_of_padded(atoms, weights, self.top)
-        return {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights)}
+        number = int((weights > 0).any(axis=1).sum())
+        return {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights), "number": number}
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -201,3 +204,23 @@ class BatchPaddingDataset(SizedDataset):
     def collater(self, samples: list[int]) -> bool:
         """Whether a batch of samples of these lengths has padding."""
         return len(set(samples)) > 1
+
+
+class MaskedSizesDataset(BaseWrapperDataset):
+    """Numbers of masked tokens and lengths of samples, which collate to :func:`chosen_sizes`.
+
+    ``targets`` are ``(T,)`` of each sample, ``pad`` for tokens that are not masked. ``share`` is as there.
+    """
+
+    def __init__(self, targets: Any, pad: int, share: float | None) -> None:
+        super().__init__(targets)
+        self.pad, self.share = pad, share
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        targets = self.dataset[index]
+        return int((targets != self.pad).sum()), len(targets)
+
+    def collater(self, samples: list[tuple[int, int]]) -> tuple[int, int, int]:
+        """The sizes of a batch."""
+        counts, lengths = zip(*samples, strict=True)
+        return chosen_sizes(counts, lengths, self.share)

@@ -15,6 +15,7 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
+from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS
 from mlsm_plugin.fairseq_door.seams import version_shims
 from mlsm_plugin.fairseq_door.seams.model_parts import (
@@ -61,6 +62,8 @@ class LatentHead(DividedLMHead):
 class LatentHeadEncoder(RobertaEncoder):
     """:class:`RobertaEncoder` with a :class:`LatentHead`."""
 
+    can_choose_tokens = True  # forward takes ``only``
+
     def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> LatentHead:
         return LatentHead(embed_dim, output_dim, activation_fn, weight)
 
@@ -73,6 +76,7 @@ class LatentHeadEncoder(RobertaEncoder):
         project_tokens: bool = True,
         project_atoms: bool = False,
         has_padding: bool | None = None,
+        only: ChosenTokens | None = None,
         **unused: Any,
     ) -> tuple[Tensor | None, dict[str, Any]]:
         """Compute what :meth:`RobertaEncoder.forward` does, with a choice of outputs.
@@ -83,28 +87,32 @@ class LatentHeadEncoder(RobertaEncoder):
             project_tokens: compute the vocabulary logits, which are the first result (otherwise None).
             project_atoms: compute the atom logits, as ``extra["atom_logits"]``.
             has_padding: whether ``src_tokens`` has padding, if that is known; not every encoder makes use of it.
+            only: ``masked_tokens`` in another form, which takes no waiting on a GPU; the tokens to project.
 
-        With logits, ``extra["zero_with_gradient"]`` is the zero to add to a loss (``losses.zero_gradients``).
+        With logits, ``extra["features"]`` are the final hidden states of all tokens, if they were computed, and
+        ``extra["zero_with_gradient"]`` is the zero to add to a loss (``losses.zero_gradients``).
         """
         if features_only:
             return self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
-        x, extra = self.features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
+        if only is None and masked_tokens is not None:
+            only = ChosenTokens.of(masked_tokens)
+        x, extra = self.features_to_project(src_tokens, only, return_all_hiddens, has_padding)
         transformed = self.lm_head.transform(x)
         if project_atoms:
             extra["atom_logits"] = self.lm_head.atom_logits(transformed)
         idle = self.lm_head.idle_parameters(project_tokens=project_tokens, project_atoms=project_atoms)
-        extra["zero_with_gradient"] = zero_with_gradient(idle)
+        extra["zero_with_gradient"] = zero_with_gradient(idle, x.device)
         return self.lm_head.token_logits(transformed) if project_tokens else None, extra
 
     def features_to_project(
-        self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
+        self, src_tokens: Tensor, only: ChosenTokens | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The final hidden states of the masked tokens, ``(n_masked, dim)``, and what else ``extract_features`` gives.
+        """The final hidden states of these tokens, ``(N, dim)``, and what else ``extract_features`` gives.
 
-        Without ``masked_tokens`` those of all tokens, ``(B, T, dim)``.
+        Without ``only`` those of all tokens, ``(B, T, dim)``.
         """
         x, extra = self.extract_features(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
-        return x if masked_tokens is None else x[masked_tokens, :], extra
+        return x if only is None else x.flatten(0, 1)[only.flat], {**extra, "features": x}
 
 
 class LatentHeadModel(RobertaModel):

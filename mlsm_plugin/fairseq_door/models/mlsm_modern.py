@@ -15,6 +15,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
+from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.fairseq_door.models.latent_head_model import (
     SIZES,
     LatentHead,
@@ -23,8 +24,8 @@ from mlsm_plugin.fairseq_door.models.latent_head_model import (
     register_sizes,
     set_missing,
 )
-from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer, geglu_dim
-from mlsm_plugin.fairseq_door.seams.model_parts import hidden_states_in, lm_head, num_layers, sentence_encoder
+from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer, Norm, geglu_dim
+from mlsm_plugin.fairseq_door.seams.model_parts import hidden_states_in, lm_head, sentence_encoder
 
 # from this number of positions on, most layers see only a window unless --attention-window says otherwise
 POSITIONS_WITH_WINDOW = 512
@@ -38,12 +39,14 @@ class ModernHead(LatentHead):
     def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
         self.dense = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.layer_norm = nn.LayerNorm(embed_dim, bias=False)
+        self.layer_norm = Norm(embed_dim)
         self.activation_fn = nn.functional.gelu  # fairseq's computes in float32
 
 
 class ModernEncoder(LatentHeadEncoder):
     """A :class:`ModernTransformer` with a :class:`ModernHead`."""
+
+    one_graph = True  # torch.compile makes one graph of it
 
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> ModernTransformer:
         return ModernTransformer(size_of(args, len(dictionary), dictionary.pad()), embed_tokens)
@@ -60,13 +63,12 @@ class ModernEncoder(LatentHeadEncoder):
         return features, {"inner_states": states if return_all_hiddens else None}
 
     def features_to_project(
-        self, src_tokens: Tensor, masked_tokens: Tensor | None, return_all_hiddens: bool, has_padding: bool | None
+        self, src_tokens: Tensor, only: ChosenTokens | None, return_all_hiddens: bool, has_padding: bool | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        # in training, the last layer computes masked tokens only; an evaluation may change all (changed_hidden_states)
-        whole = not self.training or return_all_hiddens or num_layers(self.sentence_encoder) == 0
-        if masked_tokens is None or whole:
-            return super().features_to_project(src_tokens, masked_tokens, return_all_hiddens, has_padding)
-        found = self.sentence_encoder(src_tokens, has_padding=has_padding, chosen_tokens=masked_tokens)
+        # in training, the last layer computes chosen tokens only; an evaluation may change all (changed_hidden_states)
+        if only is None or not self.training or return_all_hiddens:
+            return super().features_to_project(src_tokens, only, return_all_hiddens, has_padding)
+        found = self.sentence_encoder(src_tokens, has_padding=has_padding, only=only)
         return hidden_states_in(found)[0].squeeze(0), {"inner_states": None}
 
 

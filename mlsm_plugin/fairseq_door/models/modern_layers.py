@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.fairseq_door.seams.model_parts import encoder_output
 
 # On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
@@ -56,14 +57,37 @@ def rotary_angles(length: int, head_dim: int, theta: float, like: Tensor) -> tup
 
     The angle of position t and pair i is ``t * theta ** (-2 i / head_dim)``.
     """
+    if torch.compiler.is_compiling():
+        return _tables(length, head_dim, theta, like.detach())
     dtype = torch.promote_types(like.dtype, torch.float32)
     pairs = torch.arange(0, head_dim, 2, dtype=dtype, device=like.device)
     angles = torch.outer(torch.arange(length, dtype=dtype, device=like.device), theta ** (-pairs / head_dim))
     return angles.cos(), angles.sin()
 
 
+@torch.library.custom_op("mlsm_plugin::rotary_angles", mutates_args=())
+def _tables(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_angles`, which the compiler does not compute anew for each value that is rotated."""
+    return rotary_angles(length, head_dim, theta, like)
+
+
+@_tables.register_fake
+def _shapes_of_tables(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    like = like.new_empty(length, head_dim // 2, dtype=torch.promote_types(like.dtype, torch.float32))
+    return like, torch.empty_like(like)
+
+
+def rotated_heads(projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values ``(B, H, T, d)`` of ``(B, T, 3, H, d)``, of which the first two are rotated."""
+    if torch.compiler.is_compiling():  # it writes one pass itself
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        return rotated(query, cos, sin), rotated(key, cos, sin), value
+    heads: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(projected, cos, sin)
+    return heads
+
+
 class _RotatedHeads(torch.autograd.Function):
-    """Cuts the projections into queries, keys and values, and rotates the first two, in one pass each way."""
+    """:func:`rotated_heads` in one pass each way."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,33 +125,13 @@ def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-@dataclass(frozen=True)
-class ChosenTokens:
-    """The tokens whose final hidden states are asked for: the last layer computes no others."""
-
-    chosen: Tensor  # (B, T) bool
-    # (B, M), the positions of the chosen tokens of each sample in order, then others up to the M of the one with most
-    places: Tensor
-    is_chosen: Tensor  # (B, M) bool, which of the places are of chosen tokens
-
-    @classmethod
-    def of(cls, chosen: Tensor) -> ChosenTokens:
-        """From ``(B, T)`` bool."""
-        most = int(chosen.sum(dim=1).max()) if len(chosen) else 0
-        places = chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
-        return cls(chosen, places, chosen.gather(1, places))
-
-    def padded(self, values: Tensor) -> Tensor:
-        """``(B, M, d)`` of ``values`` ``(B, T, d)``."""
-        return values.gather(1, self.places[:, :, None].expand(-1, -1, values.size(2)))
-
-    def rows_of(self, mask: Tensor | None) -> Tensor | None:
-        """The rows of an attention mask that belong to these tokens; see :func:`attend`."""
-        if mask is None or mask.size(2) == 1:
-            return mask
-        batch, most = self.places.shape
-        rows = self.places[:, None, :, None].expand(batch, 1, most, mask.size(3))
-        return mask.expand(batch, -1, -1, -1).gather(2, rows)
+def rows_of(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:
+    """The rows of an attention mask that belong to the places of these tokens; see :func:`attend`."""
+    if mask is None or mask.size(2) == 1:
+        return mask
+    batch, most = only.places.shape
+    rows = only.places[:, None, :, None].expand(batch, 1, most, mask.size(3))
+    return mask.expand(batch, -1, -1, -1).gather(2, rows)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -142,6 +146,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
 
 
+class Norm(nn.LayerNorm):
+    """A layer norm without bias, in the precision of its input also under ``torch.autocast``."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.layer_norm(hidden, self.normalized_shape, self.weight.to(hidden.dtype), None, self.eps)
+
+
 class ModernLayer(nn.Module):
     """One layer: attention and GeGLU, each on normalized hidden states, and added to them.
 
@@ -153,10 +168,10 @@ class ModernLayer(nn.Module):
         self.size = size
         self.is_local = size.is_local(number)
         dim = size.dim
-        self.attention_norm = nn.LayerNorm(dim, bias=False) if number else nn.Identity()
+        self.attention_norm = Norm(dim) if number else nn.Identity()
         self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
         self.out_proj = nn.Linear(dim, dim, bias=False)
-        self.ffn_norm = nn.LayerNorm(dim, bias=False)
+        self.ffn_norm = Norm(dim)
         self.fc1 = nn.Linear(dim, 2 * size.ffn_dim, bias=False)
         self.fc2 = nn.Linear(size.ffn_dim, dim, bias=False)
 
@@ -171,7 +186,7 @@ class ModernLayer(nn.Module):
         if only is None:
             attended = self._attention(normalized, angles, mask)
         else:
-            attended, hidden = self._attention_of(only, normalized, angles, mask), hidden[only.chosen, :]
+            attended, hidden = self._attention_of(only, normalized, angles, mask), hidden.flatten(0, 1)[only.flat]
         hidden = hidden + self._dropped(self.out_proj(attended))
         return hidden + self._dropped(self._geglu(self.ffn_norm(hidden)))
 
@@ -180,8 +195,7 @@ class ModernLayer(nn.Module):
         projected = self.qkv_proj(hidden)
         cos, sin = (values.to(projected.dtype) for values in angles)
         heads = projected.unflatten(-1, (3, self.size.heads, -1))
-        query, key, value = _RotatedHeads.apply(heads, cos, sin)
-        return self._attended(query, key, value, mask)
+        return self._attended(*rotated_heads(heads, cos, sin), mask)
 
     def _attention_of(
         self, only: ChosenTokens, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None
@@ -190,11 +204,12 @@ class ModernLayer(nn.Module):
         of_query, of_others = self.qkv_proj.weight.split([self.size.dim, 2 * self.size.dim])
         projected = F.linear(hidden, of_others).unflatten(-1, (2, self.size.heads, -1))
         key, value = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, d) each
-        query = F.linear(only.padded(hidden), of_query).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
+        chosen = hidden.gather(1, only.places[:, :, None].expand(-1, -1, hidden.size(2)))  # (B, M, dim)
+        query = F.linear(chosen, of_query).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
         cos, sin = (values.to(projected.dtype) for values in angles)
         key = rotated(key, cos, sin)
         query = rotated(query, cos[only.places][:, None], sin[only.places][:, None])
-        return self._attended(query, key, value, only.rows_of(mask))[only.is_chosen, :]
+        return self._attended(query, key, value, rows_of(only, mask)).flatten(0, 1)[only.slots]
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """From ``(B, H, ..., d)`` to ``(B, ..., dim)``."""
@@ -204,7 +219,10 @@ class ModernLayer(nn.Module):
 
     def _geglu(self, hidden: Tensor) -> Tensor:
         """Shazeer, 2020, arXiv 2002.05202."""
-        activated, gate = self.fc1(hidden).chunk(2, dim=-1)
+        if torch.compiler.is_compiling():  # two products, so that the gradient of neither is copied into one matrix
+            activated, gate = (F.linear(hidden, part) for part in self.fc1.weight.chunk(2))
+        else:
+            activated, gate = self.fc1(hidden).chunk(2, dim=-1)
         inner = F.gelu(activated) * gate
         return self.fc2(F.dropout(inner, self.size.activation_dropout, training=self.training))
 
@@ -222,9 +240,9 @@ class ModernTransformer(nn.Module):
         super().__init__()
         self.size = size
         self.embed_tokens = embed_tokens
-        self.embedding_norm = nn.LayerNorm(size.dim, bias=False)
+        self.embedding_norm = Norm(size.dim)
         self.layers: Any = nn.ModuleList(ModernLayer(size, number) for number in range(size.layers))
-        self.layer_norm: nn.LayerNorm | None = nn.LayerNorm(size.dim, bias=False)
+        self.layer_norm: Norm | None = Norm(size.dim)
 
     def scale_down_residual_projections(self, std: float = 0.02) -> None:
         """Draw the weights of what each block adds with ``std / sqrt(2 layers)`` (GPT-2; Radford et al., 2019)."""
@@ -246,7 +264,7 @@ class ModernTransformer(nn.Module):
         *,
         return_all_hiddens: bool = False,
         has_padding: bool | None = None,
-        chosen_tokens: Tensor | None = None,
+        only: ChosenTokens | None = None,
     ) -> dict[str, Any]:
         """Hidden states of a batch.
 
@@ -254,8 +272,8 @@ class ModernTransformer(nn.Module):
             src_tokens: ``(B, T)`` ids, right-padded.
             return_all_hiddens: also return the hidden states before and after each layer.
             has_padding: whether the batch has padding; None looks for it, and on a GPU waits for the answer.
-            chosen_tokens: ``(B, T)`` bool, compute the final hidden states of these n tokens only, ``(1, n, dim)``. The
-                last layer then needs a fraction of its time.
+            only: compute the final hidden states of these N tokens only, ``(1, N, dim)``. The last layer then needs a
+                fraction of its time.
 
         Returns:
             see :func:`~mlsm_plugin.fairseq_door.seams.model_parts.encoder_output`; only the final ones have the final
@@ -264,21 +282,26 @@ class ModernTransformer(nn.Module):
         padding = src_tokens.eq(self.size.padding)
         if has_padding is None:
             has_padding = bool(padding.any())
-        hidden = F.dropout(self.embedding_norm(self.embed_tokens(src_tokens)), self.size.dropout, self.training)
+        hidden = self.embedding_norm(self._embedded(src_tokens))
+        hidden = F.dropout(hidden, self.size.dropout, self.training)
         states = [hidden]
         masks = self._masks(hidden, padding if has_padding else None)
         angles = self._angles(hidden)
         for number, layer in enumerate(self.layers, start=1):
             is_last = number == len(self.layers)
-            only = ChosenTokens.of(chosen_tokens) if chosen_tokens is not None and is_last else None
-            hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local], only)
+            hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local], only if is_last else None)
             if return_all_hiddens:
                 states.append(hidden)
-        if chosen_tokens is not None:
-            hidden = hidden[None]
+        if only is not None:
+            hidden = hidden[None] if self.layers else hidden.flatten(0, 1)[None, only.flat]
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)
         return encoder_output(hidden, states if return_all_hiddens else [])
+
+    def _embedded(self, src_tokens: Tensor) -> Tensor:
+        """The embeddings, in the precision of the matrix products: all hidden states stay in it."""
+        embedded, kind = self.embed_tokens(src_tokens), src_tokens.device.type
+        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
     def _angles(self, hidden: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
         """The rotary angles of global (False) and local (True) layers."""

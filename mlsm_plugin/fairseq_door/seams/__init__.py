@@ -9,6 +9,7 @@ A line for each module: what of fairseq, and why. ``tests/fairseq_door/seams/sea
 - ``checkpoint_averaging``: where a checkpoint has its weights, vocabulary and optimizer; the mean of several.
 - ``checkpoint_contents``: the registries of names and options, and what a checkpoint holds; what is refused.
 - ``checkpoint_states``: what is in a checkpoint, and the functions that load it; the one door to all checkpoints.
+- ``compiled_steps``: torch's private mark of a compiled module; fairseq's ``masked_lm`` as a compiled step needs it.
 - ``installation``: the names of the two distributions and of the compiled modules; what is wrong before an import.
 - ``loading_hooks``: torch's private hook before weights are loaded, how the trainer loads a checkpoint, and what
   all loading goes through; what does not fit is refused in one line, and all ranks can resume.

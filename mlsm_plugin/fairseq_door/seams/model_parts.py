@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.roberta.model import RobertaLMHead
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 
 # of RoBERTa-like encoders
 ENCODER = "encoder.sentence_encoder."
@@ -113,26 +115,42 @@ def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = Non
     ``tokens`` are ``(B, T)`` ids, right-padded. An encoder that can computes no others in its last layer.
     """
     if chosen is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
-        return hidden_states_in(encoder(tokens, chosen_tokens=chosen))[0].squeeze(0)
+        return hidden_states_in(encoder(tokens, only=ChosenTokens.of(chosen)))[0].squeeze(0)
     hidden = hidden_states_in(encoder(tokens))[0]
     return hidden if chosen is None else hidden[chosen]
 
 
-@contextmanager
-def recorded_hidden_states(model: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The hidden states of each call of ``model`` with ``return_all_hiddens=True`` while the context is open: a list of
-    (embeddings, output of the last layer), both ``(T, B, dim)``, which each call makes longer.
+class Projected(NamedTuple):
+    """What a model gives for the masked tokens of a batch."""
+
+    targets: Tensor  # (N,) ids; where there is room for more than the masked tokens, ``pad`` follows
+    number: Any  # of the masked tokens
+    logits: Any  # (N, V), if they were asked for
+    extra: dict[str, Any]
+
+
+def project_masked(model: Any, sample: dict[str, Any], pad: int, **how: Any) -> Projected:
+    """Run a model on a batch for its masked tokens, those with a target other than ``pad``.
+
+    ``how`` are other arguments of the model. With ``masked_sizes`` in the batch (:func:`chosen_sizes`), nothing waits
+    for a GPU.
     """
-    recorded: list[tuple[Tensor, Tensor]] = []
+    target = sample["target"]
+    masked = target.ne(pad)
+    if not getattr(model.encoder, "can_choose_tokens", False):
+        logits, extra = model(**sample["net_input"], masked_tokens=masked, **how)
+        return Projected(target[masked], masked.sum(), logits, extra)
+    sizes = sample.get("masked_sizes")
+    only = ChosenTokens.of(masked, sizes)
+    logits, extra = model(**sample["net_input"], only=only, **how)
+    return Projected(target.flatten()[only.flat], masked.sum() if sizes is None else sizes[0], logits, extra)
 
-    def record(_module: torch.nn.Module, _arguments: Any, output: dict[str, Any]) -> None:
-        recorded.append((output["encoder_states"][0], output["encoder_out"][0]))
 
-    hook = sentence_encoder(model).register_forward_hook(record)
-    try:
-        yield recorded
-    finally:
-        hook.remove()
+def first_and_last_states(model: Any, extra: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Embeddings and final hidden states, ``(B, T, dim)`` each, in what ``return_all_hiddens`` gives."""
+    states, norm = extra["inner_states"], final_norm(sentence_encoder(model))
+    last = extra["features"] if "features" in extra else states[-1].transpose(0, 1)
+    return states[0].transpose(0, 1), last if "features" in extra or norm is None else norm(last)
 
 
 @contextmanager

@@ -219,21 +219,21 @@ def _stay_on_cpu() -> None:
     """fairseq asks ``torch.cuda.is_available()`` in many places."""
     if is_fairseq_command() and "--cpu" in sys.argv:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would keep random states there, and start a process for each
-    fairseq_utils.clip_grad_norm_ = _on_cpu(fairseq_utils.clip_grad_norm_)
+    fairseq_utils.clip_grad_norm_ = _together(fairseq_utils.clip_grad_norm_)
     distributed_utils.call_main = _checking_precision(distributed_utils.call_main)  # before any data are loaded
 
 
-def _on_cpu(original: Any) -> Any:
-    """Keep the norm of gradients that are on the CPU there, and not on the current GPU."""
+def _together(original: Any) -> Any:
+    """Compute the norm of all gradients in a few kernels, where they are; fairseq moves it to the current GPU."""
 
     @functools.wraps(original)
     def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> torch.Tensor:
         params = [params] if isinstance(params, torch.Tensor) else list(params)
         used = [p for p in params if p is not None and p.grad is not None]
         grads = [p.grad.detach() for p in used if not hasattr(p, "expert")]  # as fairseq: of no expert
-        if len(grads) < 2 or any(grad.device.type != "cpu" for grad in grads):
+        if len(grads) < 2 or len({grad.device for grad in grads}) > 1:
             return original(params, max_norm, aggregate_norm_fn)
-        norm = torch.stack([torch.norm(grad, p=2, dtype=torch.float32) for grad in grads]).norm()
+        norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).norm()
         if aggregate_norm_fn is not None:
             norm = aggregate_norm_fn(norm)
         if max_norm > 0:

@@ -24,6 +24,7 @@ from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
+from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError, compile_parts, forget_compiled
 from mlsm_plugin.fairseq_door.seams.training_options import registered_name
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_fingerprint, symbols_of_dataset
 
@@ -51,6 +52,10 @@ class SavedRunConfig(FairseqDataclass):
         "off",
         help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
         "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
+    )
+    compile: ChoiceEnum(["auto", "on", "off"]) = option(  # type: ignore[valid-type]
+        "auto",
+        help="compile the encoder: auto: mlsm_modern on a GPU; on: every model, everywhere; off: none",
     )
     fp16: bool = II("common.fp16")
     bf16: bool = II("common.bf16")
@@ -96,6 +101,7 @@ class OwnTask(ABC):
         if str(cfg.autocast) == "bf16" and self._others:
             raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
         self._logged = False
+        self._compiled: list[Any] = []
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model, with marks that the optimizer reads; ValueError if it has another structure than needed."""
@@ -131,25 +137,50 @@ class OwnTask(ABC):
         """Mark a batch that only stands in for a missing one as ``is_dummy``, then see :class:`FairseqTask`."""
         if ignore_grad:
             sample = {**sample, "is_dummy": True}
-        compute = self._in_precision(criterion)
+        compute = self._compute_of(criterion)
         result = super().train_step(sample, model, compute, optimizer, update_num, ignore_grad)  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
-        result = super().valid_step(sample, model, self._in_precision(criterion))  # type: ignore[misc]
+        result = super().valid_step(sample, model, self._compute_of(criterion))  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
 
-    def _in_precision(self, criterion: Any) -> Callable[[Any, Any], Any]:
-        if str(self.cfg.autocast) == "off":
-            return criterion
+    def _compute_of(self, criterion: Any) -> Callable[[Any, Any], Any]:
+        """What computes the loss: ``criterion``, in the precision of a step, on a compiled model."""
 
         def compute(model: Any, sample: Any) -> Any:
-            with self.precision(next(model.parameters()).device):
-                return criterion(model, sample)
+            off = str(self.cfg.autocast) == "off"
+            with contextlib.nullcontext() if off else self.precision(next(model.parameters()).device):
+                self._compile_once(model)
+                try:
+                    return criterion(model, sample)
+                except CompileError as error:
+                    self._give_up_compiling(error)
+                    return criterion(model, sample)
 
         return compute
+
+    @property
+    def compiles(self) -> bool:
+        """Whether steps are compiled, as far as the options say; the shapes of batches are then rounded."""
+        chosen = str(self.cfg.compile)
+        return chosen == "on" or (chosen == "auto" and torch.cuda.is_available())
+
+    def _compile_once(self, model: Any) -> None:
+        """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own."""
+        if self.compiles and not self._compiled:
+            every, one_length = str(self.cfg.compile) == "on", str(self.cfg.sample_break_mode) == "none"
+            self._compiled = compile_parts(model, every=every, one_length=one_length)
+
+    def _give_up_compiling(self, error: Exception) -> None:
+        """Go on without compiling, after a line; ValueError if it was asked for."""
+        reason = str(error).strip().splitlines()[0]
+        if str(self.cfg.compile) == "on":
+            raise ValueError(f"--compile on: {reason}; pass --compile off") from error
+        logger.warning("the model is not compiled: %s", reason)
+        forget_compiled(self._compiled)
 
     def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """The context of a step on ``device``, unless ``--autocast`` is off."""
@@ -163,6 +194,7 @@ class OwnTask(ABC):
         logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        logging_outputs = _as_numbers(logging_outputs)
         super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
         masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
         metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
@@ -222,3 +254,14 @@ class OwnTask(ABC):
                 f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
             )
         return indices
+
+
+def _as_numbers(logging_outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same logs without tensors of one element: they come from a GPU together, not each when it is looked at."""
+    places = [(log, key) for log in logging_outputs for key, value in log.items() if torch.is_tensor(value)]
+    scalars = [(log, key) for log, key in places if log[key].numel() == 1]
+    if not scalars:
+        return logging_outputs
+    found = torch.stack([log[key].detach().double().reshape(()) for log, key in scalars]).tolist()
+    numbers = {(id(log), key): value for (log, key), value in zip(scalars, found, strict=True)}
+    return [{key: numbers.get((id(log), key), value) for key, value in log.items()} for log in logging_outputs]

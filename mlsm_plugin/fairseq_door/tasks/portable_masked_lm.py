@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Optional
 import numpy as np
 import torch
 from fairseq import utils
+from fairseq.criterions import masked_lm
 from fairseq.data import (
     IdDataset,
     LRUCacheDataset,
@@ -35,8 +36,13 @@ from mlsm_plugin.fairseq_door.data.token_blocks import (
     split_path,
     training_samples,
 )
-from mlsm_plugin.fairseq_door.data.token_datasets import BatchPaddingDataset, KnownTargetsDataset
+from mlsm_plugin.fairseq_door.data.token_datasets import (
+    BatchPaddingDataset,
+    KnownTargetsDataset,
+    MaskedSizesDataset,
+)
 from mlsm_plugin.fairseq_door.seams.batches import SortedWholeEpochsDataset, WordBeginnings
+from mlsm_plugin.fairseq_door.seams.compiled_steps import MaskedLmLoss
 from mlsm_plugin.fairseq_door.tasks.own_task import OwnTask, SavedRunConfig
 
 logger = logging.getLogger(__name__)
@@ -101,6 +107,11 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         )
         return KnownTargetsDataset.of(inputs, targets, dictionary)
 
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion; ``masked_lm`` is our own, which computes the same."""
+        criterion = super().build_criterion(cfg, *more, **named)
+        return MaskedLmLoss(cfg, self) if type(criterion) is masked_lm.MaskedLmLoss else criterion
+
     def word_beginnings(self) -> WordBeginnings:
         """Which tokens begin words for the tokenizer in the folder of the data."""
         tokenizer = Namespace(**bpe_options(self._data_folder))
@@ -126,6 +137,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
             "id": IdDataset(),
             "net_input": for_model,
             "target": padded_targets,
+            "masked_sizes": MaskedSizesDataset(targets, pad, self.mask_prob_of(split) if self.compiles else None),
             "nsentences": NumSamplesDataset(),
             "ntokens": NumelDataset(inputs, reduce=True),
             **more,

@@ -222,7 +222,7 @@ def test_batches_have_the_codes_of_covered_masked_tokens(covered_data, caplog, s
     stock = stock_batches(covered_data, "--sample-break-mode", "none", split=split, epoch=epoch)
     masked_tokens = content_tokens = 0
     for batch, other in zip(found, stock, strict=True):
-        assert set(batch) == set(other) | {"codes"}
+        assert set(batch) == set(other) | {"codes", "masked_sizes"}
         assert set(batch["net_input"]) == set(other["net_input"]) | {"has_padding"}
         assert torch.equal(batch["id"], other["id"])
         assert torch.equal(batch["net_input"]["src_lengths"], other["net_input"]["src_lengths"])

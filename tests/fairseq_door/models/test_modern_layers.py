@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.fairseq_door.models import modern_layers
 from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer, attend, geglu_dim
 
@@ -147,7 +148,7 @@ def test_chosen_tokens_have_the_states_and_gradients_of_the_whole_batch(
     found, gradients = [], []
     for only in (None, chosen):
         model.zero_grad()
-        hidden = model(tokens, chosen_tokens=only)["encoder_out"][0].transpose(0, 1)
+        hidden = model(tokens, only=only if only is None else ChosenTokens.of(only))["encoder_out"][0].transpose(0, 1)
         found.append(hidden[chosen, :] if only is None else hidden.squeeze(0))
         found[-1].sin().sum().backward()
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
@@ -164,7 +165,7 @@ def test_the_last_layer_computes_chosen_tokens_only() -> None:
         layer.fc1.register_forward_pre_hook(lambda _module, given: rows.append(given[0].flatten(0, -2).size(0)))
     chosen = torch.zeros_like(tokens, dtype=torch.bool)
     chosen[0, 2] = chosen[1, 0] = chosen[1, 7] = True
-    model(tokens, chosen_tokens=chosen)
+    model(tokens, only=chosen if chosen is None else ChosenTokens.of(chosen))
     assert rows == [18, 18, 18, 3]
 
 
@@ -184,7 +185,7 @@ def test_batches_of_padding_and_of_one_token_are_finite(dtype: torch.dtype, wind
     model = transformer(size_with(window=window)).to(dtype)
     batches = [torch.full((2, 9), PAD), tokens_of([1]), tokens_of([12, 1])]
     for tokens, chosen in [(batch, which) for batch in batches for which in (None, batch < 9, batch.ne(PAD))]:
-        out = model(tokens, chosen_tokens=chosen)["encoder_out"][0]
+        out = model(tokens, only=chosen if chosen is None else ChosenTokens.of(chosen))["encoder_out"][0]
         assert out.isfinite().all()
         out.float().square().sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)

@@ -62,6 +62,7 @@ from mlsm_plugin.fairseq_door.seams import (
     checkpoint_averaging,
     checkpoint_contents,
     checkpoint_states,
+    compiled_steps,
     installation,
     loading_hooks,
     model_parts,
@@ -318,6 +319,23 @@ def _average() -> None:
         wanted, _, _ = checkpoint_states.load_model(saved, {})
     for name, weight in wanted.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight), name
+
+
+# compiled_steps
+
+
+@seam(
+    "compiled_steps",
+    "Module._compiled_call_impl, which Module.compile sets",
+    partial(instead, torch.nn.Module, "compile", lambda self, **options: setattr(self, "compiled", options)),
+)
+def _compiled() -> None:
+    model = roberta()
+    (encoder,) = compiled_steps.compile_parts(model, every=True, one_length=False)
+    assert encoder is model.encoder
+    assert encoder._compiled_call_impl is not None
+    compiled_steps.forget_compiled([encoder])
+    assert encoder._compiled_call_impl is None
 
 
 # checkpoint_states
@@ -797,12 +815,11 @@ def _cut_encoder() -> None:
 @seam("model_parts", 'the "encoder_states" of TransformerEncoder.forward', other_outputs("encoder_states"))
 def _recorded_states() -> None:
     model = roberta()
-    with model_parts.recorded_hidden_states(model) as recorded:
-        features, _ = model(TOKENS, features_only=True, return_all_hiddens=True)
-    ((embedded, encoded),) = recorded
+    features, extra = model(TOKENS, features_only=True, return_all_hiddens=True)
+    embedded, encoded = model_parts.first_and_last_states(model, extra)
     embedded_alone = model_parts.sentence_encoder(model).forward_embedding(TOKENS)[0]
-    assert torch.equal(encoded.transpose(0, 1), features)
-    assert torch.equal(embedded.transpose(0, 1)[0], embedded_alone[0])
+    assert torch.equal(encoded, features)
+    assert torch.equal(embedded[0], embedded_alone[0])
 
 
 def layers_by_name() -> Change:

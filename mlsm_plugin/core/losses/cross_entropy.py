@@ -1,0 +1,56 @@
+"""Cross entropy that never holds all logits in float32, in nats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK_ENTRIES = 1 << 20  # logits that are in float32 at once: 4 MB, which the caches of a CPU hold
+CHUNK_ENTRIES_GPU = 1 << 24
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int = -100) -> Tensor:
+    """The cross entropy of each token, ``(n,)`` float32, 0 for targets that are ``ignored``.
+
+    Computed in float32, some rows at a time, with the gradient in the memory and the dtype of the logits.
+
+    Args:
+        logits: ``(n, V)``, any floating dtype; nothing else may need their values for its gradient.
+        targets: ``(n,)`` ids.
+        ignored: an id that does not count.
+    """
+    losses: Tensor = _CrossEntropy.apply(logits, targets, ignored)
+    return losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Computes the gradient in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        losses = logits.new_empty(len(logits), dtype=dtype)
+        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        entries = CHUNK_ENTRIES_GPU if logits.is_cuda else CHUNK_ENTRIES
+        rows = max(1, entries // max(1, logits.size(1)))
+        for start in range(0, len(logits), rows):
+            chunk = slice(start, start + rows)
+            part = logits[chunk].detach().requires_grad_(gradient is not None)
+            with torch.enable_grad():
+                found = F.cross_entropy(part.to(dtype), targets[chunk], ignore_index=ignored, reduction="none")
+                total = found.sum()
+            losses[chunk] = found.detach()
+            if gradient is not None:
+                gradient[chunk] = torch.autograd.grad(total, part)[0]
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return torch.mul(gradient, scale[:, None], out=torch.empty_like(gradient)), None, None

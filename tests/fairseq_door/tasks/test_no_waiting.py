@@ -1,0 +1,88 @@
+"""A step never asks for a number that a GPU would first have to compute."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import tasks, utils
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.tiny_run import batches, seeded_model, training_config
+
+OBJECTIVES = {
+    "mlm": ("plain_masked_lm", "masked_lm", ()),
+    "mlsm": ("masked_latent_semantic", "latent_semantic_kl", ()),
+    "mlsm+mlm": ("masked_latent_semantic", "latent_semantic_kl", ("--mlm-weight", 1)),
+}
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
+
+
+class Waits(TorchDispatchMode):
+    """Records operations whose result, or its shape, depends on numbers in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put", "index_put_") else []
+        if name in WAITING or any(index is not None and index.dtype == torch.bool for index in indices):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def step(pipeline: Any, objective: str, *flags: Any) -> tuple[Any, Any, Any, Any]:
+    """Task, model, criterion and a batch."""
+    task_name, criterion_name, more = OBJECTIVES[objective]
+    named = {"task": task_name, "criterion": criterion_name, "arch": "mlsm_modern_tiny"}
+    cfg = training_config(pipeline.data_bin, *more, *flags, **named)
+    task = tasks.setup_task(cfg.task)
+    sample = batches(cfg, task=task)[0]
+    return task, seeded_model(cfg, task).train(), task.build_criterion(cfg.criterion), sample
+
+
+def train(task: Any, model: Any, criterion: Any, sample: Any) -> None:
+    optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
+    task.train_step(sample, model, criterion, optimizer, 0)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    mode = Waits()
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: mode.found.append("tolist") or tensor.numpy().tolist())
+    return mode
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("autocast", ["off", "bf16"])
+def test_no_operation_of_a_step_waits(pipeline: Any, waits: Waits, objective: str, autocast: str) -> None:
+    parts = step(pipeline, objective, "--autocast", autocast)
+    with waits:
+        train(*parts)
+    assert waits.found == []
+
+
+def test_what_waits_is_noticed(pipeline: Any, waits: Waits) -> None:
+    task, model, criterion, sample = step(pipeline, "mlm")
+    del sample["masked_sizes"]
+    with waits:
+        train(task, model, criterion, sample)
+        sample["target"][sample["target"] > 9].max().item()
+    assert set(waits.found) == {"tolist", "index", "_local_scalar_dense"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_step_waits_for_a_gpu(pipeline: Any, objective: str) -> None:
+    task, model, criterion, sample = step(pipeline, objective, "--autocast", "bf16", "--compile", "off")
+    model, sample = model.cuda(), utils.move_to_cuda(sample)
+    train(task, model, criterion, sample)  # the first step sets up
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train(task, model, criterion, sample)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
