@@ -31,13 +31,15 @@ class TrainingProcess:
     """Seconds of the collation of each counted step."""
     update: list[float] = field(default_factory=list)
     """Seconds of the rest of each counted step."""
+    cpu: list[float] = field(default_factory=list)
+    """Processor seconds of each counted step, over all threads."""
 
     def turn(self, batches: list[np.ndarray], *, counted: bool) -> None:
         """Take a step on each of ``batches``; all but the first count, as that one finds the caches of others."""
         found = self.ask(batches)
         if counted:
-            self.data.append(float(np.median([data for data, _ in found[1:]])))
-            self.update.append(float(np.median([update for _, update in found[1:]])))
+            for measured, values in zip((self.data, self.update, self.cpu), zip(*found[1:], strict=True), strict=True):
+                measured.append(float(np.median(values)))
 
     def ask(self, what: Any) -> Any:
         """Send something to the process, and wait for its answer.
@@ -107,7 +109,7 @@ def _serve(
             continue
         for batch in asked:
             training.step(batch, counted_round=0)
-        connection.send(list(zip(training.data, training.update, strict=True))[-len(asked) :])
+        connection.send(list(zip(training.data, training.update, training.cpu, strict=True))[-len(asked) :])
 
 
 def _size(training: Training, args: argparse.Namespace) -> tuple[int, float]:

@@ -9,12 +9,15 @@ on the same batches with the same masks; every step goes through fairseq's own `
 - ``stock``: fairseq's task and criterion ``masked_lm``, its RoBERTa and its Adam, in float32 (on a GPU: ``--fp16``);
 - ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
 - ``modern float32``, ``modern bf16``: the same on ``mlsm_modern``;
-- ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``.
+- ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``;
+- ``online``, ``online + mlm``: those of MLSM with ``--latent-source online``. The teacher is ``mlsm_modern`` of
+  ``--teacher``, its coder a TopK SAE; both are random.
 
 A step is timed from the collation of its batch, without worker processes, to the end of the optimizer's update. In
 every round each training takes three steps, and the order rotates. The first of the three does not count, since it
 finds the processor's caches as another training left them. A ratio is the median over the rounds of ratios within a
-round, so that a noisy machine disturbs all alike. Text and codes are synthetic: Zipf-distributed pieces.
+round, so that a noisy machine disturbs all alike; with ``--threads 1``, that of processor times (``CPU``) is the most
+exact. Text and codes are synthetic: Zipf-distributed pieces.
 
 ``--memory`` also prints the peak memory of each. ``--loaders`` also times the data loading alone, one process, of MLSM,
 TACO, span denoising and NPM, in tokens a second relative to the fastest step.
@@ -31,6 +34,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from fairseq.tasks import setup_task
 from mlsm_step import MLSM_FLAGS, write_codes  # in this folder
 from paired_steps import (
@@ -43,6 +48,10 @@ from paired_steps import (
     write_text,
 )
 from training_processes import TrainingProcess, run_rounds, start, wait_for_start
+
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import write_untrained
 
 PLAIN_FLAGS = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
@@ -59,8 +68,23 @@ LOADER_FLAGS = {
 }
 
 
-def recipes(args: argparse.Namespace) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Architecture and flags of each training."""
+def write_teacher(data_bin: Path, args: argparse.Namespace) -> tuple[str, ...]:
+    """Save a random teacher and a random TopK SAE of its last layer; returns the flags that code with them online."""
+    layers, width = args.teacher
+    size = ("--encoder-layers", str(layers), "--encoder-embed-dim", str(width))
+    teacher, folder = data_bin / "teacher.pt", data_bin / "sae"
+    cfg = configuration(data_bin, args, "mlsm_modern", (*PLAIN_FLAGS, *size))
+    write_untrained(teacher, cfg, setup_task(cfg.task).build_model(cfg.model).state_dict())
+    rows = F.normalize(torch.randn(args.atoms, width), dim=1)
+    weights = SaeWeights(rows, torch.zeros(args.atoms), rows, torch.zeros(width))
+    config = SaeConfig("topk", k=round(args.nonzeros), input_norm="constant_norm")
+    SaeCoder(SparseAutoencoder(config, weights), {"layer": layers}).save(folder)
+    online = ("--latent-source", "online", "--auxiliary-checkpoint", str(teacher))
+    return (*online, "--latent-dictionary", str(folder))
+
+
+def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Architecture and flags of each training; ``online`` are those of :func:`write_teacher`."""
     size = ("--encoder-layers", str(args.layers), "--encoder-embed-dim", str(args.width))
     size += ("--encoder-attention-heads", str(args.width // 64))
     old = (*size, "--encoder-ffn-embed-dim", str(4 * args.width))
@@ -74,6 +98,8 @@ def recipes(args: argparse.Namespace) -> dict[str, tuple[str, tuple[str, ...]]]:
         "modern bf16": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16)),
         "mlsm": ("mlsm_modern", (*MLSM_FLAGS, *modern, *BF16)),
         "mlsm + mlm": ("mlsm_modern", (*MLSM_FLAGS, "--mlm-weight", "1", *modern, *BF16)),
+        "online": ("mlsm_modern", (*MLSM_FLAGS, *online, *modern, *BF16)),
+        "online + mlm": ("mlsm_modern", (*MLSM_FLAGS, *online, "--mlm-weight", "1", *modern, *BF16)),
         "taco": ("mlsm_modern", (*TACO_FLAGS, *modern, *BF16)),
     }
     return {name: recipe for name, recipe in found.items() if name in ("stock", *args.only)}
@@ -86,7 +112,7 @@ def table(trainings: list[TrainingProcess], args: argparse.Namespace) -> str:
     width = 2 + max(map(len, by_name))
     lines = [
         f"{'':<{width}}{'tokens/s':>10}{'step ms':>9}{'data ms':>9}{'to stock':>10}{'quartiles':>14}"
-        f"{'step to modern bf16':>21}"
+        f"{'step to modern bf16':>21}{'CPU':>7}"
     ]
     for training in trainings:
         speed = by_name["stock"].seconds / training.seconds
@@ -95,7 +121,9 @@ def table(trainings: list[TrainingProcess], args: argparse.Namespace) -> str:
         line = f"{training.name:<{width}}{tokens / step:>10,.0f}{1e3 * step:>9.1f}{1e3 * data:>9.1f}{ratio:>10.2f}"
         line += f"{f'{low:.2f}-{high:.2f}':>14}"
         if "modern bf16" in by_name:
-            line += f"{np.median(training.seconds / by_name['modern bf16'].seconds):>21.2f}"
+            plain = by_name["modern bf16"]
+            line += f"{np.median(training.seconds / plain.seconds):>21.2f}"
+            line += f"{np.median(np.divide(training.cpu, plain.cpu)):>7.2f}"
         if args.peak_tflops:
             line += f"  {training.flops_of_token * tokens / step / args.peak_tflops / 1e12:.1%} of the peak"
         lines.append(line)
@@ -147,7 +175,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--memory", action="store_true", help="also measure the peak memory of each")
     parser.add_argument("--loaders", action="store_true", help="also measure the data loading alone")
     parser.add_argument("--peak-tflops", type=float, help="bf16 peak of the chip, to print the share of it")
-    names = ["roberta float32", "roberta bf16", "modern float32", "modern bf16", "mlsm", "mlsm + mlm", "taco"]
+    parser.add_argument(
+        "--teacher", type=int, nargs=2, default=(6, 384), metavar=("LAYERS", "WIDTH"), help="(default: 6 384)"
+    )
+    names = ["roberta float32", "roberta bf16", "modern float32", "modern bf16"]
+    names += ["mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="compare only these with stock")
     add_general_options(parser, block=128)
     parser.set_defaults(batch_size=32, vocab=8000)
@@ -165,7 +197,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="training_step.") as folder, ExitStack() as stack:
         prefix = Path(folder) / "train"
         write_codes(prefix, write_text(prefix, args, rng), args, rng)
-        trainings = [start(stack, name, prefix.parent, args, *recipe) for name, recipe in recipes(args).items()]
+        every = recipes(args, write_teacher(prefix.parent, args)).items()
+        trainings = [start(stack, name, prefix.parent, args, *recipe) for name, recipe in every]
         wait_for_start(trainings)
         run_rounds(trainings, args, rng)
         print(

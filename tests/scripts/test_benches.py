@@ -65,7 +65,7 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
         *("--block", 16, "--steps", 4, "--rounds", 1, "--cpu"),
     ),
     "training_step": lambda tiny, root: (
-        *("--layers", 1, "--width", 64, "--atoms", 50, "--nonzeros", 4, "--loaders", *STEPS),
+        *("--layers", 1, "--width", 64, "--atoms", 50, "--nonzeros", 4, "--teacher", 1, 64, "--loaders", *STEPS),
     ),
 }
 

@@ -41,14 +41,18 @@ def has_fast_bf16(device: torch.device) -> bool:
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def placed(model: Model, device: torch.device, *, half: bool) -> Model:
+def placed(model: Model, device: torch.device, *, half: bool | None) -> Model:
     """``model`` on ``device``; in float16 if it is to run in half precision, but on a CPU the weights stay float32."""
     return model.to(device=device, dtype=torch.float16 if half and device.type != "cpu" else torch.float32)
 
 
-def half_products(device: torch.device, *, half: bool) -> torch.autocast:
-    """A context in which a model that runs in half precision on a CPU has its matrix products in bfloat16."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=half and device.type == "cpu")
+def half_products(device: torch.device, *, half: bool | None) -> torch.autocast:
+    """A context with matrix products in bfloat16 for a model that :func:`placed` has placed, if it needs one.
+
+    That is so if it runs in half precision on a CPU, and with ``half`` None, on a device that is fast in bfloat16.
+    """
+    enabled = has_fast_bf16(device) if half is None else half and device.type == "cpu"
+    return torch.autocast(device.type if enabled else "cpu", torch.bfloat16, enabled=enabled)
 
 
 @cache

@@ -41,7 +41,8 @@ class HiddenStateEncoder(ABC):
         name: name of the model, as on the command line, with the prefix of the source.
         data_bin: binarized dataset with the ids that :meth:`hidden_states` will receive.
         device: None for the GPU if there is one.
-        fp16: run in half precision: float16, on a CPU products in bfloat16. Hidden states are float32.
+        fp16: run in half precision: float16, on a CPU products in bfloat16; None: products in bfloat16 where the device
+            is fast in it, else as False. Hidden states are float32.
     """
 
     layer: int
@@ -58,7 +59,7 @@ class HiddenStateEncoder(ABC):
         *,
         layer: int,
         device: str | torch.device | None = None,
-        fp16: bool = False,
+        fp16: bool | None = False,
     ) -> None: ...
 
     @abstractmethod

@@ -41,7 +41,7 @@ class LibraryEncoder:
         layer: int,
         tokenizer: HuggingFaceTokenizer | None = None,
         device: str | torch.device | None = None,
-        fp16: bool = False,
+        fp16: bool | None = False,
     ) -> None:
         folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
         self.layer, self.num_layers = layer, int(config.num_hidden_layers)
@@ -185,7 +185,7 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
         *,
         layer: int,
         device: str | torch.device | None = None,
-        fp16: bool = False,
+        fp16: bool | None = False,
     ) -> None:
         folder = hf_folder(name, weights=True)
         supported_config(folder)

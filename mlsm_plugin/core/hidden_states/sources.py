@@ -72,7 +72,7 @@ def open_encoder(
     *,
     layer: int,
     device: str | torch.device | None = None,
-    fp16: bool = False,
+    fp16: bool | None = False,
 ) -> HiddenStateEncoder:
     """Open the encoder of this name; arguments are those of :class:`HiddenStateEncoder`, errors those of its source."""
     return source_of(name)(name, data_bin, layer=layer, device=device, fp16=fp16)

@@ -69,15 +69,28 @@ class SaeCoder(SparseCoder):
 
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
         """The latents; normalization is part of the SAE. Without ``threads``, torch is as it is set."""
+        with torch_threads(threads):
+            parts = [self._codes(rows) for rows in self._rows(hidden)]
+        empty = sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
+        return SparseCodes(sp.vstack([empty, *parts], format="csr", dtype=np.float32))
+
+    def encode_padded(self, hidden: Any, *, threads: int | None = None) -> tuple[Tensor, Tensor] | None:
+        k = self.sae.config.k
+        if k is None:
+            return None
+        with torch_threads(threads):
+            parts = [self._latents(rows)[1:] for rows in self._rows(hidden)]
+        atoms, weights = (torch.cat(part).view(-1, k) for part in zip(*parts, strict=True))
+        return atoms, weights
+
+    def _rows(self, hidden: Any) -> list[Tensor]:
+        """Hidden states, in parts whose dense latents fit into memory, with the SAE on their device."""
         rows = hidden.detach() if isinstance(hidden, Tensor) else torch.from_numpy(np.asarray(hidden))
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             raise ValueError(f"hidden must be (n_tokens, {self.dim}), got {tuple(rows.shape)}")
         self.sae = self.sae.to(rows.device)
         size = max(1, DENSE_ENTRIES // self.num_atoms)
-        with torch_threads(threads):
-            parts = [self._codes(rows[start : start + size]) for start in range(0, len(rows), size)]
-        empty = sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
-        return SparseCodes(sp.vstack([empty, *parts], format="csr", dtype=np.float32))
+        return list(rows.split(size))
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
         rows = torch.as_tensor(hidden).detach().cpu()
@@ -88,12 +101,15 @@ class SaeCoder(SparseCoder):
         ]
         return torch.cat([torch.empty(0, self.dim), *parts]).numpy()
 
-    def _codes(self, hidden: Tensor) -> sp.csr_matrix:
-        """Codes of rows whose dense latents fit into memory."""
+    def _latents(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`SparseAutoencoder.active_latents`."""
         if self._screen is None or self._screen.sae is not self.sae:
             self._screen = screen_of(self.sae)
         found = None if self._screen is None else self._screen.latents(hidden)
-        rows, atoms, values = (part.cpu().numpy() for part in found or self.sae.active_latents(hidden))
+        return found or self.sae.active_latents(hidden)
+
+    def _codes(self, hidden: Tensor) -> sp.csr_matrix:
+        rows, atoms, values = (part.cpu().numpy() for part in self._latents(hidden))
         ends = np.bincount(rows, minlength=len(hidden)).cumsum()
         codes = sp.csr_matrix((values, atoms, np.append(0, ends)), shape=(len(hidden), self.num_atoms))
         codes.sort_indices()

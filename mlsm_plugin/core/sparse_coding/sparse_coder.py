@@ -86,6 +86,13 @@ class SparseCoder(ABC):
         so many threads (None: all cores).
         """
 
+    def encode_padded(self, hidden: Any, *, threads: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As :meth:`encode`, as tensors beside those of ``hidden``, made without waiting for a GPU; None: not possible.
+
+        They are atoms (n_tokens, k) int64 and weights (n_tokens, k) float32, not negative, those of 0 among them.
+        """
+        return None
+
     @abstractmethod
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the folder of the coder; ``meta.json``, which holds ``"kind"``, is written last."""

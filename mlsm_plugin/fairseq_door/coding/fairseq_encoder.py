@@ -48,7 +48,7 @@ class FairseqEncoder(HiddenStateEncoder):
         *,
         layer: int,
         device: str | torch.device | None = None,
-        fp16: bool = False,
+        fp16: bool | None = False,
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
         model, self.cfg = load_roberta(name, data_bin, self.dictionary)

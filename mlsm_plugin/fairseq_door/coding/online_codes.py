@@ -16,11 +16,11 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS
-from mlsm_plugin.core.coding.coder_fit import fitting_encoder, fitting_fingerprint, fitting_layer
+from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_fingerprint, fitting_layer
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
 from mlsm_plugin.fairseq_door.data.token_blocks import is_content, load_dictionary
@@ -40,7 +40,8 @@ class OnlineCodes:
         dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
         layer: hidden state of the auxiliary model; None: the one that the coder was learned from.
         coder_options: options of this kind of coder; those left out have their defaults.
-        fp16, tokens_per_sample, latent_top: as of :class:`CodingSettings` and its blocks.
+        fp16: as of :class:`HiddenStateEncoder`.
+        tokens_per_sample, latent_top: as of :class:`CodingSettings` and its blocks.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
@@ -55,7 +56,7 @@ class OnlineCodes:
         dictionary: str | os.PathLike[str],
         layer: int | None = None,
         coder_options: Mapping[str, Any] = MappingProxyType({}),
-        fp16: bool = False,
+        fp16: bool | None = None,
         tokens_per_sample: int,
         latent_top: int | None = None,
     ) -> None:
@@ -69,11 +70,11 @@ class OnlineCodes:
             fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer"),
             BlockSettings(tokens_per_sample),
             device="cpu",
-            fp16=fp16,
             latent_top=latent_top,
         )
+        self._fp16 = fp16
         self._encoder: HiddenStateEncoder | None = None
-        self._warned = False
+        self._warned = self._has_coded = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "vocabulary"} | {"_encoder": None}
@@ -92,7 +93,12 @@ class OnlineCodes:
         if self._encoder is None:
             fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
             with torch.random.fork_rng(devices=[]):
-                self._encoder = fitting_encoder(self.checkpoint, self.data_bin, self.coder, self.settings)
+                encoder = open_encoder(
+                    self.checkpoint, self.data_bin, layer=self.settings.layer, device="cpu", fp16=self._fp16
+                )
+            check_width(encoder, self.coder)
+            check_positions(encoder, self.settings.blocks.tokens_per_sample)
+            self._encoder = encoder
         return self._encoder
 
     @torch.no_grad()
@@ -103,38 +109,59 @@ class OnlineCodes:
         large batch are empty, for example because lambda is too large.
 
         Returns:
-            ``atoms`` (n_masked, m) int32 padded with -1 and ``weights`` (n_masked, m) float16 padded with 0, on the
+            ``atoms`` (n_masked, m) int32 and ``weights`` (n_masked, m) float16, -1 and 0 where there is no atom, on the
             device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
         """
         encoder = self.load_encoder()
-        device = target.device
-        if encoder.device != device:
-            encoder.to(device)
+        if encoder.device != target.device:
+            encoder.to(target.device)
         masked = target.ne(self.vocabulary.pad())
-        original = torch.where(masked, target, src_tokens)
-        coded = masked & is_content(original, self.vocabulary)
-        atoms, weights = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
-        if bool(coded.any()):
-            codes = self._encode(encoder.hidden_states_of(original, coded))
-            atoms, weights = padded_distributions(strongest(codes, self.settings.latent_top))
-        rows = coded[masked]  # (n_masked,)
-        result = {
-            "atoms": torch.full((len(rows), atoms.shape[1]), -1, dtype=torch.int32, device=device),
-            "weights": torch.zeros(len(rows), atoms.shape[1], dtype=torch.float16, device=device),
-        }
-        result["atoms"][rows] = torch.from_numpy(atoms).to(device)
-        result["weights"][rows] = torch.from_numpy(weights).to(device)
-        return result
+        words = target[masked]  # (n_masked,); waits for the GPU, which has little to do before
+        if len(words) == 0:
+            return {"atoms": words.new_zeros(0, 0, dtype=torch.int32), "weights": words.new_zeros(0, 0).half()}
+        hidden = encoder.hidden_states_of(torch.where(masked, target, src_tokens), masked)
+        content = is_content(words, self.vocabulary)
+        threads = torch.get_num_threads()  # other ranks may share the cores
+        found = self.coder.encode_padded(hidden, threads=threads)
+        atoms, weights = self._solved(hidden, content, threads) if found is None else self._kept(hidden, *found)
+        weights.masked_fill_(~content[:, None], 0.0)
+        return {"atoms": atoms.int().masked_fill_(weights == 0, -1), "weights": weights}
 
-    def _encode(self, hidden: Tensor) -> sp.csr_matrix:
+    def _solved(self, hidden: Tensor, content: Tensor, threads: int) -> tuple[Tensor, Tensor]:
+        """Atoms and weights ``(n, m)`` of hidden states ``(n, dim)``, solved for those of ``content`` ``(n,)`` only."""
+        rows = content.nonzero().squeeze(1)
+        values = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
+        if len(rows):
+            values = padded_distributions(strongest(self._encode(hidden[rows], threads), self.settings.latent_top))
+        parts = [torch.from_numpy(part).to(hidden.device) for part in values]
+        atoms, weights = (part.new_zeros(len(hidden), part.size(1)).index_copy_(0, rows, part) for part in parts)
+        return atoms, weights
+
+    def _kept(self, hidden: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the atoms ``(n, k)`` that are kept, ``(n, m)``, with float16 weights that sum to 1 or are all 0."""
+        if hidden.device.type == "cpu" or not self._has_coded:  # waits for a GPU, until a batch has codes
+            if not bool(weights.isfinite().all()):
+                raise ValueError("codes must be finite and >= 0, as they become distributions")
+            self._has_coded = bool(weights.any())
+            self._check_found(hidden, self._has_coded)
+        top = self.settings.latent_top
+        if top is not None and top < weights.size(1):
+            weights, places = weights.topk(top, dim=1)
+            atoms = atoms.gather(1, places)
+        return atoms, (weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)).half()
+
+    def _encode(self, hidden: Tensor, threads: int) -> sp.csr_matrix:
         """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed where those are."""
-        coded = self.coder.encode(hidden, threads=torch.get_num_threads())  # other ranks may share the cores
+        coded = self.coder.encode(hidden, threads=threads)
         inexact = self.coder.inexact(coded)
         if inexact is not None and not self._warned:
             self._warned = True
             logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
         codes = without_negative_codes(coded.codes)
-        if codes.nnz == 0 and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
+        self._check_found(hidden, codes.nnz > 0)
+        return codes
+
+    def _check_found(self, hidden: Tensor, found: bool) -> None:
+        if not found and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
             why = self.coder.why_empty(hidden)
             raise ValueError(f"the codes of all {len(hidden)} masked tokens of a batch are empty, since {why}")
-        return codes

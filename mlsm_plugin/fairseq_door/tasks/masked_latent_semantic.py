@@ -58,7 +58,11 @@ class MaskedLatentSemanticConfig(PortableMaskedLMConfig):
     )
     latent_lambda: Optional[float] = option(None, help="online: weight of the L1 penalty (default: the dictionary's)")  # noqa: UP045
     latent_top: Optional[int] = option(None, help="keep the N strongest atoms of each code (default: all)")  # noqa: UP045
-    auxiliary_fp16: bool = option(False, help="online: run the auxiliary model in half precision")
+    auxiliary_fp16: bool = option(
+        False,
+        help="online: run the auxiliary model in float16, on a CPU with products in bfloat16. By default its products "
+        "are in bfloat16 where the device is fast in it, so that codes differ from those in float32 by its rounding",
+    )
 
 
 @register_task("masked_latent_semantic", dataclass=MaskedLatentSemanticConfig)
@@ -210,7 +214,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 dictionary=self.cfg.latent_dictionary or "",
                 layer=self.cfg.latent_layer,
                 coder_options={} if self.cfg.latent_lambda is None else {"lambda_": self.cfg.latent_lambda},
-                fp16=self.cfg.auxiliary_fp16,
+                fp16=self.cfg.auxiliary_fp16 or None,
                 latent_top=self.cfg.latent_top,
                 tokens_per_sample=self.cfg.tokens_per_sample,
             )

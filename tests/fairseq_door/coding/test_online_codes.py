@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from mlsm_plugin.core.hidden_states import devices
+from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
+from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
+from mlsm_plugin.core.sparse_coding.stored_codes import strongest
 from mlsm_plugin.fairseq_door.coding.online_codes import OnlineCodes, padded_distributions
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline
@@ -20,6 +26,7 @@ PAD = 1
 
 def online_codes(pipeline: Pipeline, lambda_: float | None = None, **changes: Any) -> OnlineCodes:
     settings = {"checkpoint": pipeline.auxiliary, "dictionary": pipeline.dictionary, "tokens_per_sample": 64}
+    settings["fp16"] = False  # as the stored codes
     settings["coder_options"] = {} if lambda_ is None else {"lambda_": lambda_}
     return OnlineCodes(pipeline.data_bin, **{**settings, **changes})
 
@@ -105,6 +112,66 @@ def test_half_precision_is_close(pipeline: Pipeline) -> None:
     exact, rounded = (dense(online_codes(pipeline, fp16=fp16).codes_of_masked(*words)) for fp16 in (False, True))
     distance = (exact - rounded).abs().sum(dim=1)
     assert 0 < float(distance.mean()) < 0.05
+
+
+def test_products_are_in_bfloat16_where_the_device_is_fast_in_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batches(training_config(pipeline.data_bin), "valid")[0]
+    words = (batch["net_input"]["src_tokens"], batch["target"])
+    for fast in (False, True):
+        monkeypatch.setattr(devices, "has_fast_bf16", lambda device, fast=fast: fast)
+        expected, found = (online_codes(pipeline, fp16=fp16).codes_of_masked(*words) for fp16 in (fast, None))
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def top_4(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a TopK SAE of the shared atoms."""
+    dictionary = AtomDictionary.load(pipeline.dictionary)
+    atoms = torch.from_numpy(dictionary.atoms)
+    bias = torch.full((48,), -2.5)  # so that some of the four are 0
+    weights = SaeWeights(atoms, bias, atoms, torch.zeros(atoms.size(1)))
+    folder, config = tmp_path_factory.mktemp("top_4"), SaeConfig("topk", k=4, input_norm="constant_norm")
+    SaeCoder(SparseAutoencoder(config, weights), {"layer": dictionary.meta["layer"]}).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("top", [None, 3])
+def test_codes_of_topk_are_those_of_the_store(pipeline: Pipeline, top_4: Path, top: int | None) -> None:
+    online = online_codes(pipeline, dictionary=top_4, latent_top=top)
+    batch = batches(training_config(pipeline.data_bin), "valid")[0]
+    target, masked = batch["target"], batch["target"].ne(PAD)
+    original = torch.where(masked, target, batch["net_input"]["src_tokens"])
+    target[0, 0] = original[0, 0]  # BOS
+    found = online.codes_of_masked(batch["net_input"]["src_tokens"], target)
+    assert ((found["atoms"] < 0) == (found["weights"] == 0)).all()
+    hidden = online.load_encoder().hidden_states(original)[target.ne(PAD)]
+    codes = strongest(online.coder.encode(hidden).codes, top)
+    atoms, weights = (torch.from_numpy(part) for part in padded_distributions(codes))
+    expected = dense({"atoms": atoms, "weights": weights})
+    expected[0] = 0
+    assert 0 < (expected > 0).sum() < len(hidden) * (top or 4) - (top or 4)
+    torch.testing.assert_close(dense(found), expected, rtol=0, atol=1e-3)
+
+
+def test_codes_of_topk_never_wait_for_a_gpu(pipeline: Pipeline, top_4: Path) -> None:
+    online = online_codes(pipeline, dictionary=top_4, latent_top=3)
+    online._has_coded = True  # as after the first batch
+    hidden = torch.empty(7, online.coder.dim, device="meta")  # nothing can read its values
+    latents = online.coder.encode_padded(hidden)
+    assert latents is not None
+    assert [part.shape for part in online._kept(hidden, *latents)] == [(7, 3), (7, 3)]
+
+
+def test_topk_that_finds_nothing_is_refused(pipeline: Pipeline, top_4: Path, tmp_path: Path) -> None:
+    silent = shutil.copytree(top_4, tmp_path / "silent")
+    np.save(silent / "encoder_bias.npy", np.full(48, -1e3, np.float32))
+    tokens, target = torch.tensor([[0, 5, 6, 2]]), torch.tensor([[1, 5, 1, 1]])
+    online = online_codes(pipeline, dictionary=silent)
+    with pytest.raises(ValueError, match="the codes of all 32 masked tokens of a batch are empty"):
+        online.codes_of_masked(tokens.repeat(32, 1), target.repeat(32, 1))
+    assert (online.codes_of_masked(tokens, target)["atoms"] == -1).all()
 
 
 def test_settings_default_to_those_of_the_dictionary(pipeline: Pipeline, tmp_path: Path) -> None:
