@@ -73,10 +73,9 @@ class SplitCoder:
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
         """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time, in order.
 
-        On a CPU up to ``CHUNKS_AT_ONCE`` chunks are coded side by side with equal shares of the threads, which never
-        wait for each other: the model of one chunk runs while another is read or solved, and no more threads run than
-        were asked for. ValueError if a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is
-        off.
+        On a CPU up to ``CHUNKS_AT_ONCE`` chunks are coded side by side, each with an equal share of the threads: the
+        model runs on one chunk while another is read or solved. Only the coder's matrix products take all threads.
+        ValueError if a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
         wanted = (piece for piece in pieces if self._wanted(piece.tokens, piece.positions).any())
@@ -85,10 +84,10 @@ class SplitCoder:
         workers = next(n for n in range(most, 0, -1) if threads % n == 0)
         share = threads // workers
         coming: deque[Future[CodedChunk]] = deque()
-        with torch_threads(share), ThreadPoolExecutor(workers, "coding", torch.set_num_threads, (share,)) as pool:
+        with torch_threads(share), ThreadPoolExecutor(workers, "coding", _take_threads, (share,)) as pool:
             try:
                 for blocks in chunks_of(wanted, self.settings.batch_tokens):
-                    coming.append(pool.submit(self._coded, blocks, share))
+                    coming.append(pool.submit(self._coded, blocks, threads, share))
                     if len(coming) == 2 * workers:
                         yield coming.popleft().result()
                 while coming:
@@ -96,13 +95,14 @@ class SplitCoder:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _coded(self, blocks: list[Block], threads: int) -> CodedChunk:
-        """The codes of the wanted tokens of ``blocks``, with so many threads; raises as :meth:`coded_chunks`."""
+    def _coded(self, blocks: list[Block], threads: int, share: int) -> CodedChunk:
+        """The codes of the wanted tokens of ``blocks``; ``share`` of the ``threads`` are free for them."""
         positions, hidden = hidden_states_of(
             blocks, self.reader, self.encoder, max_tokens=self.settings.batch_tokens, keep=self._wanted
         )
         self._check_finite(positions, hidden)
-        coded = self.coder.encode(hidden, threads=threads)  # on the device of the model
+        with torch_threads(threads):  # on their number the last bits of float32 products depend
+            coded = self.coder.encode(hidden, threads=share)  # on the device of the model
         inexact = self._count_inexact(positions, coded)
         codes = without_negative_codes(coded.codes)
         why_empty = self.coder.why_empty(hidden) if len(positions) and codes.nnz == 0 else None
@@ -136,3 +136,9 @@ class SplitCoder:
                 "--allow-inexact to write them as they are. They are not written; finished shards are kept"
             )
         return len(inexact.rows)
+
+
+def _take_threads(number: int) -> None:
+    """Let torch use so many threads in this new thread."""
+    torch.get_num_threads()  # a thread's first call takes over the number that any other thread has set last
+    torch.set_num_threads(number)

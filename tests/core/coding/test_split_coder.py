@@ -52,10 +52,20 @@ def test_every_content_token_is_coded_once(reader: BlockReader, encoder: Fairseq
 
 @pytest.mark.parametrize(("threads", "at_once", "share"), [(1, 1, 1), (2, 2, 1), (6, 3, 2), (7, 1, 7), (8, 4, 2)])
 def test_chunks_are_coded_side_by_side_with_the_threads_that_were_asked_for(
-    reader: BlockReader, encoder: FairseqEncoder, threads: int, at_once: int, share: int
+    reader: BlockReader,
+    encoder: FairseqEncoder,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    at_once: int,
+    share: int,
 ) -> None:
     meeting, calls = threading.Barrier(at_once), itertools.count()
     seen: set[tuple[int, int | None, int]] = set()
+    of_model, hidden_states = set(), FairseqEncoder.hidden_states
+
+    def watched(encoder: FairseqEncoder, tokens: torch.Tensor) -> torch.Tensor:
+        of_model.add(torch.get_num_threads())
+        return hidden_states(encoder, tokens)
 
     class Meeting(ToyCoder):
         def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
@@ -66,10 +76,12 @@ def test_chunks_are_coded_side_by_side_with_the_threads_that_were_asked_for(
 
     before = torch.get_num_threads()
     expected = chunks(reader, encoder, ToyCoder(), batch_tokens=150, threads=1)
+    monkeypatch.setattr(FairseqEncoder, "hidden_states", watched)
     found = chunks(reader, encoder, Meeting(), batch_tokens=150, threads=threads)
     assert len(found) > 3 * at_once
     assert len(seen) == at_once
-    assert {(given, of_torch) for _, given, of_torch in seen} == {(share, share)}
+    assert {(given, of_torch) for _, given, of_torch in seen} == {(share, threads)}
+    assert of_model == {share}
     assert torch.get_num_threads() == before
     for chunk, other in zip(found, expected, strict=True):
         assert chunk.positions.tolist() == other.positions.tolist()
