@@ -1,17 +1,25 @@
 """Speed, disk and memory of coding at growing sizes, extrapolated to a billion tokens.
 
     python scripts/bench/encode_scale.py [--tokens 1000000 4000000 16000000]
+    python scripts/bench/encode_scale.py --before CHECKOUT --encode DATA --auxiliary AUX --dictionary DICT [...]
 
 Synthetic hidden states are coded and written as ``mlsm encode`` does it (batches, shards, the same solver and writer),
 each size in its own process, whose peak resident memory is reported. The memory includes what does not depend on the
 size (the interpreter, torch, the dictionary), but no auxiliary model, whose cost is that of a forward pass.
+
+With ``--before``, ``mlsm encode`` of this checkout and of another run in turn instead, with the words after
+``--encode``. Both must write the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
+import os
+import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,6 +69,45 @@ def code(tokens: int, n_atoms: int, dim: int, lambda_: float, directory: Path) -
     }
 
 
+def compare(before: Path, words: list[str], rounds: int) -> int:
+    """Run ``mlsm encode`` of two checkouts in turn, after one round that is not counted; 1 if a file differs."""
+    checkouts = {"before": before, "now": Path(__file__).parents[2]}
+    speeds: dict[str, list[float]] = {name: [] for name in checkouts}
+    seconds: dict[str, list[float]] = {name: [] for name in checkouts}
+    unlike: set[str] = set()
+    for number in range(rounds + 1):
+        with tempfile.TemporaryDirectory(prefix="encode_scale.") as folder:
+            for name in sorted(checkouts, reverse=number % 2 == 1):
+                command = [
+                    sys.executable,
+                    "-m",
+                    "mlsm_plugin.cli.main",
+                    "encode",
+                    *words,
+                    "--output",
+                    f"{folder}/{name}",
+                ]
+                used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+                environment = {**os.environ, "PYTHONPATH": str(checkouts[name].resolve()), "PYTHONSAFEPATH": "1"}
+                said = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+                coded = re.findall(r"([0-9]+) tokens coded in ([0-9.]+) s", said)
+                if number:
+                    speeds[name].append(sum(int(tokens) for tokens, _ in coded) / sum(float(s) for _, s in coded))
+                    seconds[name].append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used)
+            files = [
+                str(path.relative_to(f"{folder}/now")) for path in Path(folder, "now").rglob("*") if path.is_file()
+            ]
+            _, differing, absent = filecmp.cmpfiles(f"{folder}/before", f"{folder}/now", files, shallow=False)
+            unlike.update(differing + absent)
+    for name in checkouts:
+        print(f"{name:8} {statistics.median(speeds[name]):9.0f} coded tokens/s", end="")
+        print(f" {statistics.median(seconds[name]):7.1f} s of processor time", flush=True)
+    faster = statistics.median(now / then for now, then in zip(speeds["now"], speeds["before"], strict=True))
+    less = statistics.median(then / now for now, then in zip(seconds["now"], seconds["before"], strict=True))
+    print(f"ratio {faster:.2f} (processor time: {less:.2f}); files that differ: {', '.join(sorted(unlike)) or 'none'}")
+    return 1 if unlike else 0
+
+
 def main() -> int:
     """Start a process for each size, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,8 +116,13 @@ def main() -> int:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--lambda", dest="lambda_", type=float, default=0.05)
     parser.add_argument("--directory", help="where the stores are written (default: a temporary folder)")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="compare with mlsm encode of this checkout")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of --before (default: 5)")
+    parser.add_argument("--encode", nargs=argparse.REMAINDER, default=[], help="words for mlsm encode, of --before")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.before:
+        return compare(args.before, args.encode, args.rounds)
     if args.worker:
         print(json.dumps(code(args.tokens[0], args.atoms, args.dim, args.lambda_, Path(args.directory))))
         return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,12 +12,15 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import option, seed
-from mlsm_plugin.core.hidden_states.blocks import TokenBlocks, chunks_of, hidden_states_of
+from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks, chunks_of, hidden_states_of
 from mlsm_plugin.core.hidden_states.encoder import TokenVectors
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun, layer
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder, SparseCodes
 from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
+from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, strongest, without_negative_codes
+
+CHUNKS_AT_ONCE = 4  # at most; each takes the memory of a forward pass of batch_tokens
 
 
 @dataclass(frozen=True)
@@ -66,24 +71,43 @@ class SplitCoder:
     settings: CodingSettings
 
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
-        """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time.
+        """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time, in order.
 
+        On a CPU up to ``CHUNKS_AT_ONCE`` chunks are coded side by side, each with an equal share of the threads: the
+        model runs on one chunk while another is read or solved. Only the coder's matrix products take all threads.
         ValueError if a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
-        settings = self.settings
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
         wanted = (piece for piece in pieces if self._wanted(piece.tokens, piece.positions).any())
-        for blocks in chunks_of(wanted, settings.batch_tokens):
-            positions, hidden = hidden_states_of(
-                blocks, self.reader, self.encoder, max_tokens=settings.batch_tokens, keep=self._wanted
-            )
-            self._check_finite(positions, hidden)
-            coded = self.coder.encode(hidden, threads=settings.threads)  # on the device of the model
-            inexact = self._count_inexact(positions, coded)
-            codes = without_negative_codes(coded.codes)
-            why_empty = self.coder.why_empty(hidden) if len(positions) and codes.nnz == 0 else None
-            kept = replace(coded, codes=strongest(codes, settings.latent_top))
-            yield CodedChunk(positions, kept, inexact, why_empty)
+        threads = self.settings.threads or torch.get_num_threads()
+        most = CHUNKS_AT_ONCE if self.encoder.device.type == "cpu" else 1
+        workers = next(n for n in range(most, 0, -1) if threads % n == 0)
+        share = threads // workers
+        coming: deque[Future[CodedChunk]] = deque()
+        with torch_threads(share), ThreadPoolExecutor(workers, "coding", _take_threads, (share,)) as pool:
+            try:
+                for blocks in chunks_of(wanted, self.settings.batch_tokens):
+                    coming.append(pool.submit(self._coded, blocks, threads, share))
+                    if len(coming) == 2 * workers:
+                        yield coming.popleft().result()
+                while coming:
+                    yield coming.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _coded(self, blocks: list[Block], threads: int, share: int) -> CodedChunk:
+        """The codes of the wanted tokens of ``blocks``; ``share`` of the ``threads`` are free for them."""
+        positions, hidden = hidden_states_of(
+            blocks, self.reader, self.encoder, max_tokens=self.settings.batch_tokens, keep=self._wanted
+        )
+        self._check_finite(positions, hidden)
+        with torch_threads(threads):  # on their number the last bits of float32 products depend
+            coded = self.coder.encode(hidden, threads=share)  # on the device of the model
+        inexact = self._count_inexact(positions, coded)
+        codes = without_negative_codes(coded.codes)
+        why_empty = self.coder.why_empty(hidden) if len(positions) and codes.nnz == 0 else None
+        kept = replace(coded, codes=strongest(codes, self.settings.latent_top))
+        return CodedChunk(positions, kept, inexact, why_empty)
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""
@@ -112,3 +136,9 @@ class SplitCoder:
                 "--allow-inexact to write them as they are. They are not written; finished shards are kept"
             )
         return len(inexact.rows)
+
+
+def _take_threads(number: int) -> None:
+    """Let torch use so many threads in this new thread."""
+    torch.get_num_threads()  # a thread's first call takes over the number that any other thread has set last
+    torch.set_num_threads(number)

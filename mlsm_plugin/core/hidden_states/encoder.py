@@ -68,7 +68,10 @@ class HiddenStateEncoder(ABC):
 
     @abstractmethod
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """``(B, T, dim)`` float32, on the encoder's device, for fairseq's ids ``(B, T)``, right-padded."""
+        """``(B, T, dim)`` float32, on the encoder's device, for fairseq's ids ``(B, T)``, right-padded.
+
+        On a CPU ``mlsm encode`` calls this in several threads at once.
+        """
 
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """``(n, dim)`` as of :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.

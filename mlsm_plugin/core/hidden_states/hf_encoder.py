@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # nu
 SUPPORTED = tuple(sorted(("bert", "deberta-v2", "distilbert", "electra", "modernbert", *POSITIONS_AFTER_PADDING)))
 FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
+PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it collects hidden states
 HEAD_OF_DEBERTA = "lm_predictions."  # transformers reads it only if the configuration says that it is not "legacy"
 
 
@@ -71,7 +73,8 @@ class LibraryEncoder:
         batch = {"input_ids": ids, "attention_mask": attended.long()}
         with half_products(self.device, half=self._half):
             if self._model.config.num_hidden_layers > self.layer:
-                found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
+                with PATCHING:
+                    found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
             else:
                 found = self._model(**batch)[0]
         return found.float()

@@ -83,7 +83,7 @@ class SparseCoder(ABC):
         """Code hidden states as the model returns them; a coder that needs normalized ones normalizes them here.
 
         They are a (n_tokens, dim) numpy array or torch tensor, finite; a tensor is coded on its device, on a CPU with
-        so many threads (None: all cores).
+        so many threads (None: all cores). ``mlsm encode`` calls this in several threads at once.
         """
 
     def encode_padded(self, hidden: Any, *, threads: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,58 @@ def test_every_content_token_is_coded_once(reader: BlockReader, encoder: Fairseq
     assert {(chunk.inexact, chunk.why_empty) for chunk in found} == {(0, None)}
 
 
+@pytest.mark.parametrize(("threads", "at_once", "share"), [(1, 1, 1), (2, 2, 1), (6, 3, 2), (7, 1, 7), (8, 4, 2)])
+def test_chunks_are_coded_side_by_side_with_the_threads_that_were_asked_for(
+    reader: BlockReader,
+    encoder: FairseqEncoder,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    at_once: int,
+    share: int,
+) -> None:
+    meeting, calls = threading.Barrier(at_once), itertools.count()
+    seen: set[tuple[int, int | None, int]] = set()
+    of_model, hidden_states = set(), FairseqEncoder.hidden_states
+
+    def watched(encoder: FairseqEncoder, tokens: torch.Tensor) -> torch.Tensor:
+        of_model.add(torch.get_num_threads())
+        return hidden_states(encoder, tokens)
+
+    class Meeting(ToyCoder):
+        def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+            if next(calls) < at_once:
+                meeting.wait(timeout=20)  # fails unless so many chunks are at work at the same time
+            seen.add((threading.get_ident(), threads, torch.get_num_threads()))
+            return super().encode(hidden, threads=threads)
+
+    before = torch.get_num_threads()
+    expected = chunks(reader, encoder, ToyCoder(), batch_tokens=150, threads=1)
+    monkeypatch.setattr(FairseqEncoder, "hidden_states", watched)
+    found = chunks(reader, encoder, Meeting(), batch_tokens=150, threads=threads)
+    assert len(found) > 3 * at_once
+    assert len(seen) == at_once
+    assert {(given, of_torch) for _, given, of_torch in seen} == {(share, threads)}
+    assert of_model == {share}
+    assert torch.get_num_threads() == before
+    for chunk, other in zip(found, expected, strict=True):
+        assert chunk.positions.tolist() == other.positions.tolist()
+        assert (chunk.coded.codes != other.coded.codes).nnz == 0
+
+
+def test_error_ends_the_chunks_that_follow(reader: BlockReader, encoder: FairseqEncoder) -> None:
+    coder, before = ToyCoder(tolerance=-1), torch.get_num_threads()
+    with pytest.raises(ValueError, match="miss the toy's tolerance"):
+        chunks(reader, encoder, coder, batch_tokens=20, threads=2)
+    assert len(coder.sizes) <= 4 < len(reader)
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize("batch_tokens", [5, 100])
 def test_coder_never_gets_more_than_a_batch_however_long_a_sentence_is(
     reader: BlockReader, encoder: FairseqEncoder, batch_tokens: int
 ) -> None:
     coder = ToyCoder()
-    sizes = [len(chunk.positions) for chunk in chunks(reader, encoder, coder, batch_tokens=batch_tokens)]
+    sizes = [len(chunk.positions) for chunk in chunks(reader, encoder, coder, batch_tokens=batch_tokens, threads=1)]
     assert int(reader.sizes.max()) > 32  # a sentence of several pieces
     assert max(sizes) <= max(batch_tokens, BLOCKS.tokens_per_sample - 1)
     assert coder.sizes == sizes
