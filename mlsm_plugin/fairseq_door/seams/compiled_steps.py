@@ -12,7 +12,6 @@ from torch._dynamo.exc import TorchDynamoException
 from mlsm_plugin.core.losses.cross_entropy import token_cross_entropy
 from mlsm_plugin.fairseq_door.seams.model_parts import project_masked
 
-
 CompileError = TorchDynamoException  # a model cannot be compiled
 
 
