@@ -191,6 +191,33 @@ class KnownTargetsDataset(BaseWrapperDataset):
         self.targets.set_epoch(epoch)
 
 
+class MaskRanksDataset(BaseWrapperDataset):
+    """A random number below ``END`` for each token of a sample, ``(T,)`` int32: which masks go first.
+
+    With ``words``, which says of tokens ``(T,)`` where words begin, the tokens of a word share theirs. The numbers
+    depend on the seed, the epoch and the index alone.
+    """
+
+    END = 2**31 - 1
+
+    def __init__(self, samples: Any, *, seed: int, words: Any = None) -> None:
+        super().__init__(samples)
+        self.seed, self.words, self.epoch = seed, words, 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        rng = np.random.default_rng([self.seed, self.epoch, index, 1])
+        ranks = rng.integers(self.END, size=int(self.dataset.size(index)))
+        if self.words is not None:
+            ranks = ranks[
+                np.cumsum(self.words.gather(0, self.dataset[index]).numpy(), dtype=np.int64) - 1
+            ]  # BOS begins a word
+        return torch.from_numpy(ranks.astype(np.int32))
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+
 class BatchPaddingDataset(SizedDataset):
     """Lengths of samples, which collate to a bool: whether any of the batch is shorter than the longest."""
 

@@ -68,6 +68,8 @@ def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: st
     if "--lr-scheduler" not in given:
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
         flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
+    if "--mask-prob-end" in given:  # a part of the run has another --max-update
+        flags += ["--mask-updates", str(max_update)]
     return flags
 
 

@@ -141,9 +141,9 @@ def project_masked(model: Any, sample: dict[str, Any], pad: int, **how: Any) -> 
         logits, extra = model(**sample["net_input"], masked_tokens=masked, **how)
         return Projected(target[masked], masked.sum(), logits, extra)
     sizes = sample.get("masked_sizes")
-    only = ChosenTokens.of(masked, sizes)
+    only, number = ChosenTokens.of(masked, sizes), None if sizes is None else sizes[0]
     logits, extra = model(**sample["net_input"], only=only, **how)
-    return Projected(target.flatten()[only.flat], masked.sum() if sizes is None else sizes[0], logits, extra)
+    return Projected(target.flatten()[only.flat], masked.sum() if number is None else number, logits, extra)
 
 
 def first_and_last_states(model: Any, extra: dict[str, Any]) -> tuple[Tensor, Tensor]:

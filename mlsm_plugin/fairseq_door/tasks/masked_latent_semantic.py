@@ -185,7 +185,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         """See :meth:`OwnTask.train_step`; without a store, computes the codes of the masked tokens first."""
         if hasattr(criterion, "set_num_updates"):
             criterion.set_num_updates(update_num)
-        sample = self._with_codes(sample, criterion)
+        sample = self._with_codes(self.with_share(sample, update_num), criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:

@@ -40,6 +40,7 @@ from mlsm_plugin.fairseq_door.data.token_datasets import (
     BatchPaddingDataset,
     KnownTargetsDataset,
     MaskedSizesDataset,
+    MaskRanksDataset,
 )
 from mlsm_plugin.fairseq_door.seams.batches import SortedWholeEpochsDataset, WordBeginnings
 from mlsm_plugin.fairseq_door.seams.compiled_steps import MaskedLmLoss
@@ -58,6 +59,15 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
         help="share of the tokens that is masked in validation (default: that of training, --mask-prob); set it "
         "to compare runs with other shares: the more is masked, the higher is the loss of the same model",
     )
+    mask_prob_end: Optional[float] = option(  # noqa: UP045
+        None,
+        help="the share of masked tokens goes in a straight line from --mask-prob to this one; validation masks this "
+        "share unless --valid-mask-prob is given (default: the share stays)",
+    )
+    mask_updates: Optional[int] = option(  # noqa: UP045
+        None, help="number of updates after which the share is --mask-prob-end (default: --max-update)"
+    )
+    max_update: int = II("optimization.max_update")
     train_subset: str = II("dataset.train_subset")
 
 
@@ -131,6 +141,11 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         }
         if self.cfg.include_target_tokens:
             for_model["target_tokens"] = padded_targets
+        if self.cfg.mask_prob_end is not None and split == self.cfg.train_subset:
+            self._check_shares_change()
+            words = self.word_beginnings() if self.cfg.mask_whole_words else None
+            ranks = MaskRanksDataset(samples, seed=self.cfg.seed, words=words)
+            more["mask_ranks"] = RightPadDataset(ranks, MaskRanksDataset.END)
         if self.cfg.include_index:
             for_model["src_id"] = IdDataset()
         entries = {
@@ -159,14 +174,60 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         return (masked & content).sum(), content.sum()
 
     def mask_prob_of(self, split: str) -> float:
-        """The share of a split that is masked: ``valid_mask_prob`` unless it is the training split."""
-        shares = {"--mask-prob": self.cfg.mask_prob, "--valid-mask-prob": self.cfg.valid_mask_prob}
-        for flag, share in shares.items():
+        """The share of a split that the loader masks.
+
+        Of the training split, the larger one of its shares; else ``valid_mask_prob``, or the share at the end.
+        """
+        begin, end, valid = self.cfg.mask_prob, self.cfg.mask_prob_end, self.cfg.valid_mask_prob
+        for flag, share in {"--mask-prob": begin, "--mask-prob-end": end, "--valid-mask-prob": valid}.items():
             if share is not None and not 0 < share < 1:
                 raise ValueError(f"{flag} {share:g} is not between 0 and 1")
-        if self.cfg.valid_mask_prob is None or split == self.cfg.train_subset:
-            return float(self.cfg.mask_prob)
-        return float(self.cfg.valid_mask_prob)
+        end = begin if end is None else end
+        if split == self.cfg.train_subset:
+            return float(max(begin, end))
+        return float(end if valid is None else valid)
+
+    def _check_shares_change(self) -> None:
+        if not self._mask_updates > 0:
+            raise ValueError("--mask-prob-end needs the number of updates: pass --max-update, or --mask-updates")
+        if self.cfg.mask_multiple_length > 1 or self.cfg.skip_masking:
+            raise ValueError("--mask-prob-end does not go with --mask-multiple-length or --skip-masking")
+
+    @property
+    def _mask_updates(self) -> int:
+        return int(self.cfg.max_update if self.cfg.mask_updates is None else self.cfg.mask_updates)
+
+    def with_share(self, sample: Any, update_num: int) -> Any:
+        """A batch of training with the share of masks after ``update_num`` updates; one without ranks stays as it is.
+
+        The tokens whose ranks are too high for the share are no longer masked: they are inputs again, without targets
+        and codes. What is masked depends on the batch and the number of updates alone.
+        """
+        if "mask_ranks" not in sample:
+            return sample
+        begin, end, pad = self.cfg.mask_prob, self.cfg.mask_prob_end, self.source_dictionary.pad()
+        share = begin + (end - begin) * min(1.0, update_num / self._mask_updates)
+        sample, target, net_input = dict(sample), sample["target"], dict(sample["net_input"])
+        kept = sample.pop("mask_ranks") < int(share / max(begin, end) * MaskRanksDataset.END)
+        masked = target != pad
+        net_input["src_tokens"] = torch.where(masked & ~kept, target, net_input["src_tokens"])
+        sample["target"] = target.masked_fill(~kept, pad)
+        if "target_tokens" in net_input:
+            net_input["target_tokens"] = sample["target"]
+        if "codes" in sample:
+            of_masked = kept[masked]
+            sample["codes"] = {name: sample["codes"][name][of_masked] for name in ("atoms", "weights")}
+        _, *room = sample.pop("masked_sizes")
+        if self.compiles:  # the shapes of a compiled step stay
+            sample["masked_sizes"] = (None, *room)
+        return {**sample, "net_input": net_input}
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """See :meth:`OwnTask.train_step`; the batch has the share of masks of this update."""
+        sample = self.with_share(sample, update_num)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""

@@ -29,5 +29,6 @@ class TacoTask(PortableMaskedLMTask):
     ) -> Any:
         batches = self._lookahead.take()
         if batches and hasattr(criterion, "begin_update"):
+            batches = [self.with_share(batch, update_num) for batch in batches]
             criterion.begin_update(batches, update_num, device=sample["target"].device)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)

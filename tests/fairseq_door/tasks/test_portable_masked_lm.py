@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,42 @@ def test_validation_has_masks_of_its_own_share(tiny: TinyData, task: str) -> Non
     assert not torch.equal(less[0], masks("valid", "--mask-prob", 0.4)[0])
     # another training split
     assert torch.equal(masks("valid", *own, "--train-subset", "valid")[0], masks("valid", "--mask-prob", 0.4)[0])
+
+
+@pytest.mark.parametrize("flags", [(), ("--mask-whole-words",)])
+def test_share_of_masks_goes_from_one_to_the_other(tiny: TinyData, flags: tuple[str, ...]) -> None:
+    """Masks are taken back in an order of their own: the first batches are those of the larger share."""
+
+    def read(*more: object, split: str = "train") -> tuple[PortableMaskedLMTask, list[dict[str, Any]]]:
+        cfg = training_config(tiny.data_bin, *more, *flags, **TACO)
+        task = tasks.setup_task(cfg.task)
+        return task, batches(cfg, split, task=task)
+
+    task, falling = read("--mask-prob", 0.6, "--mask-prob-end", 0.1, "--max-update", 100)
+    pad, expected = task.source_dictionary.pad(), read("--mask-prob", 0.6)[1]
+    assert len(falling) == len(expected) > 1
+    masked, shares = {}, {}
+    for update in (0, 50, 100, 200):
+        found = [task.with_share(batch, update) for batch in falling]
+        masked[update] = torch.cat([batch["target"].ne(pad).flatten() for batch in found])
+        shares[update] = masked[update].sum() / masked[0].sum() * 0.6
+        for own, other in zip(found, expected, strict=True):
+            kept, lost = own["target"].ne(pad), other["target"].ne(pad) & own["target"].eq(pad)
+            assert torch.equal(own["target"][kept], other["target"][kept])
+            inputs = torch.where(lost, other["target"], other["net_input"]["src_tokens"])
+            assert torch.equal(own["net_input"]["src_tokens"], inputs)
+            originals = torch.where(other["target"].ne(pad), other["target"], other["net_input"]["src_tokens"])
+            for row, here, before in zip(originals, kept, other["target"].ne(pad), strict=True):
+                words = task.word_beginnings().gather(0, row).cumsum(0) if flags else torch.arange(len(row))
+                for word in words[before].unique():  # what was masked of a word is masked as a whole, or not at all
+                    assert here[(words == word) & before].unique().numel() == 1
+    assert masked[0].sum() > masked[50].sum() > masked[100].sum() == masked[200].sum()
+    assert not (masked[100] & ~masked[50]).any()
+    assert shares[50] == pytest.approx(0.35, abs=0.05)
+    assert shares[100] == pytest.approx(0.1, abs=0.03)
+    valid = read("--mask-prob", 0.6, "--mask-prob-end", 0.1, split="valid")[1]
+    for own, other in zip(valid, read("--mask-prob", 0.1, split="valid")[1], strict=True):
+        assert torch.equal(own["target"], other["target"])
 
 
 @pytest.mark.parametrize("option", ["--mask-prob", "--valid-mask-prob"])
