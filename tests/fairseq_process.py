@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import multiprocessing
 import os
@@ -19,7 +20,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
-PRELOADED = ["torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "transformers"]
+# also what torch, transformers, hydra and numba import only when a model is made or a function compiled
+PRELOADED = [
+    *("torch", "fairseq_cli.train", "scipy.stats", "numba", "sentencepiece", "spams", "torchaudio", "transformers"),
+    *("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "hydra._internal.core_plugins", "matplotlib.figure"),
+    *(f"transformers.models.auto.{name}_auto" for name in ("modeling", "tokenization")),
+    *("transformers.models.modernbert.modeling_modernbert", "faiss"),
+    *(f"numba.{name}" for name in ("cpython.setobj", "cpython.unicode", "misc.cffiimpl", "experimental.jitclass.base")),
+]
 LARGEST_FILE = "TEST_LARGEST_FILE"  # in the environment: bytes
 COMMAND = (sys.executable, "-m", "fairseq_cli.train")
 
@@ -72,6 +80,7 @@ def _train(arguments: list[str], environment: dict[str, str], cwd: str, outputs:
 
 def become(words: list[str]) -> NoReturn:
     """In a fork: do what ``python words`` does, with the standard files as they are, and end."""
+    gc.freeze()  # what is imported stays, and costs no collection time
     sys.stdin = os.fdopen(0, "r", encoding="utf-8")
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")

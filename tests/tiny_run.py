@@ -11,7 +11,7 @@ import torch
 from fairseq import tasks
 
 import mlsm_plugin  # noqa: F401  (registers)
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of
+from tests.composed_once import configuration_of
 from tests.conftest import TINY_MODEL, TINY_TRAINING
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import signal
@@ -101,6 +102,7 @@ def _command(words: list[str], root: str, log: str, counter: str, fault: Fault) 
     for descriptor in (1, 2):
         os.dup2(pipe, descriptor)
     os.close(pipe)
+    gc.freeze()  # as tests.fairseq_process.become
     from mlsm_plugin.cli.main import main
 
     operations = _Operations(root, fault)

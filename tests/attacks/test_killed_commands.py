@@ -119,9 +119,9 @@ def whole(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def children_of(session: int) -> list[int]:
-    """Processes of a session that run."""
+    """Threads of a session that run."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/task/*/stat"):
         try:
             state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
         except OSError:

@@ -187,7 +187,10 @@ def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int
         return
     waiting: deque[Future[EncodedBatch]] = deque()
     with ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("fork"), initializer=_start_worker, initargs=(tokenizer,)
+        workers,
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_start_worker,
+        initargs=(tokenizer, os.getpid()),
     ) as pool:
         try:
             for batch in batches:
@@ -206,11 +209,11 @@ def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int
 _worker_tokenizer: TextTokenizer | None = None  # set in worker processes only
 
 
-def _start_worker(tokenizer: TextTokenizer) -> None:
+def _start_worker(tokenizer: TextTokenizer, parent: int) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
-    os.environ[PARENT] = str(os.getppid())
+    os.environ[PARENT] = str(parent)  # it may be dead by now
     end_with_parent()  # otherwise it would wait for work for ever
 
 

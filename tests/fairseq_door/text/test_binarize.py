@@ -293,8 +293,8 @@ def wait_until(condition) -> None:
 
 
 def group_is_alive(group: int) -> bool:
-    """Whether a process that is not a zombie is in the group."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    """Whether a thread that is not a zombie is in the group: the other threads of a zombie may still hold its locks."""
+    for path in Path("/proc").glob("[0-9]*/task/*/stat"):
         try:
             state, _parent, its_group = path.read_text().rpartition(")")[2].split()[:3]
         except OSError:  # it ended meanwhile
