@@ -68,6 +68,9 @@ CANDIDATES = {
     "warmup-10": Candidate("--warmup-updates {share:0.10}"),
     "clip-0.5": Candidate("--clip-norm 0.5"),
     "no-clip": Candidate("--clip-norm 0"),
+    "mask-0.3-0.15": Candidate("--muon-lr 0.01 --mask-prob 0.3 --mask-prob-end 0.15"),
+    "mask-0.4-0.15": Candidate("--muon-lr 0.01 --mask-prob 0.4 --mask-prob-end 0.15"),
+    "mask-0.3-0.15-slow": Candidate("--muon-lr 0.005 --mask-prob 0.3 --mask-prob-end 0.15"),
 }
 
 
