@@ -59,6 +59,9 @@ BENCHES: dict[str, Callable[[TinyData, Path], tuple[object, ...]]] = {
     "sparse_coding": lambda tiny, root: (
         *("--hidden", hidden_states(root), "--dictionary", atoms(root), "--rows", 20, "--gap-rows", 5, "--rounds", 2),
     ),
+    "step_bytes": lambda tiny, root: (
+        *("--layers", 1, "--batch-size", 2, "--width", 64, "--block", 32, "--vocab", 50),
+    ),
     "taco_step": lambda tiny, root: ("--size", "tiny", "--negatives", 3, *STEPS),
     "trainer_step": lambda tiny, root: (
         *("--layers", 1, "--dim", 64, "--vocab", 200, "--atoms", 40, "--nonzeros", 4, "--batch-size", 4),
