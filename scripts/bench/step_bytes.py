@@ -35,26 +35,8 @@ from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTran
 
 # what is not joined with its neighbours; all else is elementwise, a reduction or a view
 ALONE = ("mm", "bmm", "addmm", "scaled_dot_product", "embedding", "index", "gather", "sort", "rotary_angles")
-VIEWS = {
-    "view",
-    "reshape",
-    "permute",
-    "transpose",
-    "expand",
-    "slice",
-    "split",
-    "unsqueeze",
-    "squeeze",
-    "select",
-    "alias",
-    "detach",
-    "t",
-    "_unsafe_view",
-    "getitem",
-    "unbind",
-    "chunk",
-    "as_strided",
-}
+VIEWS = {"view", "reshape", "permute", "transpose", "expand", "slice", "split", "unsqueeze", "squeeze"}
+VIEWS |= {"select", "alias", "detach", "t", "_unsafe_view", "getitem", "unbind", "chunk", "as_strided"}
 
 
 def size_of(values: Any) -> int:
