@@ -266,10 +266,7 @@ def _dictionary_learning(
 
 def export_cases(dim: int, latents: int) -> Iterator[tuple[str, SaeCoder]]:
     choices = itertools.product(
-        ("relu", "topk", "jumprelu", "gated"),
-        ("none", "constant_norm", "layer_norm"),
-        (True, False),
-        (True, False),
+        ("relu", "topk", "jumprelu", "gated"), ("none", "constant_norm", "layer_norm"), (True, False), (True, False)
     )
     for activation, norm, subtract, rescale in choices:
         if rescale and activation == "gated":

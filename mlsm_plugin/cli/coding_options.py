@@ -97,13 +97,7 @@ def add_run(parser: Parser) -> None:
         help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "
         "mlsm_modern_small, or that of the run in DIR)",
     )
-    parser.add_argument(
-        "--max-update",
-        type=int,
-        default=100_000,
-        metavar="N",
-        help="number of updates",
-    )
+    parser.add_argument("--max-update", type=int, default=100_000, metavar="N", help="number of updates")
 
 
 def add_keep_at(parser: Parser) -> None:

@@ -48,8 +48,7 @@ RENAMED = {
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser; only the module of ``command`` is imported, so that ``mlsm --help`` is instant."""
     parser = argparse.ArgumentParser(
-        prog="mlsm",
-        description="Masked-language-model pre-training beyond token identity, from raw text to a model.",
+        prog="mlsm", description="Masked-language-model pre-training beyond token identity, from raw text to a model."
     )
     parser.add_argument("--version", action="version", version=f"mlsm_plugin {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

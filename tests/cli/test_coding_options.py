@@ -6,12 +6,7 @@ import argparse
 
 import pytest
 
-from mlsm_plugin.cli.coding_options import (
-    add_block_options,
-    add_share_options,
-    block_settings,
-    check_positive,
-)
+from mlsm_plugin.cli.coding_options import add_block_options, add_share_options, block_settings, check_positive
 from mlsm_plugin.cli.settings_flags import add_settings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 from tests.tiny_models import TRAINED_TOKENS, TinyData

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 from fairseq import options
 
-from tests.cli.coding_runs import (
-    BLOCKS,
-    contents,
-    meta_of,
-    start_mlsm,
-)
+from tests.cli.coding_runs import BLOCKS, contents, meta_of, start_mlsm
 from tests.conftest import PLUGIN, Pipeline, failing_mlsm, mlsm
 from tests.tiny_models import TRAINED_TOKENS, TinyData
 

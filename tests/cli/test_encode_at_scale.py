@@ -235,11 +235,7 @@ def test_gpu_of_a_process() -> None:
     [
         (("--process-index", 0), {}, "--process-index and --num-processes belong together"),
         (("--num-processes", 2), {}, "--process-index and --num-processes belong together"),
-        (
-            ("--process-index", 2, "--num-processes", 2),
-            {},
-            "--process-index must be one of 0 to 1",
-        ),
+        (("--process-index", 2, "--num-processes", 2), {}, "--process-index must be one of 0 to 1"),
         (("--process-index", -1, "--num-processes", 2), {}, "--process-index must be one of 0 to 1"),
         (("--process-index", 0, "--num-processes", 0), {}, "--num-processes must be at least 1, got 0"),
         ((), {"RANK": "x", "WORLD_SIZE": "2"}, "the environment variable RANK must be a number, got 'x'"),

@@ -147,8 +147,7 @@ def test_coverage_reaches_the_codes(here: Path, capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--atoms", "0"), ("--lambda", "-1"), ("--tokens-per-sample", "1"), ("--coverage", "1.5")],
+    ("option", "value"), [("--atoms", "0"), ("--lambda", "-1"), ("--tokens-per-sample", "1"), ("--coverage", "1.5")]
 )
 def test_number_that_makes_no_sense_is_refused_before_the_first_step(
     here: Path, capsys: pytest.CaptureFixture[str], option: str, value: str

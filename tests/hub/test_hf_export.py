@@ -206,8 +206,7 @@ def test_models_that_stock_roberta_cannot_be_are_refused(
 ) -> None:
     short = ("--max-update", 1, "--disable-validation")
     fairseq_train(
-        *(pipeline.data_bin, tmp_path / "denoising", "--arch", "denoising_small", *short),
-        task="span_denoising",
+        *(pipeline.data_bin, tmp_path / "denoising", "--arch", "denoising_small", *short), task="span_denoising"
     )
     fairseq_train(pipeline.data_bin, tmp_path / "prenorm", "--encoder-normalize-before", *short, task="masked_lm")
     for file in ("dict.txt", "sentencepiece.bpe.model"):

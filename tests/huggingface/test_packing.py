@@ -38,10 +38,7 @@ def slow_packing(document: list[list[int]], room: int) -> list[list[int]]:
     return pieces
 
 
-@given(
-    st.lists(st.none() | st.lists(st.integers(0, 99), max_size=23), max_size=12),
-    st.integers(3, 12),
-)
+@given(st.lists(st.none() | st.lists(st.integers(0, 99), max_size=23), max_size=12), st.integers(3, 12))
 def test_packing_is_that_of_the_oracle(lines: Lines, max_length: int) -> None:
     found = list(packed(lines, max_length=max_length, begin=BEGIN, end=END))
     room = max_length - 2

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import BatchEncoding, T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
 
-from mlsm_plugin.core.masking.span_corruption import SpanNoise, restore_spans
+from mlsm_plugin.core.masking.span_corruption import SpanNoise
 from mlsm_plugin.huggingface.collators import IGNORED, SpanDenoisingCollator
+from tests.restored_spans import restore_spans
 
 PAD, EOS, SENTINELS = 0, 1, range(119, 99, -1)  # T5's sentinels go down from the largest id
 TEXTS = [[*range(10, 10 + length)] for length in (5, 30, 18, 24)]

@@ -22,10 +22,7 @@ SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", "▁the", "▁cat", "s", "▁sleep",
 
 def test_summaries_by_hand() -> None:
     # <s> the cat s </s> | sleep . </s>
-    first = (
-        np.array([0, 4, 5, 6, 2]),
-        csr_matrix([[0, 0, 0], [1, 0, 0], [0.25, 0.75, 0], [0, 1, 0], [0, 0, 0]]),
-    )
+    first = (np.array([0, 4, 5, 6, 2]), csr_matrix([[0, 0, 0], [1, 0, 0], [0.25, 0.75, 0], [0, 1, 0], [0, 0, 0]]))
     second = (np.array([7, 8, 2]), csr_matrix([[0, 1, 0], [0.75, 0.25, 0], [0, 0, 0]]))
     summaries = summarize_atoms([first, second], num_atoms=3, num_types=9, symbols=SYMBOLS, window=2)
     assert summaries == [

@@ -109,10 +109,7 @@ def test_documented_commands_are_understood(script: ModuleType, texts: Path, mon
         (("--auxiliary-size", "2", "64", "2"), "so self needs --latent-source online"),
         (("--auxiliary-size", "2", "64", "2", "--auxiliary", "a.pt"), "leave out --auxiliary-size"),
         (("--auxiliary-size", "2", "64", "2", "--layer", "3"), "--layer 3 is above 2, the layers of the model to code"),
-        (
-            ("--objectives", "self"),
-            "self has the rate of mlsm+mlm: name both in --objectives",
-        ),
+        (("--objectives", "self"), "self has the rate of mlsm+mlm: name both in --objectives"),
         (("--share", "95"), "95 is not from 1 to 90"),
         (("--latent-until", "101"), "101 is not from 1 to 100"),
         (("--latent-until", "20"), "--latent-until 20 is not after --share 20, where self has codes"),
@@ -417,11 +414,7 @@ def test_table_of_runs_reads_losses_between_validations() -> None:
 
     runs = [run("mlm", 2, 12, 5.0), run("mlm", 1, 12, 4.0), run("self", 1, 9, 3.5)]
     without_masked_lm = {"row": "npm", "seed": 1, "curve": []}
-    figures = {
-        "rows": ["mlm", "self", "npm"],
-        "costs": {"mlm": {"updates": 12}},
-        "runs": [*runs, without_masked_lm],
-    }
+    figures = {"rows": ["mlm", "self", "npm"], "costs": {"mlm": {"updates": 12}}, "runs": [*runs, without_masked_lm]}
     assert seeds_table(figures).splitlines() == [
         "| row | seed | 2 | 4 | 6 | 8 | 10 | the end | to mlm | cost to mlm's loss, % | repeated | new |",
         "|" + " --- |" * 12,

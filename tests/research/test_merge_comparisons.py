@@ -65,13 +65,7 @@ def test_seeds_and_rows_of_several_folders_are_put_together(run: Callable[..., i
     assert run("--add", one, "--add", two, "--add", other, "self=self, late", "--output", output) == 0
     merged = read_json(output / "comparison.json")
     found = {(own["row"], own["seed"]): own["test_bits"] for own in merged["runs"]}
-    assert found == {
-        ("mlm", 1): 5.0,
-        ("self", 1): 4.5,
-        ("mlm", 2): 5.5,
-        ("self", 2): 5.0,
-        ("self, late", 1): 6.0,
-    }
+    assert found == {("mlm", 1): 5.0, ("self", 1): 4.5, ("mlm", 2): 5.5, ("self", 2): 5.0, ("self, late", 1): 6.0}
     assert merged["rows"] == ["mlm", "self", "self, late"]
     assert merged["other_settings"] == {"self, late": {"share": 50}}
     page = (output / "comparison.md").read_text()

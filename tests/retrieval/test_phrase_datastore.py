@@ -61,11 +61,7 @@ def test_keys_are_the_last_hidden_states(retrieval: Retrieval, store: PhraseData
 @pytest.mark.parametrize("similarity", ["inner", "l2"])
 @pytest.mark.parametrize("chunk_entries", [32 * 7, 1 << 24])
 def test_search_is_exact(
-    store: PhraseDatastore,
-    all_keys: np.ndarray,
-    similarity: str,
-    chunk_entries: int,
-    monkeypatch: pytest.MonkeyPatch,
+    store: PhraseDatastore, all_keys: np.ndarray, similarity: str, chunk_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phrase_datastore, "CHUNK_ENTRIES", chunk_entries)
     monkeypatch.setattr(phrase_datastore, "SCORES_AT_ONCE", chunk_entries // 10)

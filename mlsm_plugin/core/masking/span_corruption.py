@@ -225,22 +225,6 @@ def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: in
     return found
 
 
-def restore_spans(source: Any, target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> np.ndarray:
-    """Restore the text from which :func:`corrupt_spans` made ``source`` and ``target``: int64 ``(n,)``.
-
-    ValueError if the target lacks a sentinel of the source.
-    """
-    marks, target = set(np.asarray(sentinels).tolist()), np.asarray(target)
-    # the last EOS ends the target; the text may contain others
-    places = filler_places(target[:-1], sentinels=sentinels, eos=-1)
-    text: list[int] = []
-    for token in np.asarray(source)[:-1].tolist():
-        if token in marks and token not in places:
-            raise ValueError(f"the target lacks the sentinel {token} of the source")
-        text += target[places[token]].tolist() if token in marks else [token]
-    return np.array(text, dtype=np.int64)
-
-
 def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> dict[str, Tensor]:
     """Make a batch of sources and targets, as :func:`corrupt_spans` makes them, padded at the end.
 

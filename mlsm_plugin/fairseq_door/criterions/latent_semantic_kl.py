@@ -74,9 +74,7 @@ class LatentSemanticKlCriterion(SummedCriterion):
         """The loss summed over tokens, the sample size, and the logging output; ValueError without a latent head."""
         latent_weight = self.latent_weight
         targets, number, token_logits, extra = project_masked(
-            *(model, sample, self.padding_idx),
-            project_tokens=self.mlm_weight > 0,
-            project_atoms=latent_weight > 0,
+            *(model, sample, self.padding_idx), project_tokens=self.mlm_weight > 0, project_atoms=latent_weight > 0
         )
         if latent_weight > 0 and "atom_logits" not in extra:
             raise ValueError(NO_LATENT_HEAD)

@@ -10,12 +10,7 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaModel, base_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture as transformer_architecture
 
-from mlsm_plugin.fairseq_door.models.latent_head_model import (
-    SIZES,
-    LatentHeadModel,
-    register_sizes,
-    set_missing,
-)
+from mlsm_plugin.fairseq_door.models.latent_head_model import SIZES, LatentHeadModel, register_sizes, set_missing
 
 
 @register_model("mlsm_roberta")

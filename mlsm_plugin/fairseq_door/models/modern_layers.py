@@ -77,52 +77,16 @@ def _shapes_of_tables(length: int, head_dim: int, theta: float, like: Tensor) ->
     return like, torch.empty_like(like)
 
 
-def rotated_heads(projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values ``(B, H, T, d)`` of ``(B, T, 3, H, d)``, of which the first two are rotated."""
-    if torch.compiler.is_compiling():  # it writes one pass itself
-        query, key, value = projected.permute(2, 0, 3, 1, 4)
-        return rotated(query, cos, sin), rotated(key, cos, sin), value
-    heads: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(projected, cos, sin)
-    return heads
-
-
-class _RotatedHeads(torch.autograd.Function):
-    """:func:`rotated_heads` in one pass each way."""
-
-    @staticmethod
-    def forward(ctx: Any, projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From ``(B, T, 3, H, d)`` to three tensors ``(B, H, T, d)``."""
-        ctx.save_for_backward(cos, sin)
-        sources = projected.permute(2, 0, 3, 1, 4)
-        query, key = (_rotate(source, cos, sin, into=torch.empty_like(source)) for source in sources[:2])
-        return query, key, sources[2].contiguous()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        batch, heads, length, dim = value.shape
-        gradient = value.new_empty(batch, length, 3, heads, dim)
-        targets = gradient.permute(2, 0, 3, 1, 4)
-        for source, target in zip((query, key), targets[:2], strict=True):
-            _rotate(source, cos, -sin, into=target)
-        targets[2].copy_(value)
-        return gradient, None, None
-
-
-def _rotate(source: Tensor, cos: Tensor, sin: Tensor, *, into: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + d/2) of ``source``, ``(..., T, d)``; as in GPT-NeoX and ModernBERT."""
-    first, second = source.chunk(2, dim=-1)
-    new_first, new_second = into.chunk(2, dim=-1)
-    torch.mul(first, cos, out=new_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=new_second).addcmul_(first, sin)
-    return into
-
-
 def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The pairs (i, i + d/2) of ``source``, ``(..., T, d)``, rotated as :class:`_RotatedHeads` rotates them."""
+    """The pairs (i, i + d/2) of ``source``, ``(..., T, d)``, rotated as in GPT-NeoX and ModernBERT."""
     first, second = source.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def rotated_heads(projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values ``(B, H, T, d)`` of ``(B, T, 3, H, d)``, of which the first two are rotated."""
+    query, key, value = projected.permute(2, 0, 3, 1, 4)
+    return rotated(query, cos, sin), rotated(key, cos, sin), value
 
 
 def rows_of(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
 from mlsm_plugin.core.losses.cross_entropy import token_cross_entropy
-from mlsm_plugin.fairseq_door.seams.model_parts import project_masked
+from mlsm_plugin.fairseq_door.seams.model_parts import project_masked, unwrapped
 
 CompileError = TorchDynamoException  # a model cannot be compiled
 
@@ -21,6 +21,7 @@ def compile_parts(model: Any, *, every: bool, one_length: bool) -> list[Any]:
     An encoder with ``one_graph`` becomes one graph, for each shape its own if all samples have ``one_length``; other
     models become pieces, if ``every`` model is to be compiled.
     """
+    model = unwrapped(model)
     one_graph = getattr(model.encoder, "one_graph", False)
     if not one_graph and not every:
         return []

@@ -48,9 +48,16 @@ def layer_numbers(names: Iterable[str]) -> list[int]:
     return sorted({int(name.split(".")[0]) for name in of_layers})
 
 
+def unwrapped(model: Any) -> Any:
+    """The model itself of one that is wrapped for several devices, perhaps twice."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
 def sentence_encoder(model: Any) -> Any:
     """The ``TransformerEncoder`` of a model, also of one that is wrapped for several devices."""
-    return model.encoder.sentence_encoder
+    return unwrapped(model).encoder.sentence_encoder
 
 
 def lm_head(model: Any) -> Any:
@@ -137,7 +144,7 @@ def project_masked(model: Any, sample: dict[str, Any], pad: int, **how: Any) -> 
     """
     target = sample["target"]
     masked = target.ne(pad)
-    if not getattr(model.encoder, "can_choose_tokens", False):
+    if not getattr(unwrapped(model).encoder, "can_choose_tokens", False):
         logits, extra = model(**sample["net_input"], masked_tokens=masked, **how)
         return Projected(target[masked], masked.sum(), logits, extra)
     sizes = sample.get("masked_sizes")

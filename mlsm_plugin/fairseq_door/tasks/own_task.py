@@ -54,8 +54,7 @@ class SavedRunConfig(FairseqDataclass):
         "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
     )
     compile: ChoiceEnum(["auto", "on", "off"]) = option(  # type: ignore[valid-type]
-        "auto",
-        help="compile the encoder: auto: mlsm_modern on a GPU; on: every model, everywhere; off: none",
+        "auto", help="compile the encoder: auto: mlsm_modern on a GPU; on: every model, everywhere; off: none"
     )
     fp16: bool = II("common.fp16")
     bf16: bool = II("common.bf16")

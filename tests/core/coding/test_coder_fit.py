@@ -8,12 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlsm_plugin.core.coding.coder_fit import (
-    check_positions,
-    check_width,
-    fitting_encoder,
-    fitting_fingerprint,
-)
+from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary

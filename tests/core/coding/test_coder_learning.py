@@ -10,12 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlsm_plugin.core.coding.coder_learning import (
-    CHECKPOINT_FILE,
-    LearningSettings,
-    learn_into,
-    learning_plan,
-)
+from mlsm_plugin.core.coding.coder_learning import CHECKPOINT_FILE, LearningSettings, learn_into, learning_plan
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
@@ -41,10 +36,7 @@ def test_each_kind_has_its_defaults() -> None:
         ({"batch_tokens": 0}, "batch_tokens must be positive"),
         ({"seed": -1}, "seed must be at least 0 and below"),
         ({"k": 3}, "k does not go with coder lasso; leave it out, or choose topk or batchtopk"),
-        (
-            {"coder": "topk", "lambda_": 0.1},
-            "lambda_ does not go with coder topk; leave it out, or choose lasso",
-        ),
+        ({"coder": "topk", "lambda_": 0.1}, "lambda_ does not go with coder topk; leave it out, or choose lasso"),
         ({"coder": "topk", "k": 5, "atoms": 4}, "k"),
     ],
 )

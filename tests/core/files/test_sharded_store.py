@@ -20,12 +20,7 @@ import pytest
 
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
-from mlsm_plugin.core.files.sharded_store import (
-    MissingShardsError,
-    ShardedStoreWriter,
-    shard_path,
-    warn_of_full_disk,
-)
+from mlsm_plugin.core.files.sharded_store import MissingShardsError, ShardedStoreWriter, shard_path, warn_of_full_disk
 from mlsm_plugin.core.files.work_share import WorkShare
 
 FORK = multiprocessing.get_context("fork")

@@ -12,8 +12,7 @@ REMEDY = "take another text"
 
 
 @pytest.mark.parametrize(
-    ("masked", "said"),
-    [(1500, None), (760, None), (740, "warning"), (160, "warning"), (140, "error"), (0, "error")],
+    ("masked", "said"), [(1500, None), (760, None), (740, "warning"), (160, "warning"), (140, "error"), (0, "error")]
 )
 def test_half_is_too_little_and_a_tenth_stops(masked: int, said: str | None, caplog: pytest.LogCaptureFixture) -> None:
     counts = [(masked // 10, 1000)] * 10

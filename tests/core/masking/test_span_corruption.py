@@ -23,10 +23,10 @@ from mlsm_plugin.core.masking.span_corruption import (
     collate_spans,
     corrupt_spans,
     filler_places,
-    restore_spans,
 )
 from mlsm_plugin.fairseq_door.text.masked_text import sentinel_symbols
 from tests.conftest import REPOSITORY
+from tests.restored_spans import restore_spans
 
 EOS = 2
 FIRST = 1000  # the first sentinel

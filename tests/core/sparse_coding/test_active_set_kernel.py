@@ -142,9 +142,7 @@ def test_minimizer_over_the_support_has_no_negative_weight(seed: int, size: int,
 
 @settings(max_examples=25, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    scale=st.sampled_from([0.0, 0.05, 0.5]),
-    lambda_=st.sampled_from([0.02, 0.3, 2.0]),
+    seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([0.0, 0.05, 0.5]), lambda_=st.sampled_from([0.02, 0.3, 2.0])
 )
 def test_certificate_is_a_duality_gap(seed: int, scale: float, lambda_: float) -> None:
     rng = np.random.default_rng(seed)

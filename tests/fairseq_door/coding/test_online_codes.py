@@ -48,9 +48,7 @@ def rows_with_a_tie_for_the_last_atom(ours: torch.Tensor, stored: torch.Tensor) 
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [(), ("--random-token-prob", 0.4, "--mask-prob", 0.3), ("--latent-top", 3)],
-    ids=["", "random", "top"],
+    "flags", [(), ("--random-token-prob", 0.4, "--mask-prob", 0.3), ("--latent-top", 3)], ids=["", "random", "top"]
 )
 def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[object, ...]) -> None:
     top = 3 if "--latent-top" in flags else None

@@ -11,14 +11,11 @@ from fairseq.data import FairseqDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.core.masking.span_corruption import SpanNoise, corrupt_spans, restore_spans
+from mlsm_plugin.core.masking.span_corruption import SpanNoise, corrupt_spans
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
-from mlsm_plugin.fairseq_door.data.span_datasets import (
-    Corruption,
-    SpanDenoisingDataset,
-    WithoutEos,
-)
+from mlsm_plugin.fairseq_door.data.span_datasets import Corruption, SpanDenoisingDataset, WithoutEos
 from tests.core.masking.slow_boundaries import slow_boundaries
+from tests.restored_spans import restore_spans
 
 PAD, EOS, FIRST = 1, 2, 900  # FIRST: of the sentinels
 SENTINELS = np.arange(FIRST, FIRST + 30)

@@ -18,10 +18,7 @@ def sizes(args: argparse.Namespace, side: str) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize(
     ("arch", "function", "expected"),
-    [
-        ("denoising_small", denoising_small, (6, 512, 2048, 8)),
-        ("denoising_base", denoising_base, (12, 768, 3072, 12)),
-    ],
+    [("denoising_small", denoising_small, (6, 512, 2048, 8)), ("denoising_base", denoising_base, (12, 768, 3072, 12))],
 )
 def test_architectures_have_the_documented_sizes(arch: str, function: object, expected: tuple[int, ...]) -> None:
     args = argparse.Namespace()

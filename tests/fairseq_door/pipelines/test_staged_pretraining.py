@@ -90,7 +90,7 @@ def test_every_stage_codes_the_model_at_its_beginning(tmp_path: Path, capsys: py
     printed = capsys.readouterr().out
     assert "stage 2 of 3, updates 21 to 60: masked LM and the codes of the model as it is now" in printed
     assert list(read_json(tmp_path / "seconds.json")) == [
-        *("stage 0: training", "stage 1: codes", "stage 1: training", "stage 2: codes", "stage 2: training"),
+        *("stage 0: training", "stage 1: codes", "stage 1: training", "stage 2: codes", "stage 2: training")
     ]
     run_stages(stages, tmp_path, seed=1, **recording(tmp_path, done))
     assert len(done) == 5

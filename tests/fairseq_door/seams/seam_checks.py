@@ -992,11 +992,7 @@ def _schedule() -> None:
 # batches: update_lookahead
 
 
-@seam(
-    "batches",
-    "EpochBatchIterator.next_epoch_itr",
-    partial(without, iterators.EpochBatchIterator, "next_epoch_itr"),
-)
+@seam("batches", "EpochBatchIterator.next_epoch_itr", partial(without, iterators.EpochBatchIterator, "next_epoch_itr"))
 @seam("batches", "CountingIterator._itr", partial(rename, iterators.CountingIterator, "_itr"))
 @seam("batches", "CountingIterator.n", partial(rename, iterators.CountingIterator, "n"))
 @seam("batches", "CountingIterator.total", partial(rename, iterators.CountingIterator, "total"))

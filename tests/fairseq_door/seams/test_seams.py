@@ -20,7 +20,7 @@ MODULES = sorted(path.stem for path in (PLUGIN / "fairseq_door" / "seams").glob(
 OUTSIDE = [path for path in sorted(PLUGIN.rglob("*.py")) if path.parent.name != "seams"]
 # attributes with a leading underscore that are used outside, and why
 ALLOWED = {
-    ("cli/actions.py", "super()._get_help_string"): "of argparse: its own help formatters differ in this method only",
+    ("cli/actions.py", "super()._get_help_string"): "of argparse: its own help formatters differ in this method only"
 }
 # parts of fairseq that have no underscore and are reached through a seam only: attributes, and what strings hold
 ATTRIBUTES = {

@@ -12,12 +12,12 @@ import pytest
 import torch
 from fairseq import tasks
 
-from mlsm_plugin.core.masking.span_corruption import restore_spans
 from mlsm_plugin.core.masking.word_boundaries import LONGEST_WORD
 from mlsm_plugin.fairseq_door.data.token_blocks import load_split
 from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
 from tests.conftest import Pipeline
 from tests.denoising_flags import TINY
+from tests.restored_spans import restore_spans
 from tests.tiny_models import TinyData
 from tests.tiny_run import training_config
 

@@ -57,8 +57,5 @@ def loaded(tokenizer) -> SimpleNamespace:
     processor = spm.SentencePieceProcessor(model_file=str(tokenizer / "sentencepiece.bpe.model"))
     dictionary = Dictionary.load(str(tokenizer / "dict.txt"))
     return SimpleNamespace(
-        processor=processor,
-        dictionary=dictionary,
-        encoder=SentencePieceTokenizer(tokenizer),
-        folder=tokenizer,
+        processor=processor, dictionary=dictionary, encoder=SentencePieceTokenizer(tokenizer), folder=tokenizer
     )

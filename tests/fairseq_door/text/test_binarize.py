@@ -88,11 +88,7 @@ def test_three_workers_and_gzip_give_the_same_bytes(data_bin, corpus, tokenizer,
     packed = tmp_path / "a.gz"
     packed.write_bytes(gzip.compress(corpus.train[0].read_bytes()))
     binarize(
-        tokenizer=tokenizer,
-        train=[packed, corpus.train[1]],
-        valid=corpus.valid,
-        output=tmp_path / "out",
-        workers=3,
+        tokenizer=tokenizer, train=[packed, corpus.train[1]], valid=corpus.valid, output=tmp_path / "out", workers=3
     )
     assert contents(tmp_path / "out") == contents(data_bin[0])
 
