@@ -18,7 +18,8 @@ STAMP := $(VENV)/.installed
 DEMO_DIR ?= demo
 # test files that run at the same time, each with one thread: more threads do not speed up tiny models
 JOBS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# bytecode is kept: the tests start many processes, which would else compile this package again
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test test-fast test-slow test-all lint format clean
 

@@ -196,7 +196,9 @@ def hf_tokenizers(english_text: tuple[Path, Path], tmp_path_factory: pytest.Temp
     """Folder of a small Hugging Face tokenizer of each kind."""
     from tests.tiny_hf_models import TOKENIZERS, make_tokenizer
 
-    root = tmp_path_factory.mktemp("hf_tokenizers")
-    for kind in TOKENIZERS:
-        make_tokenizer(kind, english_text[0], root / kind)
+    def make(root: Path) -> None:
+        for kind in TOKENIZERS:
+            make_tokenizer(kind, english_text[0], root / kind)
+
+    root = made_once(tmp_path_factory, "hf_tokenizers", make)
     return {kind: root / kind for kind in TOKENIZERS}

@@ -220,6 +220,7 @@ def test_given_auxiliary_model_is_used_and_a_killed_run_goes_on_to_the_same_code
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_printed_training_command_runs(here: Path) -> None:
     printed = (here / "output.txt").read_text().split("Train with:")[1]
     words = shlex.split(printed.replace("\\\n", " "))

@@ -38,18 +38,16 @@ class Batch:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def batch(
-    request: pytest.FixtureRequest, tiny: TinyData, english_text: tuple[Path, Path], tmp_path_factory: Any
-) -> Batch:
+def batch(request: pytest.FixtureRequest, tiny: TinyData, tmp_path_factory: Any) -> Batch:
     root, data_bin, name = tmp_path_factory.mktemp("masked_lm"), tiny.data_bin, tiny.model
     if request.param == "mlsm_modern":
         name = save_modern(data_bin, root, *WINDOW)
     elif request.param.startswith("hf:"):
         kind, _, more = request.param.removeprefix("hf:").partition(" ")
         settings = CONVOLUTION if more else {}
-        folder = make_model(kind, english_text[0], root / "model", kind=AutoModelForMaskedLM, **settings)
+        folder = make_model(kind, tiny.text, root / "model", kind=AutoModelForMaskedLM, **settings)
         name, data_bin = f"hf:{folder}", root / "data-bin"
-        texts = ("--train", english_text[1], "--valid", english_text[1])
+        texts = ("--train", tiny.text, "--valid", tiny.text)
         mlsm("binarize", "--tokenizer", name, *texts, "--output", data_bin, "--workers", 1)
     return random_batch(name, data_bin)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Pipeline, fairseq_train, made_once, mlsm
+from tests.conftest import Pipeline, made_once, mlsm
+from tests.tiny_models import positions, save_untrained
 
 BLOCKS = ("--tokens-per-sample", 48)
 
@@ -33,18 +34,8 @@ def _at(root: Path, pipeline: Pipeline) -> Retrieval:
 
 
 def _make(made: Retrieval, pipeline: Pipeline) -> None:
-    fairseq_train(
-        *(
-            pipeline.data_bin,
-            made.checkpoint.parent,
-            "--task",
-            "nonparametric_masked_lm",
-            "--criterion",
-            "span_contrastive",
-        ),
-        *("--tokens-per-sample", 48, "--max-positions", 64, "--group-size", 4, "--batch-size", 2, "--max-update", 4),
-        *("--required-batch-size-multiple", 1, "--finetune-from-model", pipeline.auxiliary),
-    )
+    options = {"task": "nonparametric_masked_lm", "criterion": "span_contrastive"}
+    save_untrained(pipeline.data_bin, made.checkpoint.parent, *positions(64, 48), **options)
     mlsm(*build_words(made, made.store, "--shard-tokens", 500))
 
 

@@ -28,7 +28,7 @@ from tests.runs.training_runs import (
     updates_of_a_stopped_run,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 Capture = pytest.CaptureFixture[str]
 DENOISING = ("--task", "span_denoising", "--criterion", "cross_entropy", *TINY)

@@ -25,7 +25,7 @@ from tests.runs.training_runs import (
     updates_of_a_stopped_run,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 MODERN = ("--arch", "mlsm_modern_tiny", "--optimizer", "muon", "--decay-matrices-only", "--weight-decay", 0.1)
 PLAIN = ("--task", "plain_masked_lm", "--criterion", "masked_lm")

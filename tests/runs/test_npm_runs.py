@@ -30,7 +30,7 @@ from tests.runs.training_runs import (
 )
 from tests.tiny_run import training_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 GROUPS = ("--group-size", 4, "--batch-size", 2, "--required-batch-size-multiple", 1, "--tokens-per-sample", 48)
 NPM = ("--task", "nonparametric_masked_lm", "--criterion", "span_contrastive", *GROUPS)

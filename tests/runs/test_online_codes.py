@@ -219,6 +219,7 @@ def test_resumed_run_equals_one_without_a_break_and_its_model_needs_no_auxiliary
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_compute_what_one_computes_from_both_their_batches(
     trained: dict[str, Any], pipeline: Pipeline, bare_data: Path, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from tests.runs.training_runs import (
 )
 from tests.tiny_run import training_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_python")]
 
 TACO = ("--task", "taco", "--criterion", "token_contrastive", "--arch", "taco_small")
 METRICS = ("loss", "mlm_loss", "mlm_ppl", "contrastive_loss", "contrastive_accuracy", "alignment", "negative_cosine")

@@ -245,6 +245,7 @@ def test_loading_a_trained_model_needs_nothing_but_its_folder(trained: Path, tmp
     assert [len(token.atoms) for token in model.latent_properties("a <mask> here", topk=3)].count(3) >= 3
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_trained_model_is_fine_tuned_by_stock_sentence_prediction_and_classifies_from_the_hub(
     trained: Path, pipeline: Pipeline, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,16 +100,9 @@ def test_the_flag_bf16_needs_a_tpu(tiny: TinyData, monkeypatch: pytest.MonkeyPat
     check_precision(common)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "flag"),
-    [
-        ("plain_masked_lm", "--fp16"),
-        *(
-            pytest.param(task, flag, marks=pytest.mark.slow)
-            for task in CRITERIONS
-            for flag in ("--bf16", "--fp16", "--memory-efficient-bf16")
-        ),
-    ],
+    ("task", "flag"), zip(CRITERIONS, itertools.cycle(("--fp16", "--bf16", "--memory-efficient-bf16")))
 )
 def test_it_is_one_line_before_data_are_loaded(tiny: TinyData, tmp_path: Path, task: str, flag: str) -> None:
     result = fairseq_train(tiny.data_bin, tmp_path, flag, task=task, check=False)
