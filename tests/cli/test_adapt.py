@@ -186,6 +186,7 @@ def test_killed_runs_resume_to_the_same_weights(start: Path, tmp_path: Path, opt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "mlsm+mlm"])
+@pytest.mark.usefixtures("warm_python")
 def test_ranks_of_torchrun_code_and_train_together(start: Path, tmp_path: Path, objective: str) -> None:
     mlsm(*words(start, tmp_path / "one", objective=objective))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -146,6 +146,7 @@ def succeed(*runs: Any) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_two_processes_at_the_same_time_write_the_bytes_of_one(
     pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]
 ) -> None:
@@ -156,6 +157,7 @@ def test_two_processes_at_the_same_time_write_the_bytes_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_torchrun_shares_the_work(pipeline: Pipeline, data_bin: Path, uninterrupted: dict[str, bytes]) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     (output,) = succeed(start_mlsm(*encode_words(pipeline, data_bin, *SHARDS), launcher=launcher))

@@ -73,6 +73,7 @@ def test_killed_run_resumes_to_the_same_bytes(made: CodedModel, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_torchrun_shares_the_work(made: CodedModel, tmp_path: Path) -> None:
     mlsm(*made.words(tmp_path / "one"))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -107,6 +107,7 @@ def test_changed_option_runs_the_steps_from_there_on(here: Path, capfd: pytest.C
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_changed_text_runs_the_steps_from_there_on(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     valid = (here / "valid.txt").read_text(encoding="utf-8")
     (here / "valid.txt").write_text(valid + "This is one more sentence.\n", encoding="utf-8")

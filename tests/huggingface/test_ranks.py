@@ -30,6 +30,7 @@ def on_two_ranks(*words: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "taco", "npm"])
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_evaluate_as_one_does(tmp_path: Path, objective: str) -> None:
     evaluate(objective, str(tmp_path / "one.json"))
     on_two_ranks(objective, tmp_path / "two.json")
@@ -41,6 +42,7 @@ def test_two_ranks_evaluate_as_one_does(tmp_path: Path, objective: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     write_codes(TokenSequences(random_ids(24)), tmp_path / "codes")
     train(str(tmp_path / "codes"), str(tmp_path / "one"), 8)

@@ -167,6 +167,7 @@ def rebuilt(retrieval: Retrieval, directory: Path) -> PhraseDatastore:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_two_processes_at_the_same_time_write_the_bytes_of_one(
     retrieval: Retrieval, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:

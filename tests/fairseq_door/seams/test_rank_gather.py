@@ -79,6 +79,7 @@ def run_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shapes", [((2, 5), (3, 7)), ((1, 4), (1, 6)), ((0, 1), (3, 4))])
+@pytest.mark.usefixtures("warm_python")
 def test_negatives_of_all_ranks_give_the_loss_and_gradient_of_one_rank_with_all_sequences(
     tmp_path: Path, shapes: tuple[tuple[int, int], ...]
 ) -> None:
@@ -123,6 +124,7 @@ def test_negatives_of_all_ranks_give_the_loss_and_gradient_of_one_rank_with_all_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [((4, 6), (3, 9)), ((5, 7), (0, 0)), ((0, 3), (2, 1))])
+@pytest.mark.usefixtures("warm_python")
 def test_gradients_of_all_ranks_reach_the_keys(tmp_path: Path, sizes: tuple[tuple[int, int], ...]) -> None:
     generator = torch.Generator().manual_seed(5)
     batches = [
