@@ -66,6 +66,7 @@ def test_the_lines_of_python_run(folder: Path) -> None:
     AutoModelForMaskedLM.from_pretrained(folder / "model")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_example_runs(folder: Path) -> None:
     command, script = bash_blocks(read(EXAMPLE))
     run_in(folder, smaller(command).replace("--output adapted", "--output by-example"))
