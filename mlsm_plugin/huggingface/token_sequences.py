@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, read_json, write_json
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, whole
 from mlsm_plugin.core.files.npy_files import map_npy
@@ -115,7 +115,7 @@ class TokenSequences:
 
     @classmethod
     def write(
-        cls, folder: str | os.PathLike[str], sequences: Iterable[Sequence[int]], *, about: dict[str, Any] | None = None
+        cls, folder: PathLike, sequences: Iterable[Sequence[int]], *, about: dict[str, Any] | None = None
     ) -> TokenSequences:
         """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
 

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import TypedDict
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 
 TEMPLATE = "latent_report.html"
@@ -207,7 +206,7 @@ def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, 
 
 
 def render_report(
-    summaries: Sequence[AtomSummary], *, title: str, facts: Mapping[str, str], output_path: str | os.PathLike[str]
+    summaries: Sequence[AtomSummary], *, title: str, facts: Mapping[str, str], output_path: PathLike
 ) -> None:
     """Write summaries, and names and values of other facts, as one HTML page that needs no other file or network."""
     template = resources.files("mlsm_plugin.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")

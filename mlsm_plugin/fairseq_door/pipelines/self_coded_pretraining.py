@@ -14,6 +14,7 @@ from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.settings import ONLINE, STORE, StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
@@ -98,8 +99,8 @@ class _Run:
 
 
 def pretrain_in_stages(
-    data_bin: str | os.PathLike[str],
-    save_dir: str | os.PathLike[str],
+    data_bin: PathLike,
+    save_dir: PathLike,
     settings: StageSettings,
     learning: LearningSettings,
     blocks: BlockSettings,

@@ -24,6 +24,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.fairseq_door.seams.model_parts import TRAINING_OPTIONS
 
 PACKAGE = __name__.partition(".")[0]
@@ -52,7 +53,7 @@ def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: 
         TRUSTED[kind].update(names)
 
 
-def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[str, Any]:
+def read_contents(path: PathLike, *, mapped: bool = True) -> dict[str, Any]:
     """What a checkpoint file holds, as plain data; tensors may be ``mapped``, so that the weights are not read yet.
 
     OSError if the file cannot be read, ValueError if it is not a checkpoint of fairseq, or holds more than plain data.
@@ -72,13 +73,13 @@ def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[
     return found
 
 
-def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
+def unreadable(path: PathLike, reason: str) -> ValueError:
     """The error for a file that is not a checkpoint, in one line."""
     first = (reason.splitlines() or [""])[0]
     return ValueError(f"{path} is not a readable fairseq checkpoint ({first})")
 
 
-def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def check_configuration(contents: dict[str, Any], path: PathLike) -> None:
     """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
 
     Its names must be on the lists, and its options of the right type and size.

@@ -7,7 +7,6 @@ file is allocated: the sizes that it claims are compared with its length first.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import parse_json
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import Check, anything
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -31,7 +30,7 @@ TRANSPOSED = ("W_enc", "decoder.weight")  # tensors that are (dim, n_atoms) in a
 class ConfigFile:
     """A JSON dictionary whose keys are taken one after the other; ``path`` is for errors, which are ValueErrors."""
 
-    def __init__(self, path: str | os.PathLike[str], values: dict[str, Any]) -> None:
+    def __init__(self, path: PathLike, values: dict[str, Any]) -> None:
         self.path = Path(path)
         self._values = dict(values)
 
@@ -90,7 +89,7 @@ class ConfigFile:
 class TensorFile:
     """Tensors by name, which are taken one after the other; ``path`` is for errors, which are ValueErrors."""
 
-    def __init__(self, path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> None:
+    def __init__(self, path: PathLike, tensors: dict[str, Tensor]) -> None:
         self.path = Path(path)
         self._tensors = dict(tensors)
 
