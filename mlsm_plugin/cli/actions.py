@@ -1,7 +1,5 @@
 """Commands that have actions, such as ``mlsm npm fill``, and how help is shown."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

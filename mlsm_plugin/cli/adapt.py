@@ -1,7 +1,5 @@
 """``mlsm adapt``: continue the pre-training of a Hugging Face model on a text; needs no fairseq."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """``mlsm binarize``: turn raw text into a dataset of ids, for fairseq's tasks or for Hugging Face's Trainer."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mlsm encode``: sparse-code the hidden states of a dataset."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -135,7 +133,7 @@ def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str,
     return {"coder": coder, "settings": settings, "share": share}
 
 
-def encode_and_report(name: str, encode: Callable[[], CodingFigures], share: WorkShare) -> CodingFigures:
+def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", share: WorkShare) -> "CodingFigures":
     """Run what codes a split, and print what was coded, and how exactly."""
     start = time.perf_counter()
     figures = encode()

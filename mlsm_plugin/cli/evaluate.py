@@ -1,7 +1,5 @@
 """``mlsm evaluate``: judge a masked LM on minimal pairs, or a dictionary on a split."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

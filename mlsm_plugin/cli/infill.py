@@ -1,7 +1,5 @@
 """``mlsm infill``: fill the gaps of texts with a denoising model."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

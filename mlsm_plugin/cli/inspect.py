@@ -1,7 +1,5 @@
 """``mlsm inspect``: write an HTML report of what the latent properties mean."""
 
-from __future__ import annotations
-
 import argparse
 
 from mlsm_plugin.cli.coding_options import check_positive

@@ -1,7 +1,5 @@
 """Entry point of ``mlsm``: finds the subcommand, and prints user errors as one line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """The next command of the pipeline, ready to paste, which a command prints at its end."""
 
-from __future__ import annotations
-
 import shlex
 from typing import TYPE_CHECKING
 
@@ -23,7 +21,7 @@ def encode_command(data_bin: PathLike, auxiliary: str, dictionary: PathLike, use
 
 
 def training_command(
-    data_bin: PathLike, save_dir: PathLike, blocks: BlockSettings, user_dir: str | None, *, codes: str | None = None
+    data_bin: PathLike, save_dir: PathLike, blocks: "BlockSettings", user_dir: str | None, *, codes: str | None = None
 ) -> str:
     """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset that was coded in such blocks.
 

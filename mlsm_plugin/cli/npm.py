@@ -1,7 +1,5 @@
 """``mlsm npm``: retrieval with an NPM model: build a datastore, fill masks, classify texts."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """How good a dictionary is on a split: what it reconstructs, and what a masked LM loses by its reconstructions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path

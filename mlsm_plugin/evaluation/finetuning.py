@@ -1,7 +1,5 @@
 """Fine-tuning with fairseq's own trainer, once for each seed; a stopped run resumes."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """Labelled texts in TSV files: ``label TAB text``, or ``label TAB text TAB text`` for pairs."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How much of the masked tokens' latent semantics a model predicts, compared with a unigram baseline."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path

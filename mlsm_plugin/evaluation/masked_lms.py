@@ -1,7 +1,5 @@
 """Masked language models whose hidden states of one layer can be replaced, of fairseq and of Hugging Face."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

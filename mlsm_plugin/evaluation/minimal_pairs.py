@@ -1,7 +1,5 @@
 """Accuracy on minimal pairs (Warstadt et al., BLiMP, 2020) by pseudo-log-likelihood (Salazar et al., ACL 2020)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

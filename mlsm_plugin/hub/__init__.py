@@ -1,7 +1,5 @@
 """Load a trained model from a folder and use it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike

@@ -1,7 +1,5 @@
 """Export of a checkpoint to Hugging Face: a stock model for masked LM with a fast tokenizer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A stock ``ModernBertForMaskedLM`` of Hugging Face as a checkpoint of ``mlsm_modern``, which training starts from."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass

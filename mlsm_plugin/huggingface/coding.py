@@ -1,7 +1,5 @@
 """Codes sequences of token ids with a Hugging Face model, and learns what codes them; needs no fairseq."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path

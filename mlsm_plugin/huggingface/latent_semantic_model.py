@@ -1,7 +1,5 @@
 """MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,7 +31,7 @@ class LatentSemanticModel(PretrainingModel):
     latent_head: nn.Linear
 
     @classmethod
-    def from_pretrained(cls, path: PathLike, *, num_atoms: int | None = None, **options: Any) -> LatentSemanticModel:
+    def from_pretrained(cls, path: PathLike, *, num_atoms: int | None = None, **options: Any) -> "LatentSemanticModel":
         """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
         ValueError if the model or its trained masked-LM head does not exist, the latent head is damaged, or it is

@@ -4,8 +4,6 @@ A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass
 computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

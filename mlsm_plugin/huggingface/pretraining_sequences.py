@@ -1,7 +1,5 @@
 """Datasets for the Trainer of ``transformers``: sequences or groups of them, with number, epoch and maybe codes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

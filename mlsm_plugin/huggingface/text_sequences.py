@@ -1,7 +1,5 @@
 """Raw text to token sequences of a Hugging Face tokenizer; needs no fairseq."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence

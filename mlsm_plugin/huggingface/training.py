@@ -1,7 +1,5 @@
 """Train a model with an objective of this package in the Trainer of ``transformers``, and resume after a stop."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The codes of a dataset or run as a page: which codes these are, what their atoms mean, and the facts about them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from pathlib import Path

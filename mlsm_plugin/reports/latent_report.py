@@ -1,7 +1,5 @@
 """What the latent properties mean: a summary of every dictionary atom, and one HTML page that shows them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -55,10 +53,10 @@ class _Occurrences:
     order: np.ndarray  # (n,) position in the stream: the earlier wins ties
     windows: np.ndarray  # (n, 2 * window + 1) ids, NOTHING beyond the block
 
-    def __getitem__(self, rows: np.ndarray) -> _Occurrences:
+    def __getitem__(self, rows: np.ndarray) -> "_Occurrences":
         return _Occurrences(*(values[rows] for values in vars(self).values()))
 
-    def joined(self, other: _Occurrences) -> _Occurrences:
+    def joined(self, other: "_Occurrences") -> "_Occurrences":
         return _Occurrences(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
 
 

@@ -1,7 +1,5 @@
 """The curves of trainings: read from fairseq's logs, in either of its formats, simple and JSON, and drawn."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

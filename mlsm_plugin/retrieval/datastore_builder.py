@@ -1,7 +1,5 @@
 """Building a phrase datastore: the hidden states of a corpus' tokens (Min et al., 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path

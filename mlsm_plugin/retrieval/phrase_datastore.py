@@ -10,8 +10,6 @@ A datastore is a folder:
 - ``index.faiss`` and ``index.json``, if there is an index (:mod:`~mlsm_plugin.retrieval.key_index`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +83,7 @@ class PhraseDatastore:
         directory: PathLike,
         settings: DatastoreSettings | None = None,
         **options: Any,
-    ) -> PhraseDatastore:
+    ) -> "PhraseDatastore":
         """Build what is missing of a datastore, and open it; arguments and errors as of :class:`DatastoreBuilder`."""
         builder = DatastoreBuilder(data_bin, checkpoint, directory, settings or DatastoreSettings(), **options)
         if not builder.build():

@@ -1,7 +1,5 @@
 """Zero-shot classification: which label has the words that fit best in the place of a mask?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """Dictionaries and sparse autoencoders of other programs as coders of this package, and the way back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

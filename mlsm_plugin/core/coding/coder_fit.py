@@ -1,7 +1,5 @@
 """Checks that auxiliary model, coder and text belong together, made before anything is coded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike

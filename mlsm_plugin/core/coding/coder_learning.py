@@ -1,7 +1,5 @@
 """Learn a sparse coder from a text, judge it, and write it with its health; one way for every kind of text."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

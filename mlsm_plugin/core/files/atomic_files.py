@@ -5,8 +5,6 @@ can have the same process number. A process holds a lock on what it writes. The 
 ends, however it ends, so that the leftovers of killed processes can be recognized and removed.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

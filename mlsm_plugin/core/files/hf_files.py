@@ -1,7 +1,5 @@
 """Find the files of a Hugging Face model or tokenizer, which the command line calls ``hf:PATH``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence

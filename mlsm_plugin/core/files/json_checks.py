@@ -3,8 +3,6 @@
 A check is a function that gets a value and returns None, or what it should be instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Where checkpoints and tokenizers lie: the files of a folder, and what is said of one that is missing."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os

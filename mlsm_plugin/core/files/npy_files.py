@@ -1,7 +1,5 @@
 """Read npy files: nothing is allocated or mapped before the header and the length of the file fit together."""
 
-from __future__ import annotations
-
 import math
 import os
 import tokenize

@@ -1,7 +1,5 @@
 """One process at a time writes to a folder, and child processes end with their parents."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -8,8 +8,6 @@ differences and what to do.
 A folder that has only a seal (``plan_file=None``) cannot be resumed: it is complete, or it is made again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

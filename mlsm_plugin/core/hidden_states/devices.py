@@ -1,7 +1,5 @@
 """The device on which models run, and what it is fast in."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import TypeVar

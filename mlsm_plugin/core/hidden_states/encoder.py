@@ -1,7 +1,5 @@
 """The interface of a source of hidden states."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Hidden states of one layer of a Hugging Face encoder, for Hugging Face's own ids and for fairseq's."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

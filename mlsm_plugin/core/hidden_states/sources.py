@@ -1,7 +1,5 @@
 """The registry of sources of hidden states, by the prefix of a name, such as ``hf:`` for Hugging Face."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Endless shuffled batches of hidden states, of which only a buffer is in memory."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Generator, Iterator

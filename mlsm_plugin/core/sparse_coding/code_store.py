@@ -18,8 +18,6 @@ them may seal the store. The order of the keys in ``plan.json`` and ``meta.json`
 :class:`~.code_store_writer.CodeStoreWriter` is the only writer.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The only writer of the code store; :mod:`~mlsm_plugin.core.sparse_coding.code_store` documents the format."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

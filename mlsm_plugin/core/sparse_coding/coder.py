@@ -5,8 +5,6 @@ from mlsm_plugin.core.sparse_coding.coder import load_coder
 codes = load_coder("dictionary").encode(hidden).codes
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Only this file decides the orientation: a dictionary is (n_atoms, dim), and each row is an atom of unit L2 norm.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from dataclasses import dataclass, field
@@ -83,7 +81,7 @@ class AtomDictionary:
         write_json(directory / META_FILE, self.meta)
 
     @classmethod
-    def load(cls, directory: PathLike) -> AtomDictionary:
+    def load(cls, directory: PathLike) -> "AtomDictionary":
         """Load a folder that :meth:`save` wrote; ValueError (names the folder) if it is damaged, or no dictionary."""
         directory = Path(directory)
         for name in (ATOMS_FILE, META_FILE):

@@ -1,7 +1,5 @@
 """The first kind of sparse coder: the non-negative lasso over a learned dictionary (Berend, ACL Findings 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,7 +77,7 @@ class LassoCoder(SparseCoder):
         self.dictionary.save(directory)
 
     @classmethod
-    def load(cls, directory: PathLike, options: Any) -> LassoCoder:
+    def load(cls, directory: PathLike, options: Any) -> "LassoCoder":
         dictionary = AtomDictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
             raise ValueError(f"{directory} does not say its lambda; pass --lambda")

@@ -1,7 +1,5 @@
 """The second kind of sparse coder: a sparse autoencoder, trained here or elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -125,7 +123,7 @@ class SaeCoder(SparseCoder):
         write_json(directory / META_FILE, self.meta)
 
     @classmethod
-    def load(cls, directory: PathLike, options: Any) -> SaeCoder:
+    def load(cls, directory: PathLike, options: Any) -> "SaeCoder":
         directory = Path(directory)
         meta = check_json(read_json(directory / META_FILE), ORIGIN_CHECK, directory / META_FILE)
         found = check_json(meta, fields({"sae": SAE_CHECK}), directory / META_FILE)["sae"]

@@ -6,8 +6,6 @@ uses only this protocol, so that another kind is a single class, registered with
 :func:`~mlsm_plugin.core.sparse_coding.coder.register_coder`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +98,7 @@ class SparseCoder(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, directory: PathLike, options: Any) -> SparseCoder:
+    def load(cls, directory: PathLike, options: Any) -> "SparseCoder":
         """Load a folder that :meth:`save` wrote; ``options`` is an instance of ``options_type``.
 
         ValueError if files are missing or damaged (names the folder).

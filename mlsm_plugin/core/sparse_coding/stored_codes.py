@@ -1,7 +1,5 @@
 """Which tokens are coded, which atoms of a code are kept, and codes in the types of the store's files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

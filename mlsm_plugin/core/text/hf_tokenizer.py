@@ -1,7 +1,5 @@
 """A Hugging Face tokenizer whose vocabulary is fairseq's dictionary."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Read raw text for the tokenizer and the binarizer: UTF-8, plain or compressed, with one sentence per line."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

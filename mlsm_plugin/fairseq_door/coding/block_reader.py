@@ -1,7 +1,5 @@
 """A binarized split as the auxiliary model reads it: blocks, in order, with their positions."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks

@@ -1,7 +1,5 @@
 """Hidden states of one layer of a fairseq RoBERTa-like checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The targets of masked tokens, computed from the unmasked text during training, without a code store."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from functools import cached_property

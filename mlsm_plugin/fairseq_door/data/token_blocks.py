@@ -1,7 +1,5 @@
 """Cut a binarized split into samples, in the same way for training and for coding."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What the RoBERTa-like models of this package have in common: an LM head that also predicts latent properties."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import logging
@@ -142,7 +140,7 @@ class LatentHeadModel(RobertaModel):
         )
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> LatentHeadModel:
+    def build_model(cls, args: Any, task: Any) -> "LatentHeadModel":
         """Build the model for ``task``, without a latent head if ``num_atoms`` is not set."""
         with version_shims.open_config(args):
             base_architecture(args)

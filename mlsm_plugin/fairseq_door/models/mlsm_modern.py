@@ -4,8 +4,6 @@ Source: Warner et al., "Smarter, Better, Faster, Longer: A Modern Bidirectional 
 Long Context Finetuning and Inference", 2024, arXiv 2412.13663.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

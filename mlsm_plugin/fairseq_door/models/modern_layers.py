@@ -3,8 +3,6 @@
 They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 2412.13663); the weights have other names.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

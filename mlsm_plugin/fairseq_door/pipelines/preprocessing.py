@@ -1,7 +1,5 @@
 """From raw text to everything that MLSM training reads, in one folder; what is up to date is not made again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial

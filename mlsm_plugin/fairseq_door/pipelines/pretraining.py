@@ -1,7 +1,5 @@
 """Pre-training of the auxiliary masked LM with fairseq's own trainer."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """MLSM in stages with the codes of the model itself: how each stage is trained, and on which codes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Check the files of a binarized split before fairseq maps them; it would read memory that a wrong index names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """The mean of the weights of checkpoints as one checkpoint, as of ``scripts/average_checkpoints.py`` in fairseq."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ dictionaries. Its configuration then names a task, a model and a criterion, and 
 text of their options as Python. Only what is on the lists here is built, and only with options of the right type.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import errno

@@ -4,8 +4,6 @@ A state is the dictionary that fairseq's trainer writes: ``model`` (weights by n
 ``optimizer_history`` (an entry for each run, with its ``num_updates``), and more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import textwrap

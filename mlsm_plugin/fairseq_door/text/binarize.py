@@ -1,7 +1,5 @@
 """Convert raw text to the dataset that fairseq tasks load: ``dict.txt``, ``<split>.bin`` and ``<split>.idx``."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Encode texts in which ``<mask>``, or a sentinel of span denoising, stands for missing words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

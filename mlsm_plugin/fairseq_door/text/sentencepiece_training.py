@@ -1,7 +1,5 @@
 """Train a SentencePiece tokenizer on a stream of text and write the fairseq dictionary next to it."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

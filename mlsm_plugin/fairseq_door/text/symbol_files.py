@@ -1,7 +1,5 @@
 """Read fairseq's ``dict.txt``."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from pathlib import Path

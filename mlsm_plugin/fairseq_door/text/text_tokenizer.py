@@ -1,6 +1,5 @@
 """One interface for the tokenizers of this package: SentencePiece and Hugging Face (``hf:PATH``)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Read a dictionary of any known format, which its files tell; a matrix in an npy file is read here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The latents are those of the class that ``config.json`` names, as ``dictionary_l
 it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

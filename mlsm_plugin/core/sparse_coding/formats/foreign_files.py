@@ -4,8 +4,6 @@ One that nobody asked for may change the codes, so it is an error. Files are rea
 file is allocated: the sizes that it claims are compared with its length first.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile
@@ -35,7 +33,7 @@ class ConfigFile:
         self._values = dict(values)
 
     @classmethod
-    def read(cls, path: Path) -> ConfigFile:
+    def read(cls, path: Path) -> "ConfigFile":
         """Read a file; ValueError if it is missing, is not JSON, or is not a dictionary."""
         _check_is_file(path)
         try:
@@ -58,7 +56,7 @@ class ConfigFile:
             raise ValueError(f"{self.path}: {name}: {problem}")
         return value
 
-    def part(self, name: str) -> ConfigFile:
+    def part(self, name: str) -> "ConfigFile":
         """The dictionary below a key, which is empty if the key is absent or null."""
         value = self.take(name, default=None)
         if value is not None and not isinstance(value, dict):

@@ -5,8 +5,6 @@ Its versions from 6 on keep the architecture and what it needs at the top of ``c
 ``metadata``. Older files are flat, and some of them hold the settings of the whole training run.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

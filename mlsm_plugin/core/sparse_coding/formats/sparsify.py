@@ -4,8 +4,6 @@ A latent is one of the k largest of ``relu(encoder.weight (x - b_dec) + encoder.
 2406.04093).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike
