@@ -132,12 +132,8 @@ class LatentHeadModel(RobertaModel):
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--num-atoms",
-            type=int,
-            metavar="N",
-            help="number of atom logits of the latent head (default: number of atoms in the codes of the data)",
-        )
+        text = "number of atom logits of the latent head (default: number of atoms in the codes of the data)"
+        parser.add_argument("--num-atoms", type=int, metavar="N", help=text)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "LatentHeadModel":

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.model_files import missing_checkpoint
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import (
     NO_FILES,
@@ -163,5 +164,4 @@ def save_whole(state: dict[str, Any], path: PathLike) -> None:
         with atomic_open(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:  # torch has its own error for a full disk
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OSError(f"{path} cannot be written ({reason})") from error
+        raise OSError(f"{path} cannot be written ({first_line(error)})") from error
