@@ -1,9 +1,8 @@
 """Commands that have actions, such as ``mlsm npm fill``, and how help is shown."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -17,15 +16,19 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
+def add_described(parsers: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    """Add a command or an action with one line of help to those of a parser."""
+    text = f"{summary[0].upper()}{summary[1:]}."
+    how = {"formatter_class": HelpFormatter, "allow_abbrev": False}
+    return parsers.add_parser(name, help=summary, description=text, **how)
+
+
 def actions_of(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
     """A function that adds an action to a command: its name, one line of help, what runs it; returns its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def add(name: str, summary: str, run: Callable[[argparse.Namespace, list[str]], int]) -> argparse.ArgumentParser:
-        action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", formatter_class=HelpFormatter,
-            allow_abbrev=False,
-        )  # fmt: skip
+        action = add_described(actions, name, summary)
         action.set_defaults(run=run)
         return action
 

@@ -1,7 +1,5 @@
 """``mlsm adapt``: continue the pre-training of a Hugging Face model on a text; needs no fairseq."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -28,10 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "docs/huggingface.md shows the same in Python."
     )
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a masked LM with its tokenizer")
-    parser.add_argument(
-        "--text", nargs="+", required=True, metavar="FILE",
-        help="training text, one sentence a line and blank lines between documents; may be .gz, .bz2, .xz",
-    )  # fmt: skip
+    text = "training text, one sentence a line and blank lines between documents; may be .gz, .bz2, .xz"
+    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=text)
     parser.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="folder for everything that is made"
     )

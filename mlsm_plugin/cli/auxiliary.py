@@ -1,7 +1,5 @@
 """``mlsm auxiliary``: pre-train the auxiliary masked language model."""
 
-from __future__ import annotations
-
 import argparse
 
 from mlsm_plugin.cli.coding_options import add_keep_at, add_run, check_positive, kept_percentages, user_dir_flags

@@ -1,7 +1,5 @@
 """``mlsm binarize``: turn raw text into a dataset of ids, for fairseq's tasks or for Hugging Face's Trainer."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path
@@ -17,25 +15,17 @@ SPLITS = ("train", "valid", "test")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="DIR",
-        help="folder that `mlsm tokenizer` wrote, or hf:PATH, a Hugging Face folder or hub name",
-    )
+    text = "folder that `mlsm tokenizer` wrote, or hf:PATH, a Hugging Face folder or hub name"
+    parser.add_argument("--tokenizer", required=True, metavar="DIR", help=text)
     add_texts(parser)
     add_output(parser, "folder to write")
-    parser.add_argument(
-        "--format",
-        default=FAIRSEQ,
-        choices=(FAIRSEQ, SEQUENCES),
-        help="fairseq: a dataset of fairseq's tasks; sequences: a folder of token sequences for each split, for "
-        "Hugging Face's Trainer, with whole lines where they fit and special tokens around each (needs hf:PATH)",
+    text = (
+        "fairseq: a dataset of fairseq's tasks; sequences: a folder of token sequences for each split, for "
+        "Hugging Face's Trainer, with whole lines where they fit and special tokens around each (needs hf:PATH)"
     )
-    parser.add_argument(
-        "--max-length", type=int, metavar="N",
-        help="of sequences: ids of the longest one (default: what the model can take, at most 512)",
-    )  # fmt: skip
+    parser.add_argument("--format", default=FAIRSEQ, choices=(FAIRSEQ, SEQUENCES), help=text)
+    text = "of sequences: ids of the longest one (default: what the model can take, at most 512)"
+    parser.add_argument("--max-length", type=int, metavar="N", help=text)
     add_workers(parser)
     add_settings(parser, KnownText)
     parser.add_argument("--overwrite", action="store_true", help="replace other sequences that are already there")

@@ -1,7 +1,5 @@
 """Options that several commands share."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -40,13 +38,11 @@ def add_output(parser: Parser, help: str) -> None:
 
 def add_auxiliary(parser: Parser) -> None:
     """Add the option that names the model whose hidden states are read."""
-    parser.add_argument(
-        "--auxiliary",
-        required=True,
-        metavar="MODEL",
-        help="auxiliary model: a fairseq checkpoint, or hf:PATH, the folder or hub name of a BERT- or RoBERTa-like "
-        "Hugging Face model (its text must be binarized with `mlsm binarize --tokenizer hf:PATH`)",
+    text = (
+        "auxiliary model: a fairseq checkpoint, or hf:PATH, the folder or hub name of a BERT- or RoBERTa-like "
+        "Hugging Face model (its text must be binarized with `mlsm binarize --tokenizer hf:PATH`)"
     )
+    parser.add_argument("--auxiliary", required=True, metavar="MODEL", help=text)
 
 
 def add_checkpoint(parser: Parser) -> None:
@@ -75,10 +71,8 @@ def add_texts(parser: Parser, *, valid: bool = False) -> None:
 def add_workers(parser: Parser) -> None:
     """Add the number of processes that tokenize."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    parser.add_argument(
-        "--workers", type=int, default=cores, metavar="N",
-        help="number of processes that tokenize; the output does not depend on it",
-    )  # fmt: skip
+    text = "number of processes that tokenize; the output does not depend on it"
+    parser.add_argument("--workers", type=int, default=cores, metavar="N", help=text)
 
 
 def add_run(parser: Parser) -> None:
@@ -102,16 +96,13 @@ def add_run(parser: Parser) -> None:
 
 def add_keep_at(parser: Parser) -> None:
     """Add the option that says which checkpoints of the auxiliary model are kept."""
-    parser.add_argument(
-        "--keep-at",
-        nargs="+",
-        type=int,
-        metavar="PERCENT",
-        help="percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
+    text = (
+        "percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
         "useful, too (default: 10 25 50 100; that after the last update is always kept). A run that ends earlier, by "
         "--patience or --max-epoch, has none of those that it did not reach, but checkpoint_best.pt and "
-        "checkpoint_last.pt",
+        "checkpoint_last.pt"
     )
+    parser.add_argument("--keep-at", nargs="+", type=int, metavar="PERCENT", help=text)
 
 
 def kept_percentages(args: argparse.Namespace) -> Sequence[int]:
@@ -157,18 +148,10 @@ def user_dir_flags(args: argparse.Namespace) -> list[str]:
 
 def add_share_options(parser: Parser) -> None:
     """Add the options that say which part of the work this process does."""
-    parser.add_argument(
-        "--process-index",
-        type=int,
-        metavar="I",
-        help="number of this process, from 0 (default: RANK of torchrun, else SLURM_PROCID, else 0)",
-    )
-    parser.add_argument(
-        "--num-processes",
-        type=int,
-        metavar="N",
-        help="number of processes that share the work (default: WORLD_SIZE, else SLURM_NTASKS, else 1)",
-    )
+    text = "number of this process, from 0 (default: RANK of torchrun, else SLURM_PROCID, else 0)"
+    parser.add_argument("--process-index", type=int, metavar="I", help=text)
+    text = "number of processes that share the work (default: WORLD_SIZE, else SLURM_NTASKS, else 1)"
+    parser.add_argument("--num-processes", type=int, metavar="N", help=text)
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:

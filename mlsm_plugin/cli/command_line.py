@@ -1,7 +1,5 @@
 """Whether this process is the ``mlsm`` command itself."""
 
-from __future__ import annotations
-
 import os.path
 import sys
 

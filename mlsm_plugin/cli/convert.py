@@ -1,7 +1,5 @@
 """``mlsm convert``: bring a model or a dictionary of another program in, or take one there."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
@@ -135,7 +133,7 @@ def _lines_to_compare(args: argparse.Namespace) -> list[str]:
     return list(itertools.islice((line for line in read_lines(args.text) if line), args.lines or 1000))
 
 
-def _print_comparison(output: str, found: Comparison) -> None:
+def _print_comparison(output: str, found: "Comparison") -> None:
     print(
         f"{output}: ids are the same on {found.lines:,} lines, logits of {found.tokens:,} tokens differ by at most "
         f"{found.largest_difference:.1e}"

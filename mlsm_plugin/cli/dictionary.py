@@ -1,7 +1,5 @@
 """``mlsm dictionary``: learn the latent properties, as a dictionary or as a sparse autoencoder."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

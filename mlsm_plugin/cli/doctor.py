@@ -1,7 +1,5 @@
 """``mlsm doctor``: list the installed versions, and what is wrong with them."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``mlsm encode``: sparse-code the hidden states of a dataset."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -43,13 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dataset that `mlsm binarize` wrote; or sequences of ids with special tokens: one .npy file (n, T), or a "
         "folder of datasets.Dataset.save_to_disk with the column input_ids",
     )
-    parser.add_argument(
-        "--output",
-        type=output_folder,
-        metavar="DIR",
-        help="folder for the codes, <split>.codes (default: DATA), which fairseq-train takes as --latent-codes; for "
-        "one file or folder of sequences, the store itself",
+    text = (
+        "folder for the codes, <split>.codes (default: DATA), which fairseq-train takes as --latent-codes; for "
+        "one file or folder of sequences, the store itself"
     )
+    parser.add_argument("--output", type=output_folder, metavar="DIR", help=text)
     parser.add_argument("--tokenizer", metavar="PATH", help="of sequences: tokenizer, if it is not beside the model")
     add_auxiliary(parser)
     parser.add_argument("--dictionary", required=True, metavar="DICT_DIR", help="folder that `mlsm dictionary` wrote")
@@ -135,7 +131,7 @@ def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str,
     return {"coder": coder, "settings": settings, "share": share}
 
 
-def encode_and_report(name: str, encode: Callable[[], CodingFigures], share: WorkShare) -> CodingFigures:
+def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", share: WorkShare) -> "CodingFigures":
     """Run what codes a split, and print what was coded, and how exactly."""
     start = time.perf_counter()
     figures = encode()

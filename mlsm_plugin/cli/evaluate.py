@@ -1,7 +1,5 @@
 """``mlsm evaluate``: judge a masked LM on minimal pairs, or a dictionary on a split."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -79,13 +77,8 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
         "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
     )
     add_checkpoint(parser)
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="JSONL",
-        help="minimal pairs; each line has sentence_good and sentence_bad, as in BLiMP",
-    )
+    text = "minimal pairs; each line has sentence_good and sentence_bad, as in BLiMP"
+    parser.add_argument("--input", nargs="+", required=True, metavar="JSONL", help=text)
     parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
     add_settings(parser, KnownText)
     add_settings(parser, ModelRun, only=("device", "batch_tokens"))

@@ -1,7 +1,5 @@
 """``mlsm finetune``: fine-tune a checkpoint to classify texts, or pairs of texts."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``mlsm infill``: fill the gaps of texts with a denoising model."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 
@@ -9,12 +7,8 @@ from mlsm_plugin.cli.coding_options import add_checkpoint, add_device, check_pos
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "texts",
-        nargs="+",
-        metavar="TEXT",
-        help="texts with gaps, each in quotes, such as 'The <extra_id_0> walks in <extra_id_1> park'",
-    )
+    text = "texts with gaps, each in quotes, such as 'The <extra_id_0> walks in <extra_id_1> park'"
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help=text)
     add_checkpoint(parser)
     parser.add_argument(
         "--beam", type=int, default=4, metavar="N", help="number of hypotheses that the beam search keeps"

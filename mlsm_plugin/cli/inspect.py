@@ -1,7 +1,5 @@
 """``mlsm inspect``: write an HTML report of what the latent properties mean."""
 
-from __future__ import annotations
-
 import argparse
 
 from mlsm_plugin.cli.coding_options import check_positive
@@ -9,11 +7,8 @@ from mlsm_plugin.core.files.atomic_files import check_output_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        metavar="RUN_OR_DATA_BIN",
-        help="binarized dataset with codes, --output of `mlsm preprocess`, or --save-dir of a training run",
-    )
+    text = "binarized dataset with codes, --output of `mlsm preprocess`, or --save-dir of a training run"
+    parser.add_argument("folder", metavar="RUN_OR_DATA_BIN", help=text)
     parser.add_argument(
         "--output", default="report.html", metavar="HTML", help="page to write; it opens without a network"
     )

@@ -1,7 +1,5 @@
 """Entry point of ``mlsm``: finds the subcommand, and prints user errors as one line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging
@@ -10,7 +8,7 @@ import sys
 
 import mlsm_plugin
 from mlsm_plugin.cli import plugins
-from mlsm_plugin.cli.actions import HelpFormatter
+from mlsm_plugin.cli.actions import add_described
 from mlsm_plugin.fairseq_door.seams import installation
 from mlsm_plugin.version import __version__
 
@@ -53,13 +51,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mlsm_plugin {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            formatter_class=HelpFormatter,
-            allow_abbrev=False,
-        )
+        subparser = add_described(commands, name, summary)
         subparser.add_argument("--user-dir", metavar="DIR", help=plugins.HELP)
         if name == command:
             module = importlib.import_module(f"mlsm_plugin.cli.{name}")

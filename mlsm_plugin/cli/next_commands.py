@@ -1,10 +1,9 @@
 """The next command of the pipeline, ready to paste, which a command prints at its end."""
 
-from __future__ import annotations
-
-import os
 import shlex
 from typing import TYPE_CHECKING
+
+from mlsm_plugin.core.files.atomic_files import PathLike
 
 if TYPE_CHECKING:
     from mlsm_plugin.core.hidden_states.settings import BlockSettings
@@ -15,21 +14,14 @@ def print_next(purpose: str, command: str) -> None:
     print(f"\n{purpose}:\n\n{command}")
 
 
-def encode_command(
-    data_bin: str | os.PathLike[str], auxiliary: str, dictionary: str | os.PathLike[str], user_dir: str | None = None
-) -> str:
+def encode_command(data_bin: PathLike, auxiliary: str, dictionary: PathLike, user_dir: str | None = None) -> str:
     """The ``mlsm encode`` command for the arguments of ``mlsm dictionary``."""
     words = ["mlsm", "encode", str(data_bin), "--auxiliary", auxiliary, "--dictionary", str(dictionary)]
     return shlex.join(words + (["--user-dir", user_dir] if user_dir else []))
 
 
 def training_command(
-    data_bin: str | os.PathLike[str],
-    save_dir: str | os.PathLike[str],
-    blocks: BlockSettings,
-    user_dir: str | None,
-    *,
-    codes: str | None = None,
+    data_bin: PathLike, save_dir: PathLike, blocks: "BlockSettings", user_dir: str | None, *, codes: str | None = None
 ) -> str:
     """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset that was coded in such blocks.
 

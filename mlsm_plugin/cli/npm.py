@@ -1,7 +1,5 @@
 """``mlsm npm``: retrieval with an NPM model: build a datastore, fill masks, classify texts."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -40,20 +38,15 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
     add_data(parser, "binarized dataset of the corpus")
     add_checkpoint(parser)
     add_output(parser, "folder of the datastore")
-    parser.add_argument(
-        "--drop-stopwords",
-        metavar="FILE",
-        help="file of words, one on each line; those that are a single token get no key",
-    )
+    text = "file of words, one on each line; those that are a single token get no key"
+    parser.add_argument("--drop-stopwords", metavar="FILE", help=text)
     add_settings(parser, DatastoreSettings)
     add_block_options(parser)
-    parser.add_argument(
-        "--index",
-        default="none",
-        choices=KINDS,
-        help="kind of index. none: exact, each search reads all keys; flat: exact; ivfpq: approximate, small and fast. "
-        "flat and ivfpq need faiss (pip install 'mlsm_plugin[retrieval]'), and can be added to a complete datastore",
+    text = (
+        "kind of index. none: exact, each search reads all keys; flat: exact; ivfpq: approximate, small and fast. "
+        "flat and ivfpq need faiss (pip install 'mlsm_plugin[retrieval]'), and can be added to a complete datastore"
     )
+    parser.add_argument("--index", default="none", choices=KINDS, help=text)
     add_settings(parser, ModelRun)
     add_share_options(parser)
 
@@ -121,14 +114,8 @@ def _add_fill_options(parser: argparse.ArgumentParser) -> None:
     _add_retrieval_options(parser)
     parser.add_argument("--topk", type=int, default=5, metavar="N", help="phrases to print for each mask")
     add_settings(parser, FillingSettings)
-    parser.add_argument(
-        "--continue",
-        dest="steps",
-        type=int,
-        default=0,
-        metavar="N",
-        help="append N phrases to each text, one after the other, instead of filling its masks",
-    )
+    text = "append N phrases to each text, one after the other, instead of filling its masks"
+    parser.add_argument("--continue", dest="steps", type=int, default=0, metavar="N", help=text)
 
 
 def _fill(args: argparse.Namespace, extra: list[str]) -> int:
@@ -192,12 +179,8 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template", required=True, metavar="TEXT", help="sentence with {} for the text and one <mask>"
     )
-    parser.add_argument(
-        "--verbalizer",
-        required=True,
-        metavar="FILE",
-        help="words of the labels, a line for each label: label TAB word, word, ...",
-    )
+    text = "words of the labels, a line for each label: label TAB word, word, ..."
+    parser.add_argument("--verbalizer", required=True, metavar="FILE", help=text)
     parser.add_argument(
         "--input", required=True, metavar="TSV", help="texts to classify; lines are: label TAB text, or text alone"
     )
@@ -207,13 +190,8 @@ def _add_classify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parametric", action="store_true", help="use the softmax of the masked-LM head instead of retrieval"
     )
-    parser.add_argument(
-        "--max-occurrences",
-        type=int,
-        default=10_000,
-        metavar="N",
-        help="largest number of occurrences of a word to compare with",
-    )
+    text = "largest number of occurrences of a word to compare with"
+    parser.add_argument("--max-occurrences", type=int, default=10_000, metavar="N", help=text)
 
 
 def _classify(args: argparse.Namespace, extra: list[str]) -> int:

@@ -1,7 +1,5 @@
 """``mlsm plot``: draw the curves of runs from their logs, as a picture."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``--user-dir``: the folder of a user's plugin, whose import registers coders, sources or objectives."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

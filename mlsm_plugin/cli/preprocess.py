@@ -1,7 +1,5 @@
 """``mlsm preprocess``: turn raw text into everything that MLSM training reads, in one folder."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from functools import partial

@@ -1,7 +1,5 @@
 """``mlsm pretrain``: MLSM in stages from nothing, with the codes of the model itself."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

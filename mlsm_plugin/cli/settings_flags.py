@@ -1,7 +1,5 @@
 """The command line of settings: flags from the fields of a dataclass, and the dataclass from what was given."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import typing
@@ -91,7 +89,7 @@ def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
 
 
-def coder_of(args: argparse.Namespace) -> SparseCoder:
+def coder_of(args: argparse.Namespace) -> "SparseCoder":
     """The coder in the folder ``args.dictionary``, with the options of the command line; errors name their flags."""
     from mlsm_plugin.core.sparse_coding.coder import coder_kinds, load_coder
 

@@ -1,7 +1,5 @@
 """``mlsm tokenizer``: train a tokenizer; writes ``sentencepiece.bpe.model`` and ``dict.txt``."""
 
-from __future__ import annotations
-
 import argparse
 
 from mlsm_plugin.cli.coding_options import add_output

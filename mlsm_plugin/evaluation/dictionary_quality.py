@@ -1,8 +1,5 @@
 """How good a dictionary is on a split: what it reconstructs, and what a masked LM loses by its reconstructions."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.coding.coder_fit import fitting_encoder, fitting_fingerprint
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
@@ -25,7 +23,7 @@ from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
 
 
 def evaluate_dictionary(
-    data_bin: str | os.PathLike[str], split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
+    data_bin: PathLike, split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
 ) -> dict[str, Any]:
     """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
 

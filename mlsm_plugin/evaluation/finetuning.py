@@ -1,7 +1,5 @@
 """Fine-tuning with fairseq's own trainer, once for each seed; a stopped run resumes."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import statistics
@@ -16,13 +14,19 @@ import numpy as np
 from fairseq.data import Dictionary
 from scipy import stats
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory, atomic_open, copy_file, link_file, sha256_of_files
+from mlsm_plugin.core.files.atomic_files import (
+    PathLike,
+    atomic_directory,
+    atomic_open,
+    copy_file,
+    link_file,
+    sha256_of_files,
+)
 from mlsm_plugin.core.files.json_checks import Check, check_json, fields, number
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.core.hidden_states.devices import default_device
-from mlsm_plugin.core.text.text_files import PathLike
 from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, check_known
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.settings import FinetuneSettings

@@ -1,13 +1,11 @@
 """Labelled texts in TSV files: ``label TAB text``, or ``label TAB text TAB text`` for pairs."""
 
-from __future__ import annotations
-
 import math
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.text.text_files import numbered_lines
 
 FIRST_LINE = "; if the first line names the columns, pass --header"
@@ -35,9 +33,7 @@ class LabelledTexts:
         return len(self.texts[0])
 
 
-def read_labelled_texts(
-    path: str | os.PathLike[str], *, regression: bool = False, header: bool = False
-) -> LabelledTexts:
+def read_labelled_texts(path: PathLike, *, regression: bool = False, header: bool = False) -> LabelledTexts:
     """All lines of a UTF-8 file but blank ones and, with ``header``, the first, which names the columns.
 
     Raises:

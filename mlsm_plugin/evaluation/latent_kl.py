@@ -1,9 +1,6 @@
 """How much of the masked tokens' latent semantics a model predicts, compared with a unigram baseline."""
 
-from __future__ import annotations
-
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.latent_semantic import latent_semantic_kl
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
@@ -44,12 +42,7 @@ def mean_code(store: CodeStore) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate_latent_kl(
-    run: str | os.PathLike[str],
-    data_bin: str | os.PathLike[str],
-    split: str = "valid",
-    *,
-    batch_size: int = 32,
-    codes: str | os.PathLike[str] | None = None,
+    run: PathLike, data_bin: PathLike, split: str = "valid", *, batch_size: int = 32, codes: PathLike | None = None
 ) -> LatentKl:
     """Evaluate the model of a run's folder and the unigram baseline on the same masked tokens, masked as in training.
 

@@ -1,7 +1,5 @@
 """Batches of a split with masks, the same for every model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

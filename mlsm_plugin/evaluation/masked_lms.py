@@ -1,8 +1,5 @@
 """Masked language models whose hidden states of one layer can be replaced, of fairseq and of Hugging Face."""
 
-from __future__ import annotations
-
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +9,9 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
-from mlsm_plugin.core.hidden_states.devices import default_device, half_products, placed
+from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, supported_config
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
@@ -23,7 +21,6 @@ from mlsm_plugin.fairseq_door.seams.model_parts import changed_hidden_states
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
 Change = Callable[[Tensor], Tensor]
-PathLike = str | os.PathLike[str]
 
 
 class NoMaskedLmError(ValueError):
@@ -69,9 +66,7 @@ class MaskedLm(ABC):
 class FairseqMaskedLm(MaskedLm):
     """A RoBERTa-like model of fairseq, with its head; arguments and errors as of :func:`open_masked_lm`."""
 
-    def __init__(
-        self, name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
-    ) -> None:
+    def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
         model, cfg = load_roberta(name, data_bin, self.dictionary)
         if (why := why_untrained(cfg)) is not None:
@@ -94,9 +89,7 @@ class FairseqMaskedLm(MaskedLm):
 class HuggingFaceMaskedLm(MaskedLm):
     """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as of :func:`open_masked_lm`."""
 
-    def __init__(
-        self, name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
-    ) -> None:
+    def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
         folder = hf_folder(name, weights=True)
         supported_config(folder)
@@ -144,9 +137,7 @@ class HuggingFaceMaskedLm(MaskedLm):
         return self._ids[tokens]
 
 
-def open_masked_lm(
-    name: PathLike, data_bin: PathLike, *, device: str | torch.device | None = None, fp16: bool = False
-) -> MaskedLm:
+def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> MaskedLm:
     """Open the masked LM of this name; arguments are those of :class:`HiddenStateEncoder`.
 
     NoMaskedLmError if the model is no masked LM, its head was not trained, or its source has none; FileNotFoundError or

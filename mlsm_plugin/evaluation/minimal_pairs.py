@@ -1,9 +1,6 @@
 """Accuracy on minimal pairs (Warstadt et al., BLiMP, 2020) by pseudo-log-likelihood (Salazar et al., ACL 2020)."""
 
-from __future__ import annotations
-
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import parse_json
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import numbered_lines
 from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
@@ -33,7 +30,7 @@ class MinimalPair:
     where: str  # file and line, for error messages
 
 
-def read_pairs(path: str | os.PathLike[str]) -> list[MinimalPair]:
+def read_pairs(path: PathLike) -> list[MinimalPair]:
     """Read JSON lines with ``sentence_good`` and ``sentence_bad``, as in BLiMP; blank lines are skipped.
 
     ValueError if a line is not a JSON object or lacks a sentence (the message names the line), or there is no pair.

@@ -1,7 +1,5 @@
 """How a checkpoint is fine-tuned, and how a dictionary is judged; imports nothing slow, for the help of commands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from mlsm_plugin.core.files.settings import option, seed

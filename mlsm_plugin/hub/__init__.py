@@ -1,10 +1,8 @@
 """Load a trained model from a folder and use it."""
 
-from __future__ import annotations
-
-import os
 from typing import Any
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import bpe_options, checkpoint_of
 from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import read_contents
@@ -15,9 +13,9 @@ from mlsm_plugin.hub.interface import MlsmHubInterface, TokenProperties
 
 
 def from_pretrained(
-    model_name_or_path: str | os.PathLike[str],
+    model_name_or_path: PathLike,
     checkpoint_file: str | None = None,
-    data_name_or_path: str | os.PathLike[str] = ".",
+    data_name_or_path: PathLike = ".",
     *,
     bpe: str | None = None,
     **overrides: Any,

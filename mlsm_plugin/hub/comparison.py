@@ -1,7 +1,5 @@
 """Whether a model and its tokenizer give the ids and the logits that those of ``transformers`` give."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

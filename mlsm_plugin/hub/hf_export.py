@@ -1,8 +1,5 @@
 """Export of a checkpoint to Hugging Face: a stock model for masked LM with a fast tokenizer."""
 
-from __future__ import annotations
-
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS
@@ -129,7 +126,7 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
 
 
 @torch.no_grad()
-def export(interface: Any, output: str | os.PathLike[str], lines: Sequence[str]) -> ExportProof:
+def export(interface: Any, output: PathLike, lines: Sequence[str]) -> ExportProof:
     """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
 
     ValueError if the model cannot be exported, a package is missing, ids differ, or a logit differs by more than 1e-4.

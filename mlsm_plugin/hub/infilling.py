@@ -1,7 +1,5 @@
 """Filling the gaps of a text with a trained denoising model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The interface of a loaded model: fairseq's for RoBERTa, plus latent properties, labels and phrases."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

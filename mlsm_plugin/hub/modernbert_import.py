@@ -1,8 +1,5 @@
 """A stock ``ModernBertForMaskedLM`` of Hugging Face as a checkpoint of ``mlsm_modern``, which training starts from."""
 
-from __future__ import annotations
-
-import os
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder, import_transformers
 from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
 from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
@@ -41,9 +38,7 @@ class ImportProof(Comparison):
     flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model
 
 
-def import_modernbert(
-    name: str | os.PathLike[str], output: str | os.PathLike[str], lines: Sequence[str]
-) -> ImportProof:
+def import_modernbert(name: PathLike, output: PathLike, lines: Sequence[str]) -> ImportProof:
     """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with Hugging Face's model.
 
     The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes

@@ -1,7 +1,5 @@
 """The stock models of Hugging Face that compute what an encoder of ours computes: RoBERTa and ModernBERT."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

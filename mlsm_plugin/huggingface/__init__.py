@@ -1,7 +1,5 @@
 """The objectives in the Trainer of ``transformers``, without fairseq: coding, collators, models."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Continue the pre-training of a Hugging Face model on a text: from the text to the adapted model, resumable."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

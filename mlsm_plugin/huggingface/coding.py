@@ -1,7 +1,5 @@
 """Codes sequences of token ids with a Hugging Face model, and learns what codes them; needs no fairseq."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -15,6 +13,7 @@ from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.core.coding.coder_fit import fitting_fingerprint
 from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks
@@ -28,8 +27,6 @@ from mlsm_plugin.core.sparse_coding.coder import SparseCoder, load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
-
-PathLike = str | os.PathLike[str]
 
 
 def encode_sequences(

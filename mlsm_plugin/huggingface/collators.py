@@ -5,8 +5,6 @@ The masks of a sequence depend on the seed, the epoch and the number of the sequ
 one that never stopped, whatever the number of worker processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,14 +1,12 @@
 """MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
 
-from __future__ import annotations
-
-import os
 import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
@@ -33,9 +31,7 @@ class LatentSemanticModel(PretrainingModel):
     latent_head: nn.Linear
 
     @classmethod
-    def from_pretrained(
-        cls, path: str | os.PathLike[str], *, num_atoms: int | None = None, **options: Any
-    ) -> LatentSemanticModel:
+    def from_pretrained(cls, path: PathLike, *, num_atoms: int | None = None, **options: Any) -> "LatentSemanticModel":
         """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
         ValueError if the model or its trained masked-LM head does not exist, the latent head is damaged, or it is

@@ -4,9 +4,6 @@ A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass
 computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.
 """
 
-from __future__ import annotations
-
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
@@ -58,7 +56,7 @@ class PretrainingModel:
         return model
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> Any:
+    def from_pretrained(cls, path: PathLike, **options: Any) -> Any:
         """Open a folder or hub name; see :meth:`of` for the options.
 
         ValueError as of :meth:`of`, or if the model does not exist, or has no trained masked-LM head.

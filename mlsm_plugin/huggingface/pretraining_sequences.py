@@ -1,8 +1,5 @@
 """Datasets for the Trainer of ``transformers``: sequences or groups of them, with number, epoch and maybe codes."""
 
-from __future__ import annotations
-
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.span_groups import consecutive_groups
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, recorded_coverage
@@ -22,7 +20,7 @@ class SequenceCodes(CodeStore):
     ValueError if the codes belong to other sequences or another order, or are unfinished or damaged.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], sequences: TokenSequences) -> None:
+    def __init__(self, directory: PathLike, sequences: TokenSequences) -> None:
         super().__init__(directory)
         recorded = self.meta.get("fingerprints", {}).get("split")
         if recorded != sequences.fingerprint or len(self) != sequences.num_tokens:
@@ -77,7 +75,7 @@ class PretrainingSequences(_Samples):
     it, as in evaluation, the masks are always the same.
     """
 
-    def __init__(self, input_ids: Any, codes: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, input_ids: Any, codes: PathLike | None = None) -> None:
         super().__init__(input_ids)
         self.codes = None if codes is None else SequenceCodes(codes, self.sequences)
 

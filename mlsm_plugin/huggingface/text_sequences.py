@@ -1,15 +1,12 @@
 """Raw text to token sequences of a Hugging Face tokenizer; needs no fairseq."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
-from mlsm_plugin.core.files.atomic_files import sha256_of_files
+from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, hf_folder
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.sources import LONGEST_DEFAULT_BLOCK, default_tokens_per_sample
@@ -41,7 +38,7 @@ def ids_of_lines(
             yield None if encoding is None else encoding.ids
 
 
-def default_max_length(tokenizer: str | os.PathLike[str]) -> int:
+def default_max_length(tokenizer: PathLike) -> int:
     """What the model beside a tokenizer can take, at most 512; 512 if there is no model."""
     folder = hf_folder(tokenizer)
     there = (folder / "config.json").is_file()
@@ -49,9 +46,9 @@ def default_max_length(tokenizer: str | os.PathLike[str]) -> int:
 
 
 def write_text_sequences(
-    texts: Sequence[str | os.PathLike[str]],
-    tokenizer: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    texts: Sequence[PathLike],
+    tokenizer: PathLike,
+    output: PathLike,
     *,
     max_length: int | None = None,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,

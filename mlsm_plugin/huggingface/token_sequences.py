@@ -1,7 +1,5 @@
 """Sequences of token ids as a model of Hugging Face reads them, each token with its position in all of them."""
 
-from __future__ import annotations
-
 import array
 import hashlib
 import os
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, read_json, write_json
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, whole
 from mlsm_plugin.core.files.npy_files import map_npy
@@ -59,7 +57,7 @@ class TokenSequences:
             raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
 
     @classmethod
-    def of(cls, input_ids: Any) -> TokenSequences:
+    def of(cls, input_ids: Any) -> "TokenSequences":
         """``input_ids`` itself if it is such a corpus, else the corpus that it makes."""
         return input_ids if isinstance(input_ids, cls) else cls(input_ids)
 
@@ -77,7 +75,7 @@ class TokenSequences:
             raise IndexError(index)
         return _checked(self._ids[index], index)
 
-    def part(self, first: int, last: int) -> TokenSequences:
+    def part(self, first: int, last: int) -> "TokenSequences":
         """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
         found = TokenSequences(self._ids[first:last])
         found.about = self.about
@@ -115,8 +113,8 @@ class TokenSequences:
 
     @classmethod
     def write(
-        cls, folder: str | os.PathLike[str], sequences: Iterable[Sequence[int]], *, about: dict[str, Any] | None = None
-    ) -> TokenSequences:
+        cls, folder: PathLike, sequences: Iterable[Sequence[int]], *, about: dict[str, Any] | None = None
+    ) -> "TokenSequences":
         """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
 
         The files are ``ids.npy`` (int32), ``starts.npy`` (int64), and ``meta.json`` with ``about``, such as

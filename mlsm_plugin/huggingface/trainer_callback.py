@@ -1,7 +1,5 @@
 """What the Trainer does not do by itself: the epoch, the parts of the loss, ranks after an evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,10 +1,7 @@
 """Train a model with an objective of this package in the Trainer of ``transformers``, and resume after a stop."""
 
-from __future__ import annotations
-
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers
 from mlsm_plugin.core.files.settings import check, option, seed
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
@@ -77,7 +75,7 @@ class TrainingSettings:
             values = {name: value for name, value in values.items() if name not in ("optimizer", "muon_learning_rate")}
         return values
 
-    def arguments(self, checkpoints: str | os.PathLike[str]) -> Any:
+    def arguments(self, checkpoints: PathLike) -> Any:
         """Hugging Face's ``TrainingArguments``; raises ValueError if this process sees several GPUs."""
         import_transformers()
         from transformers import TrainingArguments

@@ -1,8 +1,5 @@
 """The codes of a dataset or run as a page: which codes these are, what their atoms mean, and the facts about them."""
 
-from __future__ import annotations
-
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +9,7 @@ import numpy as np
 from fairseq import utils
 from scipy.sparse import csr_matrix
 
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
@@ -33,13 +30,13 @@ QUALITY = fields(
 
 
 def inspect(
-    folder: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    folder: PathLike,
+    output: PathLike,
     *,
     split: str = "train",
-    codes: str | os.PathLike[str] | None = None,
+    codes: PathLike | None = None,
     max_tokens: int = 2_000_000,
-    quality: str | os.PathLike[str] | None = None,
+    quality: PathLike | None = None,
 ) -> list[AtomSummary]:
     """Write an HTML page of what the latent properties mean; returns what it shows of them.
 
@@ -151,7 +148,7 @@ def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
     return facts
 
 
-def _read_quality(path: str | os.PathLike[str]) -> dict[str, Any]:
+def _read_quality(path: PathLike) -> dict[str, Any]:
     try:
         found: dict[str, Any] = check_json(read_json(path), QUALITY, path)
     except ValueError:

@@ -1,12 +1,9 @@
 """What the latent properties mean: a summary of every dictionary atom, and one HTML page that shows them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 
 TEMPLATE = "latent_report.html"
@@ -56,10 +53,10 @@ class _Occurrences:
     order: np.ndarray  # (n,) position in the stream: the earlier wins ties
     windows: np.ndarray  # (n, 2 * window + 1) ids, NOTHING beyond the block
 
-    def __getitem__(self, rows: np.ndarray) -> _Occurrences:
+    def __getitem__(self, rows: np.ndarray) -> "_Occurrences":
         return _Occurrences(*(values[rows] for values in vars(self).values()))
 
-    def joined(self, other: _Occurrences) -> _Occurrences:
+    def joined(self, other: "_Occurrences") -> "_Occurrences":
         return _Occurrences(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
@@ -207,7 +204,7 @@ def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, 
 
 
 def render_report(
-    summaries: Sequence[AtomSummary], *, title: str, facts: Mapping[str, str], output_path: str | os.PathLike[str]
+    summaries: Sequence[AtomSummary], *, title: str, facts: Mapping[str, str], output_path: PathLike
 ) -> None:
     """Write summaries, and names and values of other facts, as one HTML page that needs no other file or network."""
     template = resources.files("mlsm_plugin.reports").joinpath(TEMPLATE).read_text(encoding="utf-8")

@@ -1,17 +1,14 @@
 """The curves of trainings: read from fairseq's logs, in either of its formats, simple and JSON, and drawn."""
 
-from __future__ import annotations
-
 import logging
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import atomic_open, parse_json
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, parse_json
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(
@@ -44,7 +41,7 @@ class TrainingLog:
         return sorted(names, key=lambda name: name != "loss")
 
 
-def read_training_log(path: str | os.PathLike[str]) -> TrainingLog:
+def read_training_log(path: PathLike) -> TrainingLog:
     """Read the log of a run, which may have been stopped and resumed; for repeated updates the later value wins.
 
     ValueError if the log has no line of fairseq's progress.
@@ -107,7 +104,7 @@ def _json_entry(message: str) -> Iterator[tuple[str | None, dict[str, float]]]:
             yield subset, {name.removeprefix(f"{subset}_"): value for name, value in values.items()}
 
 
-def log_file_of(run: str | os.PathLike[str]) -> Path:
+def log_file_of(run: PathLike) -> Path:
     """The log of a run: the file ``run``, or in the folder ``run`` its ``train.log`` or its only ``*.log``."""
     path = Path(run)
     if path.is_file():
@@ -125,11 +122,7 @@ def log_file_of(run: str | os.PathLike[str]) -> Path:
 
 
 def draw_curves(
-    logs: Sequence[tuple[str, TrainingLog]],
-    output: str | os.PathLike[str],
-    *,
-    metrics: Sequence[str] | None = None,
-    dpi: int = 110,
+    logs: Sequence[tuple[str, TrainingLog]], output: PathLike, *, metrics: Sequence[str] | None = None, dpi: int = 110
 ) -> int:
     """Draw the curves of runs, by their names, over each other, as a PNG file; returns the number of panels.
 

@@ -1,8 +1,5 @@
 """Building a phrase datastore: the hidden states of a corpus' tokens (Min et al., 2022)."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +7,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import atomic_open, copy_file, sha256_of_files, write_npy
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, copy_file, sha256_of_files, write_npy
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
@@ -46,7 +43,7 @@ class DatastoreWriter(ShardedStoreWriter):
 
     parts = ("keys", "positions")
 
-    def __init__(self, directory: str | os.PathLike[str], plan: dict[str, Any], shard_tokens: list[int]) -> None:
+    def __init__(self, directory: PathLike, plan: dict[str, Any], shard_tokens: list[int]) -> None:
         advice = f"{START_ANEW}, or choose another --output"
         super().__init__(PlannedFolder(directory, plan, advice=advice), len(shard_tokens))
         self._shard_tokens = shard_tokens
@@ -137,9 +134,9 @@ class DatastoreBuilder:
 
     def __init__(
         self,
-        data_bin: str | os.PathLike[str],
-        checkpoint: str | os.PathLike[str],
-        directory: str | os.PathLike[str],
+        data_bin: PathLike,
+        checkpoint: PathLike,
+        directory: PathLike,
         settings: DatastoreSettings,
         *,
         device: str | None = None,
@@ -176,7 +173,7 @@ class DatastoreBuilder:
                 first = last
             offset += reader.num_tokens
 
-    def _planned(self, checkpoint: str | os.PathLike[str], fp16: bool) -> dict[str, Any]:
+    def _planned(self, checkpoint: PathLike, fp16: bool) -> dict[str, Any]:
         settings = self.settings
         return {
             "format": FORMAT,
@@ -287,7 +284,7 @@ def ids_of_words(symbols: Iterable[str], words: frozenset[str]) -> list[int]:
     return [number for number, symbol in enumerate(symbols) if without_marks(symbol).lower() in words]
 
 
-def read_stopwords(path: str | os.PathLike[str] | None) -> frozenset[str]:
+def read_stopwords(path: PathLike | None) -> frozenset[str]:
     """The words of a file with one word in each line, lower-cased; no words without a file."""
     if path is None:
         return frozenset()

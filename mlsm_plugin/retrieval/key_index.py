@@ -3,8 +3,6 @@
 Next to the shards, ``index.faiss`` holds the index; ``index.json``, written last, says which keys it is for.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator
@@ -65,7 +63,7 @@ class KeyIndex:
         self._index, self.kind, self.similarity = index, kind, similarity
 
     @classmethod
-    def open(cls, directory: Path) -> KeyIndex | None:
+    def open(cls, directory: Path) -> "KeyIndex | None":
         """The index in the folder of a datastore; None if there is none, or, with a warning, if it cannot be used."""
         path = directory / INDEX_META_FILE
         try:

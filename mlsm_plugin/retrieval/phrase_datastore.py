@@ -10,9 +10,6 @@ A datastore is a folder:
 - ``index.faiss`` and ``index.json``, if there is an index (:mod:`~mlsm_plugin.retrieval.key_index`).
 """
 
-from __future__ import annotations
-
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, text, whole
 from mlsm_plugin.core.files.npy_files import map_npy, npy_header
 from mlsm_plugin.core.files.output_lock import in_turn
@@ -61,7 +58,7 @@ class PhraseDatastore:
     ``block_starts`` where its blocks begin, ascending; ``index`` is None if all keys are compared.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: PathLike) -> None:
         """Open the datastore; FileNotFoundError if it does not exist, ValueError if it is incomplete or damaged."""
         self.directory = Path(directory)
         if not (self.directory / META_FILE).is_file():
@@ -81,12 +78,12 @@ class PhraseDatastore:
     @classmethod
     def build(
         cls,
-        data_bin: str | os.PathLike[str],
-        checkpoint: str | os.PathLike[str],
-        directory: str | os.PathLike[str],
+        data_bin: PathLike,
+        checkpoint: PathLike,
+        directory: PathLike,
         settings: DatastoreSettings | None = None,
         **options: Any,
-    ) -> PhraseDatastore:
+    ) -> "PhraseDatastore":
         """Build what is missing of a datastore, and open it; arguments and errors as of :class:`DatastoreBuilder`."""
         builder = DatastoreBuilder(data_bin, checkpoint, directory, settings or DatastoreSettings(), **options)
         if not builder.build():
@@ -127,7 +124,7 @@ class PhraseDatastore:
         """Width of the keys."""
         return int(self.meta["dim"])
 
-    def check_belongs_to(self, checkpoint: str | os.PathLike[str]) -> None:
+    def check_belongs_to(self, checkpoint: PathLike) -> None:
         """Raise ValueError unless the keys were made with this checkpoint."""
         expected = self.meta.get("fingerprints", {}).get("checkpoint", "unknown")
         found = FairseqEncoder.fingerprint_of(checkpoint)

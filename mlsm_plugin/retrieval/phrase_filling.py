@@ -1,7 +1,5 @@
 """Filling masks with phrases of a corpus (Min et al., 2022, section 3.3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a datastore holds, and how phrases are found in it; imports nothing slow, for the help of commands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from mlsm_plugin.core.files.settings import check, option

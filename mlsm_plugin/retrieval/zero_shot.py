@@ -1,8 +1,5 @@
 """Zero-shot classification: which label has the words that fit best in the place of a mask?"""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.span_contrastive import similarities
 from mlsm_plugin.core.text.text_files import numbered_lines
@@ -33,7 +31,7 @@ class LabelledText:
     where: str
 
 
-def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+def read_verbalizer(path: PathLike) -> dict[str, list[str]]:
     """Read the words of each label; its line is ``label TAB word, word, ...``.
 
     ValueError if a line has another form, or a label that has one already, or there are fewer than two labels.
@@ -53,7 +51,7 @@ def read_verbalizer(path: str | os.PathLike[str]) -> dict[str, list[str]]:
     return found
 
 
-def read_texts(path: str | os.PathLike[str], labels: list[str], *, header: bool = False) -> list[LabelledText]:
+def read_texts(path: PathLike, labels: list[str], *, header: bool = False) -> list[LabelledText]:
     """Read lines ``label TAB text``, or ``text`` alone; with ``header`` the first of them is skipped.
 
     ValueError if there is no text, a label is not in ``labels``, or only some lines have a label.

@@ -1,7 +1,5 @@
 """Codes a text block by block into a code store, resumable, in shards that processes share."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -1,13 +1,11 @@
 """Dictionaries and sparse autoencoders of other programs as coders of this package, and the way back."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.core.coding.settings import CoderImport
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import META_FILE, PlannedFolder
 from mlsm_plugin.core.hidden_states.encoder import check_layer
@@ -24,7 +22,7 @@ ADVICE = "pass --overwrite to replace it, or choose another folder"
 
 
 def import_coder(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], settings: CoderImport, *, overwrite: bool = False
+    source: PathLike, output: PathLike, settings: CoderImport, *, overwrite: bool = False
 ) -> SaeCoder | AtomDictionary | None:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy matrix of atoms, and save it.
 
@@ -70,9 +68,7 @@ def _origin(settings: CoderImport, dim: int) -> dict[str, Any]:
     return found
 
 
-def export_sae(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], *, overwrite: bool = False
-) -> SaeCoder | None:
+def export_sae(source: PathLike, output: PathLike, *, overwrite: bool = False) -> SaeCoder | None:
     """Write an SAE of this package for SAELens, and return it; None if this very one is there.
 
     ValueError if the source is no SAE, or another one is there.
@@ -88,7 +84,7 @@ def export_sae(
     return coder
 
 
-def _apart(source: str | os.PathLike[str], output: str | os.PathLike[str]) -> tuple[Path, Path]:
+def _apart(source: PathLike, output: PathLike) -> tuple[Path, Path]:
     """The two as paths; raises ValueError if the output would lie in the place of the source."""
     source, output = Path(source), Path(output)
     if output.resolve() in (source.resolve(), source.resolve().parent if source.is_file() else None):

@@ -1,16 +1,14 @@
 """Checks that auxiliary model, coder and text belong together, made before anything is coded."""
 
-from __future__ import annotations
-
-import os
 from typing import Any
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors
 from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
 
-def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: str | os.PathLike[str], option: str) -> int:
+def fitting_layer(coder: SparseCoder, chosen: int | None, *, folder: PathLike, option: str) -> int:
     """The layer whose hidden states a coder codes: the ``chosen`` one, else the one that it was learned from.
 
     ValueError, with the ``folder`` of the coder and the user's ``option``, if nothing says the layer.
@@ -37,7 +35,7 @@ def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None
         )
 
 
-def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, layer: int) -> str:
+def fitting_fingerprint(auxiliary: PathLike, coder: SparseCoder, layer: int) -> str:
     """SHA-256 of the auxiliary model, of which ``coder`` codes a layer.
 
     FileNotFoundError or ValueError if the model does not exist; ValueError if the coder belongs to another model or
@@ -56,9 +54,7 @@ def fitting_fingerprint(auxiliary: str | os.PathLike[str], coder: SparseCoder, l
     return fingerprint
 
 
-def fitting_encoder(
-    auxiliary: str | os.PathLike[str], data_bin: str | os.PathLike[str], coder: SparseCoder, settings: Any
-) -> HiddenStateEncoder:
+def fitting_encoder(auxiliary: PathLike, data_bin: PathLike, coder: SparseCoder, settings: Any) -> HiddenStateEncoder:
     """Open the auxiliary model; raises ValueError if the coder or the blocks do not fit it.
 
     ``settings`` have a layer, blocks, a device and ``fp16``, as for coding and for evaluation.

@@ -1,7 +1,5 @@
 """Learn a sparse coder from a text, judge it, and write it with its health; one way for every kind of text."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.core.files.settings import check, option, seed
@@ -288,5 +287,4 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    reason = str(error).split("\n", 1)[0]
-    return ValueError(f"{path} is not a checkpoint of this training ({reason}); delete it to start anew")
+    return ValueError(f"{path} is not a checkpoint of this training ({first_line(error)}); delete it to start anew")

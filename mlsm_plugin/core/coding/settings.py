@@ -1,7 +1,5 @@
 """How text is coded in chains, and what other programs do not say; imports nothing slow, for the help of commands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mlsm_plugin.core.files.settings import check, option

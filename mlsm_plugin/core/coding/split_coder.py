@@ -1,7 +1,5 @@
 """Turns blocks of a text into the codes of their tokens."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

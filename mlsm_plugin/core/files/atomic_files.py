@@ -5,8 +5,6 @@ can have the same process number. A process holds a lock on what it writes. The 
 ends, however it ends, so that the leftovers of killed processes can be recognized and removed.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
@@ -24,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+PathLike = str | os.PathLike[str]
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
 
@@ -34,7 +33,7 @@ def temporary_path(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_open(path: str | os.PathLike[str], mode: str = "wb", *, keep_existing: bool = False) -> Iterator[IO[Any]]:
+def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False) -> Iterator[IO[Any]]:
     """Open a temporary file next to ``path`` and rename it to ``path`` when the block succeeds.
 
     If the block fails (a full disk, a kill), ``path`` stays as it was. A symbolic link stays, and its target is
@@ -76,7 +75,7 @@ def _linked(source: Path, target: Path) -> bool:
     return True
 
 
-def write_npy(path: str | os.PathLike[str], array: np.ndarray) -> None:
+def write_npy(path: PathLike, array: np.ndarray) -> None:
     """Write ``array`` as an npy file, atomically.
 
     numpy writes to a real file without Python's buffer, and does not notice if its last kilobytes no longer fit on
@@ -86,7 +85,7 @@ def write_npy(path: str | os.PathLike[str], array: np.ndarray) -> None:
         np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
-def write_json(path: str | os.PathLike[str], value: Any, *, keep_existing: bool = False) -> None:
+def write_json(path: PathLike, value: Any, *, keep_existing: bool = False) -> None:
     """Write ``value`` as indented JSON, atomically; the order of keys is kept.
 
     A file that already has this content is not written again. Arguments and errors are those of :func:`atomic_open`.
@@ -98,13 +97,13 @@ def write_json(path: str | os.PathLike[str], value: Any, *, keep_existing: bool 
         file.write(content)
 
 
-def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def copy_file(source: PathLike, target: PathLike) -> None:
     """Copy the content of a file, atomically."""
     with open(source, "rb") as reader, atomic_open(target) as file:
         shutil.copyfileobj(reader, file)
 
 
-def check_output_file(path: str | os.PathLike[str]) -> None:
+def check_output_file(path: PathLike) -> None:
     """Raise ValueError, before hours of work, if no file can be written there."""
     if os.path.isdir(path):
         raise ValueError(f"{path} is a folder; name a file in it")
@@ -113,12 +112,12 @@ def check_output_file(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{Path(path).absolute().parent} does not exist; make it, or choose another place")
 
 
-def _check_not_special(path: str | os.PathLike[str]) -> None:
+def _check_not_special(path: PathLike) -> None:
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise ValueError(f"{path} is not a regular file; name a file")
 
 
-def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def link_file(source: PathLike, target: PathLike) -> None:
     """Make ``target`` a second name of the file ``source``, atomically; a copy where there are no hard links.
 
     Only for files that are replaced, never changed.
@@ -155,7 +154,7 @@ def _tidy_once(directory: Path) -> None:
         remove_leftovers(directory)
 
 
-def _target_of(path: str | os.PathLike[str]) -> Path:
+def _target_of(path: PathLike) -> Path:
     """The file or folder that a symbolic link leads to, or ``path``."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
@@ -190,7 +189,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: PathLike) -> Any:
     """Read a JSON file; ValueError names a file that is not JSON."""
     try:
         return parse_json(Path(path).read_bytes())
@@ -201,7 +200,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 @contextmanager
-def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_directory(path: PathLike) -> Iterator[Path]:
     """Fill a temporary folder next to ``path`` and move its content into ``path`` when the block succeeds.
 
     A folder that does not exist, or is empty, appears as a whole. In another folder, files with other names stay. What
@@ -249,7 +248,7 @@ def _move(folder: Path, path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256_of_files(*paths: str | os.PathLike[str]) -> str:
+def sha256_of_files(*paths: PathLike) -> str:
     """SHA-256 (hex) of the concatenated contents of ``paths``."""
     digest = hashlib.sha256()
     for path in paths:

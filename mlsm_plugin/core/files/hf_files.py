@@ -1,7 +1,5 @@
 """Find the files of a Hugging Face model or tokenizer, which the command line calls ``hf:PATH``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import read_json, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json
 
 HF_PREFIX = "hf:"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -18,7 +16,7 @@ LATENT_HEAD = "latent_head.safetensors"  # beside the weights of a model with a 
 SHARDS = {"model.safetensors.index.json": "model-*.safetensors", "pytorch_model.bin.index.json": "pytorch_model-*.bin"}
 
 
-def is_hf(name: str | os.PathLike[str]) -> bool:
+def is_hf(name: PathLike) -> bool:
     """Whether ``name`` is ``hf:``, followed by a folder or hub name."""
     return os.fspath(name).startswith(HF_PREFIX)
 
@@ -45,7 +43,7 @@ def _leave_out_broken_torchaudio() -> None:
         sys.modules["torchaudio"] = None  # type: ignore[assignment]  # find_spec then reports it as missing
 
 
-def hf_folder(name: str | os.PathLike[str], *, weights: bool = False) -> Path:
+def hf_folder(name: PathLike, *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
     Without a network, a model counts that is in Hugging Face's cache. ``weights``: also get those of the model, and its
@@ -112,7 +110,7 @@ PLAIN_ANGLES = {"rope_type", "rope_theta"}
 TIED_BIAS = "lm_head.decoder.bias"
 
 
-def save_pretrained(folder: str | os.PathLike[str], *parts: Any) -> None:
+def save_pretrained(folder: PathLike, *parts: Any) -> None:
     """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
 
     Version 4 does not open what it cannot compute, such as a ModernBERT with scaled rotary positions. OSError if the

@@ -3,8 +3,6 @@
 A check is a function that gets a value and returns None, or what it should be instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +27,7 @@ def whole(least: int = 0, most: int = LARGEST) -> Check:
 
     def check(value: Any) -> str | None:
         good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-        return None if good else f"{_shown(value)} is not a whole number from {least} to {most}"
+        return None if good else f"{shown(value)} is not a whole number from {least} to {most}"
 
     return check
 
@@ -37,12 +35,12 @@ def whole(least: int = 0, most: int = LARGEST) -> Check:
 def number(value: Any) -> str | None:
     """A finite number."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-    return None if good else f"{_shown(value)} is not a finite number"
+    return None if good else f"{shown(value)} is not a finite number"
 
 
 def text(value: Any) -> str | None:
     """Text."""
-    return None if isinstance(value, str) else f"{_shown(value)} is not text"
+    return None if isinstance(value, str) else f"{shown(value)} is not text"
 
 
 def anything(value: Any) -> str | None:
@@ -60,7 +58,7 @@ def list_of(check: Check) -> Check:
 
     def check_all(value: Any) -> str | None:
         if not isinstance(value, list):
-            return f"{_shown(value)} is not a list"
+            return f"{shown(value)} is not a list"
         problems = ((place, check(item)) for place, item in enumerate(value))
         return next((f"[{place}]: {problem}" for place, problem in problems if problem), None)
 
@@ -72,7 +70,7 @@ def fields(needed: Mapping[str, Check] = {}, known: Mapping[str, Check] = {}) ->
 
     def check_all(value: Any) -> str | None:
         if not isinstance(value, dict):
-            return f"{_shown(value)} is not a dictionary"
+            return f"{shown(value)} is not a dictionary"
         for name, check in {**needed, **known}.items():
             if name not in value:
                 if name in needed:
@@ -91,6 +89,7 @@ def values(check: Check) -> Check:
     return lambda value: fields(dict.fromkeys(value, check) if isinstance(value, dict) else {})(value)
 
 
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else f"{shown[:40]}..."
+def shown(value: Any, most: int = 40) -> str:
+    """A value for an error message, at most so many characters of it."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,7 +1,5 @@
 """Where checkpoints and tokenizers lie: the files of a folder, and what is said of one that is missing."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os
@@ -10,14 +8,14 @@ from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlsm_plugin.core.files.atomic_files import copy_file
+from mlsm_plugin.core.files.atomic_files import PathLike, copy_file
 
 PREFERRED_CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 NUMBERED = re.compile(r"checkpoint(_\d+_)?\d+\.pt")  # of an epoch, or of an epoch and an update
 SHOWN_NAMES = 6
 
 
-def checkpoint_of(path: str | os.PathLike[str], checkpoint_file: str | None = None) -> Path:
+def checkpoint_of(path: PathLike, checkpoint_file: str | None = None) -> Path:
     """The checkpoint at ``path``: the file itself, or the one to load if ``path`` is the ``--save-dir`` of a run.
 
     That is ``checkpoint_file``; None: ``model.pt``, else the best, else the last, else the highest-numbered one, else
@@ -32,7 +30,7 @@ def checkpoint_of(path: str | os.PathLike[str], checkpoint_file: str | None = No
     return path / checkpoint_file
 
 
-def only_checkpoint(path: str | os.PathLike[str], kind: str = "checkpoint", *, preferred: bool = False) -> Path:
+def only_checkpoint(path: PathLike, kind: str = "checkpoint", *, preferred: bool = False) -> Path:
     """The checkpoint at ``path``: the file itself, or the only one of a folder, which an error calls a ``kind``.
 
     Of several, the ``preferred`` one is that of :func:`checkpoint_of`; else FileNotFoundError.
@@ -61,7 +59,7 @@ def _names(folder: Path, kind: str) -> list[str]:
     return names
 
 
-def missing_checkpoint(path: str | os.PathLike[str], kind: str = "checkpoint") -> FileNotFoundError:
+def missing_checkpoint(path: PathLike, kind: str = "checkpoint") -> FileNotFoundError:
     """The error for a file of a ``kind`` that does not exist; it names the checkpoints whose names are nearest."""
     path = Path(path)
     if path.suffix != ".pt":
@@ -84,14 +82,14 @@ DICTIONARY_NAME = "dict.txt"
 FOLDER_NAME = "hf_tokenizer"  # in a data folder and next to checkpoints
 
 
-def tokenizer_files(folder: str | os.PathLike[str]) -> list[Path]:
+def tokenizer_files(folder: PathLike) -> list[Path]:
     """The files that are needed to load the tokenizer of a data folder or run, relative to that folder."""
     inside = sorted(Path(folder, FOLDER_NAME).glob("*"))
     names = [Path(name) for name in (DICTIONARY_NAME, MODEL_NAME) if Path(folder, name).is_file()]
     return names + [Path(FOLDER_NAME, path.name) for path in inside if path.is_file()]
 
 
-def copy_tokenizer(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
     """Copy the dictionary and the tokenizer, each file atomically; what lies beside checkpoints stays as it is.
 
     ValueError if the folder has checkpoints of another vocabulary.
@@ -119,7 +117,7 @@ def symbols_in(dictionary: Path) -> tuple[bytes, ...]:
     return tuple(line.rpartition(b" ")[0] for line in dictionary.read_bytes().removeprefix(BOM_UTF8).splitlines())
 
 
-def bpe_options(*folders: str | os.PathLike[str]) -> dict[str, str]:
+def bpe_options(*folders: PathLike) -> dict[str, str]:
     """fairseq's options (``bpe`` and its file) for the tokenizer of the first folder that has one; else an error."""
     for folder in folders:
         if Path(folder, MODEL_NAME).is_file():

@@ -1,7 +1,5 @@
 """Read npy files: nothing is allocated or mapped before the header and the length of the file fit together."""
 
-from __future__ import annotations
-
 import math
 import os
 import tokenize
@@ -10,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+from mlsm_plugin.core.files.atomic_files import PathLike
 
 READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -58,7 +58,7 @@ def map_npy(path: Path, ndim: int | None = None) -> np.ndarray:
     return whole[header.offset :].view(header.dtype).reshape(header.shape)
 
 
-def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
+def read_npy(path: PathLike) -> np.ndarray:
     """Read the array of an npy file; ValueError names a file that is missing, or not a whole npy file of numbers."""
     if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist")

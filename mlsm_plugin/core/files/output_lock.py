@@ -1,7 +1,5 @@
 """One process at a time writes to a folder, and child processes end with their parents."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -13,11 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mlsm_plugin.core.files.atomic_files import PathLike
+
 SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
 _held: dict[Path, int] = {}
 
 
-def hold_lock(folder: str | os.PathLike[str]) -> bool:
+def hold_lock(folder: PathLike) -> bool:
     """Take the lock of a folder, which this process holds until it ends or calls :func:`release_lock`.
 
     The lock is on the folder itself, so that no file is left. The system releases it when the process ends. ValueError
@@ -59,13 +59,13 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def release_lock(folder: str | os.PathLike[str]) -> None:
+def release_lock(folder: PathLike) -> None:
     """Give back the lock of a folder."""
     os.close(_held.pop(Path(os.path.realpath(folder))))
 
 
 @contextmanager
-def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
+def only_writer(folder: PathLike) -> Iterator[None]:
     """:func:`hold_lock` during the block; a folder that was made for it is removed again if nothing was written."""
     new = not os.path.exists(folder)
     taken = hold_lock(folder)
@@ -80,7 +80,7 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(folder: str | os.PathLike[str]) -> Iterator[None]:
+def in_turn(folder: PathLike) -> Iterator[None]:
     """Wait until no other process holds the lock of a folder, and hold it during the block, if there are locks."""
     if Path(os.path.realpath(folder)) in _held:
         yield

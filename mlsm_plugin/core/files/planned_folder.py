@@ -8,15 +8,12 @@ differences and what to do.
 A folder that has only a seal (``plan_file=None``) cannot be resumed: it is complete, or it is made again.
 """
 
-from __future__ import annotations
-
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import parse_json, read_json, remove_leftovers, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json, read_json, remove_leftovers, write_json
 from mlsm_plugin.core.files.json_checks import check_json, fields
 
 PLAN_FILE = "plan.json"
@@ -75,7 +72,7 @@ class PlannedFolder:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         plan: dict[str, Any],
         *,
         plan_file: str | None = PLAN_FILE,

@@ -1,7 +1,5 @@
 """Progress of long work: a bar on a terminal or in a notebook, and elsewhere a line now and then, for a log file."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Settings that are declared once: the fields of a dataclass, from which the command line is made."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types

@@ -5,8 +5,6 @@ any of them may seal it. A shard is whole if the headers of its files fit togeth
 header says. Nothing else is read to check this. A whole shard is never written again.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from abc import ABC, abstractmethod

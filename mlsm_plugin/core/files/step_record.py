@@ -1,7 +1,5 @@
 """A record of the finished steps of a chain, so that a repeated run does only the rest."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

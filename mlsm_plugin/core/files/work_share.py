@@ -1,7 +1,5 @@
 """The share of the work of this process, from the command line, torchrun or SLURM; processes do not communicate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A text as a model reads it, whatever it is stored in: blocks, in order, with the positions of their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol

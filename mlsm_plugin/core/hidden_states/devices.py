@@ -1,7 +1,5 @@
 """The device on which models run, and what it is fast in."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +10,10 @@ from torch import nn
 # instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists what the processors can do
+Device = str | torch.device | None  # None: the GPU if there is one
 
 
-def default_device(device: str | torch.device | None = None) -> torch.device:
+def default_device(device: Device = None) -> torch.device:
     """``device`` if it is given, else the GPU if there is one, else the CPU.
 
     ValueError if this machine has no such device.

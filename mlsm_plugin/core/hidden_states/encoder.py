@@ -1,8 +1,5 @@
 """The interface of a source of hidden states."""
 
-from __future__ import annotations
-
-import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import sha256_of_files
+from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
+from mlsm_plugin.core.hidden_states.devices import Device
 
 
 class TokenVectors(Protocol):
@@ -53,13 +51,7 @@ class HiddenStateEncoder(ABC):
 
     @abstractmethod
     def __init__(
-        self,
-        name: str | os.PathLike[str],
-        data_bin: str | os.PathLike[str],
-        *,
-        layer: int,
-        device: str | torch.device | None = None,
-        fp16: bool | None = False,
+        self, name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
     ) -> None: ...
 
     @abstractmethod
@@ -82,36 +74,36 @@ class HiddenStateEncoder(ABC):
 
     @classmethod
     @abstractmethod
-    def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
+    def files_of(cls, name: PathLike) -> list[Path]:
         """The files whose contents decide the hidden states; FileNotFoundError or ValueError if there are none."""
 
     @classmethod
     @abstractmethod
-    def layers_of(cls, name: str | os.PathLike[str]) -> int:
+    def layers_of(cls, name: PathLike) -> int:
         """Number of layers of the model."""
 
     @classmethod
     @abstractmethod
-    def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
+    def usual_tokens_of(cls, name: PathLike) -> int:
         """Longest sample in tokens that the model can take and, if that is known, was trained on."""
 
     @classmethod
     @abstractmethod
-    def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
+    def tokenizer_of(cls, name: PathLike) -> str:
         """The value of ``mlsm binarize --tokenizer`` that gives the ids of the model."""
 
     @classmethod
-    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+    def width_of(cls, name: PathLike) -> int | None:
         """Width of the hidden states, if it can be said without loading the model; None otherwise."""
         return None
 
     @classmethod
-    def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
+    def fingerprint_of(cls, name: PathLike) -> str:
         """SHA-256 of what decides the hidden states; here, of the model's files."""
         return sha256_of_files(*cls.files_of(name))
 
 
-def check_layer(layer: int, num_layers: int, name: str | os.PathLike[str]) -> None:
+def check_layer(layer: int, num_layers: int, name: PathLike) -> None:
     """Raise ValueError unless a model of ``num_layers`` has hidden state ``layer``."""
     if not 0 <= layer <= num_layers:
         raise ValueError(

@@ -1,7 +1,5 @@
 """Hidden states of one layer of a Hugging Face encoder, for Hugging Face's own ids and for fairseq's."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence
@@ -11,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
-from mlsm_plugin.core.hidden_states.devices import default_device, half_products, placed
+from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
@@ -38,11 +37,11 @@ class LibraryEncoder:
 
     def __init__(
         self,
-        name: str | os.PathLike[str],
+        name: PathLike,
         *,
         layer: int,
         tokenizer: HuggingFaceTokenizer | None = None,
-        device: str | torch.device | None = None,
+        device: Device = None,
         fp16: bool | None = False,
     ) -> None:
         folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
@@ -113,10 +112,7 @@ def positions_of(config: Any) -> int:
 
 
 def model_and_tokenizer(
-    name: str | os.PathLike[str],
-    tokenizer: HuggingFaceTokenizer | str | os.PathLike[str] | None = None,
-    *,
-    weights: bool = False,
+    name: PathLike, tokenizer: HuggingFaceTokenizer | PathLike | None = None, *, weights: bool = False
 ) -> tuple[Path, Any, HuggingFaceTokenizer]:
     """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
 
@@ -163,7 +159,7 @@ def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any
     return model
 
 
-def load_masked_lm(name: str | os.PathLike[str]) -> Any:
+def load_masked_lm(name: PathLike) -> Any:
     """The masked LM in a folder or of a hub name, with its head, in float32 whatever the file has.
 
     ValueError if the model does not exist, cannot be read, or has no trained masked-LM head.
@@ -182,13 +178,7 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """
 
     def __init__(
-        self,
-        name: str | os.PathLike[str],
-        data_bin: str | os.PathLike[str],
-        *,
-        layer: int,
-        device: str | torch.device | None = None,
-        fp16: bool | None = False,
+        self, name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
     ) -> None:
         folder = hf_folder(name, weights=True)
         supported_config(folder)
@@ -206,7 +196,7 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
         return self._hidden_states(self._ids[tokens], tokens.ne(FAIRSEQ_PAD))
 
     @classmethod
-    def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
+    def files_of(cls, name: PathLike) -> list[Path]:
         """The configuration and the weights."""
         folder = hf_folder(name, weights=True)
         if not (folder / "config.json").is_file():
@@ -214,19 +204,19 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
         return [folder / "config.json", *weight_files(folder)]
 
     @classmethod
-    def layers_of(cls, name: str | os.PathLike[str]) -> int:
+    def layers_of(cls, name: PathLike) -> int:
         return int(supported_config(hf_folder(name)).num_hidden_layers)
 
     @classmethod
-    def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
+    def usual_tokens_of(cls, name: PathLike) -> int:
         """The model's positions."""
         return positions_of(supported_config(hf_folder(name)))
 
     @classmethod
-    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+    def width_of(cls, name: PathLike) -> int | None:
         return int(supported_config(hf_folder(name)).hidden_size)
 
     @classmethod
-    def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
+    def tokenizer_of(cls, name: PathLike) -> str:
         """The model itself, which comes with its tokenizer."""
         return os.fspath(name)

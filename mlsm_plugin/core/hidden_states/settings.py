@@ -1,7 +1,5 @@
 """How a text is cut into blocks, and how a model runs over it; imports nothing slow, for the help of commands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

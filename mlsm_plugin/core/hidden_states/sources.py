@@ -1,14 +1,12 @@
 """The registry of sources of hidden states, by the prefix of a name, such as ``hf:`` for Hugging Face."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
 
-import torch
-
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
+from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 
@@ -44,7 +42,7 @@ def register_fairseq(source: Source) -> Source:
     return _SOURCES.setdefault("", source)
 
 
-def source_of(name: str | os.PathLike[str]) -> Source:
+def source_of(name: PathLike) -> Source:
     """The class that opens the model of this name; a name without a prefix is a fairseq checkpoint.
 
     ValueError if the prefix of the name is not registered, or it is a fairseq checkpoint and fairseq is missing.
@@ -67,17 +65,12 @@ def source_of(name: str | os.PathLike[str]) -> Source:
 
 
 def open_encoder(
-    name: str | os.PathLike[str],
-    data_bin: str | os.PathLike[str],
-    *,
-    layer: int,
-    device: str | torch.device | None = None,
-    fp16: bool | None = False,
+    name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
 ) -> HiddenStateEncoder:
     """Open the encoder of this name; arguments are those of :class:`HiddenStateEncoder`, errors those of its source."""
     return source_of(name)(name, data_bin, layer=layer, device=device, fp16=fp16)
 
 
-def default_tokens_per_sample(name: str | os.PathLike[str]) -> int:
+def default_tokens_per_sample(name: PathLike) -> int:
     """Default length of a block in tokens: what the model can take, at most 512."""
     return min(LONGEST_DEFAULT_BLOCK, source_of(name).usual_tokens_of(name))

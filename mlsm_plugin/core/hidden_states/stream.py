@@ -1,7 +1,5 @@
 """Endless shuffled batches of hidden states, of which only a buffer is in memory."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Generator, Iterator
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks, hidden_states_of
+from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.encoder import TokenVectors
 
 BUFFER_ROWS = 1 << 16  # hidden states that are shuffled together: 100 MB with 384 dimensions
@@ -78,7 +77,7 @@ class HiddenStateStream:
                     yield self._hidden_states(blocks, rows, closed), batches[max(0, skip) : stop]
                 skip, stop = skip - count, stop - count
 
-    def sample(self, most: int, *, device: torch.device | str | None = None) -> Tensor:
+    def sample(self, most: int, *, device: Device = None) -> Tensor:
         """At most ``most`` hidden states ``(n, dim)`` float32 of different blocks; ``device`` None: the encoder's."""
         blocks, rows = next(self._buffers(0, most))
         return self._hidden_states(blocks, rows, device=device)[:most]
@@ -99,11 +98,7 @@ class HiddenStateStream:
             raise ValueError("the text holds no tokens but special ones, so that nothing can be learned from it")
 
     def _hidden_states(
-        self,
-        blocks: list[int],
-        number: int,
-        closed: threading.Event | None = None,
-        device: torch.device | str | None = None,
+        self, blocks: list[int], number: int, closed: threading.Event | None = None, device: Device = None
     ) -> Tensor:
         """The ``number`` hidden states of blocks, in the order of the text within every few; ends when ``closed``."""
 

@@ -4,8 +4,6 @@ Berend, "Masked Latent Semantic Modeling: an Efficient Pre-training Alternative 
 of ACL 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

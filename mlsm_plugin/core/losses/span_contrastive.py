@@ -3,8 +3,6 @@
 Min et al., "Nonparametric Masked Language Modeling", 2022.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

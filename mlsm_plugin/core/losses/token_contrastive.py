@@ -3,8 +3,6 @@
 Fu et al., "Contextual Representation Learning beyond Masked Language Modeling", ACL 2022.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Give a gradient of zeros to parameters that take no part in a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

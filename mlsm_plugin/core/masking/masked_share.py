@@ -1,7 +1,5 @@
 """What becomes of masked tokens, and whether as much of a text is masked as was asked for."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to
 needs only numpy and torch: :class:`SpanCorruptionCollator` works in any PyTorch training loop.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Groups of sequences whose common spans are masked, and their batches (Min et al., 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Find where words begin and end in the pieces of a tokenizer."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import unicodedata
@@ -34,7 +32,7 @@ class PieceClasses:
     sentence_punctuation: np.ndarray  # and one of them is a full stop, comma or the like
 
     @classmethod
-    def of_vocabulary(cls, pieces: Iterable[str], special: Iterable[int]) -> PieceClasses:
+    def of_vocabulary(cls, pieces: Iterable[str], special: Iterable[int]) -> "PieceClasses":
         """The classes of ``pieces``, which are in the order of their ids; ``special`` holds ids.
 
         ValueError if no piece has a mark of words as in SentencePiece, byte-level BPE, WordPiece or subword-nmt.

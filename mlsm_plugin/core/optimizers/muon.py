@@ -1,7 +1,5 @@
 """Muon (Jordan et al., 2024) for the matrices of the layers and AdamW for all other weights, as one optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -19,8 +19,6 @@ are too close to linear dependence for a float32 Gram matrix, the rows of a batc
 (:mod:`~mlsm_plugin.core.sparse_coding.active_set_torch`).
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +63,7 @@ class Batch:
     gaps: np.ndarray  # (n,) float64
 
     @classmethod
-    def of(cls, hidden: np.ndarray, num_atoms: int) -> Batch:
+    def of(cls, hidden: np.ndarray, num_atoms: int) -> "Batch":
         depth = min(num_atoms, hidden.shape[1])  # more atoms cannot be linearly independent
         return cls(
             np.require(hidden, requirements="W"),  # numba would compile again for a read-only array

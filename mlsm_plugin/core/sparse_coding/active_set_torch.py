@@ -4,8 +4,6 @@ The method is that of the compiled loop (:mod:`mlsm_plugin.core.sparse_coding.ac
 supports of a batch are padded to one length, so that one batched call factors and solves their Gram blocks.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -69,10 +67,10 @@ class Supports:
     weights: Tensor  # (n, k) float64, 0 for padding and for atoms that have just joined
     held: Tensor  # (n, k) bool, False for padding
 
-    def select(self, rows: Tensor) -> Supports:
+    def select(self, rows: Tensor) -> "Supports":
         return Supports(self.atoms[rows], self.weights[rows], self.held[rows])
 
-    def narrowed(self) -> Supports:
+    def narrowed(self) -> "Supports":
         """The same codes without columns that no row uses."""
         order = torch.argsort(self.held, dim=1, descending=True, stable=True)
         order = order[:, : int(self.held.sum(dim=1).max()) if len(order) else 0]

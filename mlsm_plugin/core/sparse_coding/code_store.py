@@ -18,8 +18,6 @@ them may seal the store. The order of the keys in ``plan.json`` and ``meta.json`
 :class:`~.code_store_writer.CodeStoreWriter` is the only writer.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +26,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, optional, text, values, whole
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
@@ -71,7 +69,7 @@ class CodeStore:
         directories: a store, or several stores in order.
     """
 
-    def __init__(self, directories: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
+    def __init__(self, directories: PathLike | Iterable[PathLike]) -> None:
         if isinstance(directories, (str, os.PathLike)):
             directories = [directories]
         self.directories = [Path(directory) for directory in directories]

@@ -1,8 +1,5 @@
 """The only writer of the code store; :mod:`~mlsm_plugin.core.sparse_coding.code_store` documents the format."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, shorten
 from mlsm_plugin.core.files.sharded_store import ShardedStoreWriter, shard_path
@@ -42,12 +39,7 @@ class CodeStoreWriter(ShardedStoreWriter):
     parts = PARTS
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        meta: dict[str, Any],
-        boundaries: Sequence[int],
-        *,
-        with_gaps: bool = False,
+        self, directory: PathLike, meta: dict[str, Any], boundaries: Sequence[int], *, with_gaps: bool = False
     ) -> None:
         self.boundaries = [int(offset) for offset in boundaries]
         if len(self.boundaries) < 2 or self.boundaries[0] != 0 or (np.diff(self.boundaries) <= 0).any():

@@ -5,14 +5,11 @@ from mlsm_plugin.core.sparse_coding.coder import load_coder
 codes = load_coder("dictionary").encode(hidden).codes
 """
 
-from __future__ import annotations
-
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import read_json
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -38,7 +35,7 @@ def coder_kinds() -> dict[str, type[SparseCoder]]:
     return dict(_KINDS)
 
 
-def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
+def kind_of(directory: PathLike) -> type[SparseCoder]:
     """The kind of coder in a folder; ValueError if there is none, or its kind is unknown (names the folder)."""
     path = Path(directory) / META_FILE
     if not path.is_file():
@@ -53,7 +50,7 @@ def kind_of(directory: str | os.PathLike[str]) -> type[SparseCoder]:
     return _KINDS[kind]
 
 
-def load_coder(directory: str | os.PathLike[str], **options: Any) -> SparseCoder:
+def load_coder(directory: PathLike, **options: Any) -> SparseCoder:
     """Load a coder of any registered kind from a folder that ``mlsm dictionary`` or its ``save`` wrote.
 
     ``options`` are fields of the kind's ``options_type``; those left out get its defaults. ValueError if there is no

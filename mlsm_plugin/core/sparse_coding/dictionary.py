@@ -3,11 +3,8 @@
 Only this file decides the orientation: a dictionary is (n_atoms, dim), and each row is an atom of unit L2 norm.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlsm_plugin.core.files.atomic_files import read_json, write_json, write_npy
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json, write_npy
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text, whole
 from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
@@ -75,7 +72,7 @@ class AtomDictionary:
         np.save(buffer, self.atoms, allow_pickle=False)
         return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
+    def save(self, directory: PathLike) -> None:
         """Write the folder; ``meta.json`` is written last, so that a folder without it is incomplete."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -84,7 +81,7 @@ class AtomDictionary:
         write_json(directory / META_FILE, self.meta)
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> AtomDictionary:
+    def load(cls, directory: PathLike) -> "AtomDictionary":
         """Load a folder that :meth:`save` wrote; ValueError (names the folder) if it is damaged, or no dictionary."""
         directory = Path(directory)
         for name in (ATOMS_FILE, META_FILE):

@@ -1,7 +1,5 @@
 """The non-negative lasso: code hidden states over a dictionary, each code with a certified duality gap."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,5 @@
 """The first kind of sparse coder: the non-negative lasso over a learned dictionary (Berend, ACL Findings 2023)."""
 
-from __future__ import annotations
-
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.sparse_coding.dictionary import KIND, AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
@@ -75,11 +73,11 @@ class LassoCoder(SparseCoder):
         norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
         return np.asarray(codes @ self.dictionary.atoms) * norms
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
+    def save(self, directory: PathLike) -> None:
         self.dictionary.save(directory)
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str], options: Any) -> LassoCoder:
+    def load(cls, directory: PathLike, options: Any) -> "LassoCoder":
         dictionary = AtomDictionary.load(directory)
         if dictionary.meta.get("lambda") is None and options.lambda_ is None:
             raise ValueError(f"{directory} does not say its lambda; pass --lambda")

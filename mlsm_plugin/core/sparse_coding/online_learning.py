@@ -1,7 +1,5 @@
 """Online dictionary learning in torch, on any device (Mairal, Bach, Ponce and Sapiro, ICML 2009)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ Interpretability", 2025, arXiv 2503.09532, and its code. Two definitions are tho
 request 665 are about the variants that were published before), and ``mse`` is divided by the number of rows once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,11 +1,8 @@
 """The second kind of sparse coder: a sparse autoencoder, trained here or elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import read_json, write_json, write_npy
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json, write_npy
 from mlsm_plugin.core.files.json_checks import anything, check_json, fields, optional, text, whole
 from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
@@ -116,7 +113,7 @@ class SaeCoder(SparseCoder):
         codes.eliminate_zeros()
         return codes
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
+    def save(self, directory: PathLike) -> None:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / META_FILE).unlink(missing_ok=True)
@@ -126,7 +123,7 @@ class SaeCoder(SparseCoder):
         write_json(directory / META_FILE, self.meta)
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str], options: Any) -> SaeCoder:
+    def load(cls, directory: PathLike, options: Any) -> "SaeCoder":
         directory = Path(directory)
         meta = check_json(read_json(directory / META_FILE), ORIGIN_CHECK, directory / META_FILE)
         found = check_json(meta, fields({"sae": SAE_CHECK}), directory / META_FILE)["sae"]

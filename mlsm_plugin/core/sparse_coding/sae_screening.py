@@ -9,8 +9,6 @@ within this bound of being active are computed in float32. Where that does not s
 largest, the whole row is computed in float32. The latents are therefore those of float32, up to its own rounding.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

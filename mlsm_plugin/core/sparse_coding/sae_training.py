@@ -5,8 +5,6 @@ The gradients are written by hand, since only the chosen latents have one; see
 :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.ChosenLatents`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -122,7 +120,7 @@ class SaeTrainer:
     @classmethod
     def begin(
         cls, settings: SaeSettings, sample: Tensor, *, fast_bf16: bool = False, dtype: torch.dtype = torch.float32
-    ) -> SaeTrainer:
+    ) -> "SaeTrainer":
         """First weights from data.
 
         The decoder's bias is the mean; its rows are distinct rows of the sample, less the mean. Each row of the encoder
@@ -153,7 +151,7 @@ class SaeTrainer:
         return trainer
 
     @classmethod
-    def resume(cls, settings: SaeSettings, state: dict[str, Tensor], *, fast_bf16: bool = False) -> SaeTrainer:
+    def resume(cls, settings: SaeSettings, state: dict[str, Tensor], *, fast_bf16: bool = False) -> "SaeTrainer":
         """Continue from what :meth:`state` gave; ValueError if a tensor is missing, or has another shape."""
         try:
             parameters = Parameters(*(state[name].clone() for name in Parameters._fields))

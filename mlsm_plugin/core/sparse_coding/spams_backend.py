@@ -4,8 +4,6 @@ spams sets the threads of OpenMP for the whole process, and torch shares them. I
 is, the transposes of rows in C order, and aborts the process if shapes disagree, so that callers check them first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

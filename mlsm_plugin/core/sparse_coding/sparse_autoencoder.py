@@ -20,8 +20,6 @@ A row of latents has ``k`` non-zeros of thousands. On a CPU, products with the `
 CSR kernels) take about a tenth of the time of the dense products. On other devices the products are dense.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -117,7 +115,7 @@ class SparseAutoencoder:
         self.num_atoms, self.dim = latents, dim
         self.decoder_norms = torch.linalg.vector_norm(weights.decoder, dim=1)
 
-    def to(self, device: torch.device | str) -> SparseAutoencoder:
+    def to(self, device: torch.device | str) -> "SparseAutoencoder":
         """The SAE on a device; itself if it is there."""
         if self.weights.encoder.device == torch.device(device):
             return self
@@ -168,7 +166,7 @@ class SparseAutoencoder:
             directions = _divided(directions, self.decoder_norms)
         return (latents @ directions + self.weights.decoder_bias) * scale + shift
 
-    def with_unit_decoder(self, norms: Tensor) -> SparseAutoencoder:
+    def with_unit_decoder(self, norms: Tensor) -> "SparseAutoencoder":
         """The same SAE with the norms (n_atoms,) of the decoder's rows folded into the encoder.
 
         ``pre * norms`` are the pre-activations of an encoder whose rows and biases are multiplied by ``norms``, and

@@ -6,9 +6,6 @@ uses only this protocol, so that another kind is a single class, registered with
 :func:`~mlsm_plugin.core.sparse_coding.coder.register_coder`.
 """
 
-from __future__ import annotations
-
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.sparse as sp
 import torch
+
+from mlsm_plugin.core.files.atomic_files import PathLike
 
 DENSE_ENTRIES = 2**22  # of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
 
@@ -94,12 +93,12 @@ class SparseCoder(ABC):
         return None
 
     @abstractmethod
-    def save(self, directory: str | os.PathLike[str]) -> None:
+    def save(self, directory: PathLike) -> None:
         """Write the folder of the coder; ``meta.json``, which holds ``"kind"``, is written last."""
 
     @classmethod
     @abstractmethod
-    def load(cls, directory: str | os.PathLike[str], options: Any) -> SparseCoder:
+    def load(cls, directory: PathLike, options: Any) -> "SparseCoder":
         """Load a folder that :meth:`save` wrote; ``options`` is an instance of ``options_type``.
 
         ValueError if files are missing or damaged (names the folder).

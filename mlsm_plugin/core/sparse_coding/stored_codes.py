@@ -1,14 +1,12 @@
 """Which tokens are coded, which atoms of a code are kept, and codes in the types of the store's files."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
@@ -21,7 +19,7 @@ def atom_dtype(num_atoms: int) -> np.dtype:
     return np.dtype(np.uint16 if num_atoms <= 2**16 else np.uint32)
 
 
-def recorded_coverage(meta: Mapping[str, Any], directory: str | os.PathLike[str]) -> tuple[float, int]:
+def recorded_coverage(meta: Mapping[str, Any], directory: PathLike) -> tuple[float, int]:
     """The share of the positions that a code store covers, and its seed, from its ``meta.json``."""
     coverage, seed = float(meta.get("coverage", 1.0)), meta.get("coverage_seed")
     if coverage < 1 and seed is None:

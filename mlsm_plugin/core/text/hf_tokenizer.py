@@ -1,7 +1,5 @@
 """A Hugging Face tokenizer whose vocabulary is fairseq's dictionary."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
@@ -42,7 +41,7 @@ class HuggingFaceTokenizer:
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.folder = hf_folder(path)
         self._tokenizer = load_fast_tokenizer(self.folder)
         self.backend = self._tokenizer.backend_tokenizer

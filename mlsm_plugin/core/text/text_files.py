@@ -1,7 +1,5 @@
 """Read raw text for the tokenizer and the binarizer: UTF-8, plain or compressed, with one sentence per line."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os
@@ -12,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Any
 
-from mlsm_plugin.core.files.atomic_files import parse_json
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.progress import Progress
 
-PathLike = str | os.PathLike[str]
 # the first bytes of compressed files
 COMPRESSED = {
     "gzip": rb"\x1f\x8b",

@@ -1,7 +1,5 @@
 """How much of a text a tokenizer does not know. Nothing is learned from unknown tokens, nor about them."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter
@@ -48,7 +46,7 @@ class UnknownTokens:
         """Share of the tokens that is unknown."""
         return self.unknown / self.tokens if self.tokens else 0.0
 
-    def __iadd__(self, other: UnknownTokens) -> UnknownTokens:
+    def __iadd__(self, other: "UnknownTokens") -> "UnknownTokens":
         self.tokens += other.tokens
         self.unknown += other.unknown
         self.characters += other.characters

@@ -1,13 +1,12 @@
 """A binarized split as the auxiliary model reads it: blocks, in order, with their positions."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks, batches_of, hidden_states_of
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.fairseq_door.data.token_blocks import cut_into_blocks, is_content, load_dictionary, load_split
@@ -19,7 +18,7 @@ __all__ = ["Block", "BlockReader", "BlockSettings", "batches_of", "hidden_states
 class BlockReader(TokenBlocks):
     """Blocks of a binarized split, in order; ``tokens`` has the samples with BOS: blocks, or pieces of long ones."""
 
-    def __init__(self, data_bin: str | os.PathLike[str], split: str, settings: BlockSettings) -> None:
+    def __init__(self, data_bin: PathLike, split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
         self.pad = int(self.dictionary.pad())
         self._sentences = dataset = load_split(os.path.join(data_bin, split), self.dictionary)

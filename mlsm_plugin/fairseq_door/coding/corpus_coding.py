@@ -1,14 +1,12 @@
 """Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
 from mlsm_plugin.core.coding.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
@@ -19,14 +17,14 @@ from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
 
 
 def encode_split(
-    data_bin: str | os.PathLike[str],
+    data_bin: PathLike,
     split: str,
     *,
-    auxiliary: str | os.PathLike[str],
+    auxiliary: PathLike,
     coder: SparseCoder,
     settings: CodingSettings,
     share: WorkShare = ALL_OF_IT,
-    output: str | os.PathLike[str] | None = None,
+    output: PathLike | None = None,
 ) -> CodingFigures:
     """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
 
@@ -49,7 +47,7 @@ def encode_split(
 
 
 def learn_from_split(
-    data_bin: str | os.PathLike[str],
+    data_bin: PathLike,
     auxiliary: str,
     output: Path,
     settings: LearningSettings,

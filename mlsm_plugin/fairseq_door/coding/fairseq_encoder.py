@@ -1,8 +1,5 @@
 """Hidden states of one layer of a fairseq RoBERTa-like checkpoint."""
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,9 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, only_checkpoint, symbols_in
-from mlsm_plugin.core.hidden_states.devices import default_device, half_products, placed
+from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.core.hidden_states.sources import register_fairseq
 from mlsm_plugin.core.masking.word_boundaries import added_symbols
@@ -42,13 +40,7 @@ class FairseqEncoder(HiddenStateEncoder):
     """
 
     def __init__(
-        self,
-        name: str | os.PathLike[str],
-        data_bin: str | os.PathLike[str],
-        *,
-        layer: int,
-        device: str | torch.device | None = None,
-        fp16: bool | None = False,
+        self, name: PathLike, data_bin: PathLike, *, layer: int, device: Device = None, fp16: bool | None = False
     ) -> None:
         self.dictionary = load_dictionary(data_bin)
         model, self.cfg = load_roberta(name, data_bin, self.dictionary)
@@ -80,39 +72,39 @@ class FairseqEncoder(HiddenStateEncoder):
             return model_parts.last_hidden_states(self._encoder, tokens, chosen).float()
 
     @classmethod
-    def files_of(cls, name: str | os.PathLike[str]) -> list[Path]:
+    def files_of(cls, name: PathLike) -> list[Path]:
         """The checkpoint; raises FileNotFoundError if there is none, or several in a folder."""
         return [only_checkpoint(name, KIND)]
 
     @classmethod
-    def layers_of(cls, name: str | os.PathLike[str]) -> int:
+    def layers_of(cls, name: PathLike) -> int:
         """Number of encoder layers of the checkpoint; raises ValueError if it is not RoBERTa-like."""
         return 1 + max(layer_numbers(weights_in(_read(name))), default=-1)
 
     @classmethod
-    def usual_tokens_of(cls, name: str | os.PathLike[str]) -> int:
+    def usual_tokens_of(cls, name: PathLike) -> int:
         """The model's positions, or the longest sample that it was trained on if that is shorter."""
         cfg = config_in(_read(name))
         positions = int(cfg.model.max_positions)
         return min(positions, int(getattr(cfg.task, "tokens_per_sample", None) or positions))
 
     @classmethod
-    def tokenizer_of(cls, name: str | os.PathLike[str]) -> str:
+    def tokenizer_of(cls, name: PathLike) -> str:
         """The folder of the checkpoint, which holds its tokenizer."""
         return str(only_checkpoint(name, KIND).parent)
 
     @classmethod
-    def width_of(cls, name: str | os.PathLike[str]) -> int | None:
+    def width_of(cls, name: PathLike) -> int | None:
         """Width of the hidden states, which is that of the embeddings."""
         return int(weights_in(_read(name))[EMBEDDINGS].shape[1])
 
     @classmethod
-    def fingerprint_of(cls, name: str | os.PathLike[str]) -> str:
+    def fingerprint_of(cls, name: PathLike) -> str:
         """SHA-256 of the weights and of the options of the architecture."""
         return model_fingerprint(cls.files_of(name)[0])
 
 
-def _read(name: str | os.PathLike[str], **overrides: str) -> dict[str, Any]:
+def _read(name: PathLike, **overrides: str) -> dict[str, Any]:
     """The state in the checkpoint of this name; raises ValueError if it is not RoBERTa-like."""
     checkpoint = only_checkpoint(name, KIND)
     state = read_state(checkpoint, overrides, kind=KIND)
@@ -121,9 +113,7 @@ def _read(name: str | os.PathLike[str], **overrides: str) -> dict[str, Any]:
     return state
 
 
-def load_roberta(
-    name: str | os.PathLike[str], data_folder: str | os.PathLike[str], dictionary: Dictionary
-) -> tuple[Any, Any]:
+def load_roberta(name: PathLike, data_folder: PathLike, dictionary: Dictionary) -> tuple[Any, Any]:
     """The model in a checkpoint, and its whole configuration; arguments and errors as of :class:`FairseqEncoder`."""
     checkpoint, data_bin = only_checkpoint(name, KIND), Path(data_folder)
     overrides = {"data": str(data_bin)}

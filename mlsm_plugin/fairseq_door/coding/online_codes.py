@@ -1,9 +1,6 @@
 """The targets of masked tokens, computed from the unmasked text during training, without a code store."""
 
-from __future__ import annotations
-
 import logging
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -18,6 +15,7 @@ from torch import Tensor
 from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS
 from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_fingerprint, fitting_layer
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
@@ -50,10 +48,10 @@ class OnlineCodes:
 
     def __init__(
         self,
-        data_bin: str | os.PathLike[str],
+        data_bin: PathLike,
         *,
-        checkpoint: str | os.PathLike[str],
-        dictionary: str | os.PathLike[str],
+        checkpoint: PathLike,
+        dictionary: PathLike,
         layer: int | None = None,
         coder_options: Mapping[str, Any] = MappingProxyType({}),
         fp16: bool | None = None,

@@ -1,6 +1,5 @@
 """The MLSM loss: KL divergence from the sparse code of a masked token (Berend, ACL Findings 2023)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 from dataclasses import dataclass
 from typing import Any, Optional
 

@@ -1,7 +1,5 @@
 """Criterions whose logging outputs are summed, and means over those of several batches and workers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

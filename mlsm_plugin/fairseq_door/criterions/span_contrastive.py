@@ -1,6 +1,5 @@
 """The NPM loss: the two ends of a masked span are retrieved from the tokens of other sequences (Min et al., 2022)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 from dataclasses import dataclass
 from typing import Any, Optional
 

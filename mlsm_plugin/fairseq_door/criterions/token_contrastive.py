@@ -1,6 +1,5 @@
 """The TACO loss: nearby tokens have similar global semantics (Fu et al., ACL 2022)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
 from dataclasses import dataclass
 from typing import Any, Optional

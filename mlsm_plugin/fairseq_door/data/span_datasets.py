@@ -1,7 +1,5 @@
 """Texts whose spans are drawn anew in every epoch: for span denoising, and in groups for NPM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cut a binarized split into samples, in the same way for training and for coding."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +10,7 @@ from fairseq import utils
 from fairseq.data import Dictionary, FairseqDataset, PrependTokenDataset, TokenBlockDataset, data_utils
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
 
-from mlsm_plugin.core.files.atomic_files import sha256_of_files
+from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.files.json_checks import check_json
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.planned_folder import META_FILE
@@ -83,7 +81,7 @@ def split_path(data: str, split: str, epoch: int) -> str:
     return os.path.join(paths[(epoch - 1) % len(paths)], split)
 
 
-def folders_of(data: str | os.PathLike[str]) -> list[str]:
+def folders_of(data: PathLike) -> list[str]:
     """The folders of one binarized dataset, or of several that take turns (``A:B``), which have one vocabulary.
 
     ValueError if another folder has another vocabulary; further errors are those of :func:`symbols_of_dataset`.
@@ -123,12 +121,12 @@ def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
             )
 
 
-def split_fingerprint(path: str | os.PathLike[str]) -> str:
+def split_fingerprint(path: PathLike) -> str:
     """SHA-256 of the binarized split at ``path`` (``DATA_BIN/train``)."""
     return sha256_of_files(f"{path}.idx", f"{path}.bin")
 
 
-def check_is_coded(split: str | os.PathLike[str], codes: str | os.PathLike[str]) -> None:
+def check_is_coded(split: PathLike, codes: PathLike) -> None:
     """Raise ValueError unless the folder ``codes`` holds the finished codes of a split, ``DATA_BIN/train``."""
     if os.path.isfile(os.path.join(codes, META_FILE)):
         return
@@ -142,9 +140,7 @@ def check_is_coded(split: str | os.PathLike[str], codes: str | os.PathLike[str])
     )
 
 
-def check_codes_belong_to(
-    split: str | os.PathLike[str], meta: Mapping[str, Any], codes: str | os.PathLike[str]
-) -> None:
+def check_codes_belong_to(split: PathLike, meta: Mapping[str, Any], codes: PathLike) -> None:
     """Raise ValueError unless the codes in a folder, with this ``meta``, were made from a split, ``DATA_BIN/train``."""
     expected = check_json(meta, CORPUS_CHECK, f"{codes}/meta.json")["fingerprints"]["split"]
     if (found := split_fingerprint(split)) != expected:
@@ -154,7 +150,7 @@ def check_codes_belong_to(
         )
 
 
-def load_dictionary(data_bin: str | os.PathLike[str]) -> Dictionary:
+def load_dictionary(data_bin: PathLike) -> Dictionary:
     """Load ``dict.txt`` as :func:`symbols_of_dataset`, and add ``<mask>``, as fairseq's masked_lm task does."""
     dictionary = symbols_of_dataset(data_bin)
     dictionary.add_symbol("<mask>", n=0)  # n=0: the task adds it again, and only that counts

@@ -1,7 +1,5 @@
 """Datasets of values for the tokens of each sample: positions, masks, codes; and whether a batch has padding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +103,7 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         self._latest: tuple[tuple[int, int], torch.Tensor] | None = None
 
     @classmethod
-    def apply_mask(cls, *data: Any, **settings: Any) -> tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]:
+    def apply_mask(cls, *data: Any, **settings: Any) -> "tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]":
         """The dataset of inputs and the dataset of targets, with the same masks."""
         return cls(*data, return_masked_tokens=False, **settings), cls(*data, return_masked_tokens=True, **settings)
 
@@ -176,7 +174,7 @@ class KnownTargetsDataset(BaseWrapperDataset):
         self.targets, self.unknown, self.instead = targets, unknown, instead
 
     @classmethod
-    def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> tuple[KnownTargetsDataset, KnownTargetsDataset]:
+    def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
         """The dataset of inputs and that of targets."""
         pad, unknown = vocab.pad(), vocab.unk()
         kept_inputs = cls(inputs, targets, unknown=unknown, instead=unknown)

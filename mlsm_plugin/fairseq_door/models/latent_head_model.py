@@ -1,7 +1,5 @@
 """What the RoBERTa-like models of this package have in common: an LM head that also predicts latent properties."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import logging
@@ -134,15 +132,11 @@ class LatentHeadModel(RobertaModel):
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--num-atoms",
-            type=int,
-            metavar="N",
-            help="number of atom logits of the latent head (default: number of atoms in the codes of the data)",
-        )
+        text = "number of atom logits of the latent head (default: number of atoms in the codes of the data)"
+        parser.add_argument("--num-atoms", type=int, metavar="N", help=text)
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> LatentHeadModel:
+    def build_model(cls, args: Any, task: Any) -> "LatentHeadModel":
         """Build the model for ``task``, without a latent head if ``num_atoms`` is not set."""
         with version_shims.open_config(args):
             base_architecture(args)

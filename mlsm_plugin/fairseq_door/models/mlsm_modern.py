@@ -4,8 +4,6 @@ Source: Warner et al., "Smarter, Better, Faster, Longer: A Modern Bidirectional 
 Long Context Finetuning and Inference", 2024, arXiv 2412.13663.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -117,11 +115,8 @@ class MlsmModernModel(LatentHeadModel):
             help="how the weights of the layers are drawn. bert (default): with a standard deviation of 0.02. "
             "width: of 1 / sqrt(width), and the dense layer of the LM head begins near the identity; learns faster",
         )
-        parser.add_argument(
-            "--pooler-activation-fn",
-            choices=get_available_activation_fns(),
-            help="activation in the head of a fine-tuned model (default: tanh)",
-        )
+        text = "activation in the head of a fine-tuned model (default: tanh)"
+        parser.add_argument("--pooler-activation-fn", choices=get_available_activation_fns(), help=text)
         parser.add_argument(
             "--load-checkpoint-heads", action="store_true", help="load the heads of a fine-tuned checkpoint"
         )

@@ -1,7 +1,5 @@
 """Models of fairseq: RoBERTa with a latent head, in the sizes of TACO, and the encoder-decoder of span denoising."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 from typing import Any

@@ -3,8 +3,6 @@
 They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 2412.13663); the weights have other names.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -78,15 +76,10 @@ def _shapes_of_tables(length: int, head_dim: int, theta: float, like: Tensor) ->
 
 
 def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The pairs (i, i + d/2) of ``source``, ``(..., T, d)``, rotated as in GPT-NeoX and ModernBERT."""
+    """The pairs (i, i + d/2) of ``source``, ``(..., T, d)``, rotated; as in GPT-NeoX and ModernBERT."""
     first, second = source.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def rotated_heads(projected: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values ``(B, H, T, d)`` of ``(B, T, 3, H, d)``, of which the first two are rotated."""
-    query, key, value = projected.permute(2, 0, 3, 1, 4)
-    return rotated(query, cos, sin), rotated(key, cos, sin), value
+    turned = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    return torch.cat(turned, dim=-1)
 
 
 def rows_of(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:
@@ -158,8 +151,8 @@ class ModernLayer(nn.Module):
         """What each token has attended to, ``(B, T, dim)``."""
         projected = self.qkv_proj(hidden)
         cos, sin = (values.to(projected.dtype) for values in angles)
-        heads = projected.unflatten(-1, (3, self.size.heads, -1))
-        return self._attended(*rotated_heads(heads, cos, sin), mask)
+        query, key, value = projected.unflatten(-1, (3, self.size.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self._attended(rotated(query, cos, sin), rotated(key, cos, sin), value, mask)
 
     def _attention_of(
         self, only: ChosenTokens, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None

@@ -1,6 +1,5 @@
 """AdamW (Loshchilov and Hutter, 2019) as one fused kernel of torch, and Muon for the matrices of layers beside it."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import ast
 import logging
 from collections.abc import Iterable

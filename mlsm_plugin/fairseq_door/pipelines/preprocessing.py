@@ -1,8 +1,5 @@
 """From raw text to everything that MLSM training reads, in one folder; what is up to date is not made again."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,6 +10,7 @@ from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import PreprocessSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.step_record import Step, StepRecord
 from mlsm_plugin.core.hidden_states.sources import source_of
@@ -28,7 +26,7 @@ NEUTRAL = {"device", "threads", "batch_tokens"}  # how a step computes, and not 
 
 def preprocess(
     texts: Mapping[str, Sequence[str]],
-    output: str | os.PathLike[str],
+    output: PathLike,
     settings: PreprocessSettings,
     new_tokenizer: TokenizerSettings,
     learning: LearningSettings,
@@ -97,7 +95,7 @@ def _binarized(
     record: StepRecord,
     splits: Mapping[str, Sequence[str]],
     data_bin: Path,
-    tokenizer: str | os.PathLike[str],
+    tokenizer: PathLike,
     new_tokenizer: TokenizerSettings | None,
     workers: int,
 ) -> None:

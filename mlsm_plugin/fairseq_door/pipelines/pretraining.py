@@ -1,15 +1,12 @@
 """Pre-training of the auxiliary masked LM with fairseq's own trainer."""
 
-from __future__ import annotations
-
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from mlsm_plugin.core.files.atomic_files import link_file
+from mlsm_plugin.core.files.atomic_files import PathLike, link_file
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.output_lock import only_writer, run_child
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
@@ -74,8 +71,8 @@ def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: st
 
 
 def pretrain(
-    data_bin: str | os.PathLike[str],
-    save_dir: str | os.PathLike[str],
+    data_bin: PathLike,
+    save_dir: PathLike,
     *,
     arch: str | None,
     max_update: int,
@@ -137,7 +134,7 @@ def _is_model_after(updates: int, checkpoint: Path) -> bool:
         return False
 
 
-def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:
+def begin_run(data_bin: PathLike, save_dir: Path) -> None:
     """Make the folder of a run: the record of its data, and the tokenizer; repair its last checkpoint.
 
     OSError if a dataset lacks its dictionary or its training split, ValueError if the folder holds a run on other data,
@@ -156,7 +153,7 @@ def begin_run(data_bin: str | os.PathLike[str], save_dir: Path) -> None:
 
 def train_until(
     goal: int,
-    data_bin: str | os.PathLike[str],
+    data_bin: PathLike,
     save_dir: Path,
     *,
     arch: str | None,

@@ -1,7 +1,5 @@
 """MLSM in stages with the codes of the model itself: how each stage is trained, and on which codes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.settings import ONLINE, STORE, StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.hidden_states.sources import source_of
@@ -98,8 +97,8 @@ class _Run:
 
 
 def pretrain_in_stages(
-    data_bin: str | os.PathLike[str],
-    save_dir: str | os.PathLike[str],
+    data_bin: PathLike,
+    save_dir: PathLike,
     settings: StageSettings,
     learning: LearningSettings,
     blocks: BlockSettings,

@@ -6,8 +6,6 @@ one optimizer and one order of the data span all stages. The latent head is ther
 optimizer's state stays valid. An auxiliary model that is the model itself is in the published code of Berend (2023).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

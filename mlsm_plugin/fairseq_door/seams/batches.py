@@ -1,7 +1,5 @@
 """Words in the masks of ``masked_lm``, datasets that keep their last batch, and the batches of an update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +105,7 @@ class _WatchedIterator(CountingIterator):
         self._lookahead.note(batch, self)
         return batch
 
-    def take(self, n: int) -> _WatchedIterator:
+    def take(self, n: int) -> "_WatchedIterator":
         """Stop after ``n`` items, counted from the beginning of the epoch as the watched iterator does."""
         self.total = min(self.total, n)
         self._itr.take(n)

@@ -1,7 +1,5 @@
 """Check the files of a binarized split before fairseq maps them; it would read memory that a wrong index names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct
@@ -14,6 +12,8 @@ import numpy as np
 from fairseq.data import indexed_dataset
 from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset, best_fitting_int_dtype
 
+from mlsm_plugin.core.files.atomic_files import PathLike
+
 MAGIC = MMapIndexedDataset.Index._HDR_MAGIC
 OLD_MAGIC = IndexedDataset._HDR_MAGIC  # not mapped; fairseq checks what it reads
 HEADER = struct.Struct("<QBQ")  # version, code of the type, number of sentences
@@ -21,7 +21,7 @@ AT_A_TIME = 1 << 24
 POINTERS_AT_A_TIME = 1 << 14
 
 
-def check_splits(path: str | os.PathLike[str], num_symbols: int, *, combine: bool = False) -> None:
+def check_splits(path: PathLike, num_symbols: int, *, combine: bool = False) -> None:
     """Check the split at ``path`` (``DATA_BIN/train``), and with ``combine`` those that follow it (``train1``, ...).
 
     A split that does not exist is not checked. OSError if a file cannot be read; ValueError if the index or the data

@@ -1,8 +1,5 @@
 """The mean of the weights of checkpoints as one checkpoint, as of ``scripts/average_checkpoints.py`` in fairseq."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import architecture_options, check_configuration, read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
 
 
-def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
+def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
     """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
     named = [path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)]
     of_update = {updates_of(path): path for path in named}
@@ -27,7 +25,7 @@ def last_checkpoints(folder: str | os.PathLike[str], number: int) -> list[Path]:
     return [of_update[update] for update in sorted(of_update)[-number:]]
 
 
-def average_checkpoints(paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> list[int]:
+def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int]:
     """Write, atomically, a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
 
     Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.

@@ -5,8 +5,6 @@ dictionaries. Its configuration then names a task, a model and a criterion, and 
 text of their options as Python. Only what is on the lists here is built, and only with options of the right type.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import errno
@@ -24,6 +22,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import shown
 from mlsm_plugin.fairseq_door.seams.model_parts import TRAINING_OPTIONS
 
 PACKAGE = __name__.partition(".")[0]
@@ -39,7 +39,6 @@ EVALUATED = ("adaptive_input_cutoff", "adaptive_softmax_cutoff", "xformers_att_c
 NO_FILES = {"encoder_embed_path": None, "decoder_embed_path": None}
 DEEPEST = 12
 MOST_POSITIONS = 1 << 20
-SHOWN_CHARACTERS = 60
 
 
 def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: Iterable[str] = ()) -> None:
@@ -52,7 +51,7 @@ def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: 
         TRUSTED[kind].update(names)
 
 
-def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[str, Any]:
+def read_contents(path: PathLike, *, mapped: bool = True) -> dict[str, Any]:
     """What a checkpoint file holds, as plain data; tensors may be ``mapped``, so that the weights are not read yet.
 
     OSError if the file cannot be read, ValueError if it is not a checkpoint of fairseq, or holds more than plain data.
@@ -72,13 +71,13 @@ def read_contents(path: str | os.PathLike[str], *, mapped: bool = True) -> dict[
     return found
 
 
-def unreadable(path: str | os.PathLike[str], reason: str) -> ValueError:
+def unreadable(path: PathLike, reason: str) -> ValueError:
     """The error for a file that is not a checkpoint, in one line."""
     first = (reason.splitlines() or [""])[0]
     return ValueError(f"{path} is not a readable fairseq checkpoint ({first})")
 
 
-def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def check_configuration(contents: dict[str, Any], path: PathLike) -> None:
     """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
 
     Its names must be on the lists, and its options of the right type and size.
@@ -87,7 +86,7 @@ def check_configuration(contents: dict[str, Any], path: str | os.PathLike[str]) 
     for kind, name in names.items():
         if not _is_trusted(kind, name):
             raise ValueError(
-                f"{path} names the {kind} {_shown(name)}, which is not on the list of what checkpoints may name; "
+                f"{path} names the {kind} {shown(name)}, which is not on the list of what checkpoints may name; "
                 "docs/security.md says how to add your own"
             )
     try:
@@ -130,15 +129,15 @@ def _check_contents(contents: Any) -> None:
             raise ValueError(f"its {name} is {_kind(contents[name])}")
         for where, value in _values(contents.get(name), name):
             if isinstance(value, str) and "${" in value:
-                raise ValueError(f"{where} is {_shown(value)}, and interpolations in a checkpoint are never resolved")
+                raise ValueError(f"{where} is {shown(value)}, and interpolations in a checkpoint are never resolved")
             if name == "args" and isinstance(value, str) and "\\'" in value:
-                raise ValueError(f"{where} has an escaped quote, {_shown(value)}")
+                raise ValueError(f"{where} has an escaped quote, {shown(value)}")
     weights = contents.get("model", {})
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise ValueError("its weights are not a dictionary")
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
-            raise ValueError(f"the weight {_shown(name)} is {_kind(weight)}")
+            raise ValueError(f"the weight {shown(name)} is {_kind(weight)}")
     _check_history(contents.get("optimizer_history"))
     _check_meters(contents.get("extra_state"))
 
@@ -150,7 +149,7 @@ def _check_history(history: Any) -> None:
         raise ValueError("its optimizer_history is not a list of runs")
     updates = history[-1].get("num_updates", 0)
     if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
-        raise ValueError(f"its number of updates is {_shown(updates)}")
+        raise ValueError(f"its number of updates is {shown(updates)}")
 
 
 def _check_meters(state: Any) -> None:
@@ -164,7 +163,7 @@ def _check_meters(state: Any) -> None:
     for group in groups.values() if isinstance(groups, dict) else [groups]:
         for entry in group if isinstance(group, (list, tuple)) else [group]:
             if not isinstance(entry, (list, tuple)) or len(entry) != 4 or entry[2] not in known:
-                raise ValueError(f"{_shown(entry)} is not a meter")
+                raise ValueError(f"{shown(entry)} is not a meter")
 
 
 def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -220,18 +219,18 @@ def _check_task(name: str, options: dict[str, Any]) -> None:
         try:
             own[option] = options[option]
         except OmegaConfBaseException:
-            raise ValueError(f"the task {name} has {option} = {_shown(options[option])}, of another type") from None
+            raise ValueError(f"the task {name} has {option} = {shown(options[option])}, of another type") from None
 
 
 def _check_model(architecture: str, options: dict[str, Any]) -> None:
     """Check the types of a model's options by the parser that reads them from a command line."""
     for option, value in options.items():
         if str(option).endswith(EVALUATED) and isinstance(value, str) and not _is_literal(value):
-            raise ValueError(f"the model's {option} is {_shown(value)}, which fairseq would run")
+            raise ValueError(f"the model's {option} is {shown(value)}, which fairseq would run")
     for action in _actions(architecture):
         if action.dest in options and not _has_type(action, options[action.dest]):
             raise ValueError(
-                f"the architecture {architecture} has {action.dest} = {_shown(options[action.dest])}, of another type"
+                f"the architecture {architecture} has {action.dest} = {shown(options[action.dest])}, of another type"
             )
 
 
@@ -291,8 +290,3 @@ def _check_sizes(options: dict[str, Any], weights: dict[str, torch.Tensor]) -> N
 
 def _kind(value: Any) -> str:
     return f"of the type {type(value).__name__}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

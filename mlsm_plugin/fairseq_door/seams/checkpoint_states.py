@@ -4,11 +4,8 @@ A state is the dictionary that fairseq's trainer writes: ``model`` (weights by n
 ``optimizer_history`` (an entry for each run, with its ``num_updates``), and more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-import os
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -21,7 +18,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_ar
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import atomic_open
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.model_files import missing_checkpoint
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import (
     NO_FILES,
@@ -36,9 +34,7 @@ SHOWN_CHARACTERS = 400
 VOCABULARY = "vocabulary"  # in the state of a task (``task_state``): the fingerprint of its symbols
 
 
-def read_state(
-    path: str | os.PathLike[str], overrides: dict[str, Any] | None = None, *, kind: str = "checkpoint"
-) -> dict[str, Any]:
+def read_state(path: PathLike, overrides: dict[str, Any] | None = None, *, kind: str = "checkpoint") -> dict[str, Any]:
     """The state in a checkpoint, on the CPU, with its configuration as it is written today.
 
     ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``:
@@ -52,9 +48,7 @@ def read_state(
     return state_of(contents, path, {**(overrides or {}), **NO_FILES})
 
 
-def state_of(
-    contents: dict[str, Any], path: str | os.PathLike[str], overrides: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def state_of(contents: dict[str, Any], path: PathLike, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
     """The state in what :func:`read_contents` gave, as fairseq's ``load_checkpoint_to_cpu`` makes it of the file."""
     try:
         if contents.get("args") is not None:
@@ -81,7 +75,7 @@ def config_in(state: dict[str, Any]) -> Any:
 
 
 def load_model(
-    path: str | os.PathLike[str], overrides: dict[str, Any], *, state: dict[str, Any] | None = None
+    path: PathLike, overrides: dict[str, Any], *, state: dict[str, Any] | None = None
 ) -> tuple[Any, Any, Any]:
     """The model in a checkpoint, the whole configuration, and the task.
 
@@ -144,7 +138,7 @@ def configuration_of(words: Sequence[str]) -> Any:
         return convert_namespace_to_omegaconf(args)
 
 
-def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, Tensor]) -> None:
+def write_untrained(path: PathLike, cfg: Any, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
     ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
@@ -164,11 +158,10 @@ def write_untrained(path: str | os.PathLike[str], cfg: Any, weights: dict[str, T
     save_whole(state, path)
 
 
-def save_whole(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def save_whole(state: dict[str, Any], path: PathLike) -> None:
     """Write a state atomically; OSError if the file cannot be written, and what was there stays."""
     try:
         with atomic_open(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:  # torch has its own error for a full disk
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OSError(f"{path} cannot be written ({reason})") from error
+        raise OSError(f"{path} cannot be written ({first_line(error)})") from error

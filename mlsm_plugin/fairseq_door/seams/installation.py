@@ -3,8 +3,6 @@
 What else is missing, or has another version than ``pyproject.toml`` asks for, ``pip check`` knows.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 ``checkpoint_utils.load_checkpoint_to_cpu``, with which all of fairseq's commands load, takes plain data only.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

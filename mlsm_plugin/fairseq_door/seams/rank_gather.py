@@ -1,7 +1,5 @@
 """Gather and reduce tensors across the ranks of a data-parallel group."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

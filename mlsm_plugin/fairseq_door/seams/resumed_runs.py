@@ -4,8 +4,6 @@ fairseq copies checkpoints in place, trains a finished run for one more update, 
 not improved.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -3,8 +3,6 @@
 fairseq ends such a run with a traceback, some of them after an epoch, or trains something else.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

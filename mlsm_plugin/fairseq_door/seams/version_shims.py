@@ -1,7 +1,5 @@
 """Workarounds for what fairseq-fixed does with today's Python, torch and numpy, and how its commands report errors."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import builtins

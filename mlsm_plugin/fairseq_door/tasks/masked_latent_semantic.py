@@ -1,6 +1,5 @@
 """The fairseq task of masked latent semantic modeling (Berend, ACL Findings 2023)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import logging
 import os
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The fairseq task of NPM: nonparametric masked language modeling (Min et al., 2022)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The fairseq task of span denoising (T5; Raffel et al., 2020), for fairseq's encoder-decoders and cross entropies."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import functools
 import logging
 from dataclasses import dataclass

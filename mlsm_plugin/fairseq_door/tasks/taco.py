@@ -1,7 +1,5 @@
 """The fairseq task of TACO: masked LM with a token-level contrastive loss (Fu et al., ACL 2022)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fairseq.tasks import register_task

@@ -1,7 +1,5 @@
 """Convert raw text to the dataset that fairseq tasks load: ``dict.txt``, ``<split>.bin`` and ``<split>.idx``."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil
@@ -15,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, write_json
 from mlsm_plugin.core.files.model_files import FOLDER_NAME, MODEL_NAME
 from mlsm_plugin.core.files.output_lock import PARENT, end_with_parent
-from mlsm_plugin.core.text.text_files import PathLike, check_text_files, progress_bar, read_text
+from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
 from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_door.text.text_tokenizer import EncodedBatch, TextTokenizer, open_tokenizer

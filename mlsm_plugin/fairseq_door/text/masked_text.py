@@ -1,8 +1,5 @@
 """Encode texts in which ``<mask>``, or a sentinel of span denoising, stands for missing words."""
 
-from __future__ import annotations
-
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +7,7 @@ from typing import Any
 import numpy as np
 from fairseq.data import Dictionary
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.word_boundaries import as_rest_of_a_word
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
 
@@ -72,7 +70,7 @@ def sentinel_symbols(number: int) -> list[str]:
     return [f"<extra_id_{i}>" for i in range(number)]
 
 
-def dictionary_with_sentinels(folder: str | os.PathLike[str], number: int) -> tuple[Dictionary, np.ndarray]:
+def dictionary_with_sentinels(folder: PathLike, number: int) -> tuple[Dictionary, np.ndarray]:
     """The dictionary of a binarized dataset or tokenizer with ``number`` sentinels appended, and their ids.
 
     FileNotFoundError if the folder has no ``dict.txt``.

@@ -1,7 +1,5 @@
 """Train a SentencePiece tokenizer on a stream of text and write the fairseq dictionary next to it."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -13,11 +11,11 @@ from typing import Any
 
 import sentencepiece as spm
 
-from mlsm_plugin.core.files.atomic_files import atomic_directory
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
-from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, PathLike, check_text_files, progress_bar, read_lines
+from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, check_text_files, progress_bar, read_lines
 
 SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dictionary adds these itself
 

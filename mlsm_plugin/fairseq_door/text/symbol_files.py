@@ -1,18 +1,16 @@
 """Read fairseq's ``dict.txt``."""
 
-from __future__ import annotations
-
 import hashlib
 import io
-import os
 from pathlib import Path
 
 from fairseq.data import Dictionary
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 
 
-def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
+def read_symbols(path: PathLike) -> Dictionary:
     """The dictionary of a ``dict.txt``: a symbol and a count in each line. A byte-order mark at the start is skipped.
 
     Raises:
@@ -29,7 +27,7 @@ def read_symbols(path: str | os.PathLike[str]) -> Dictionary:
     )
 
 
-def symbols_of_dataset(folder: str | os.PathLike[str]) -> Dictionary:
+def symbols_of_dataset(folder: PathLike) -> Dictionary:
     """The dictionary of a binarized dataset.
 
     FileNotFoundError if the folder has no ``dict.txt``; ValueError as of :func:`read_symbols`.

@@ -1,6 +1,5 @@
 """One interface for the tokenizers of this package: SentencePiece and Hugging Face (``hf:PATH``)."""
 
-# no `from __future__ import annotations`: fairseq reads the option types at run time
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -14,12 +13,12 @@ from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tokenizer import tokenize_line
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import FILES as TOKENIZER_FILES
 from mlsm_plugin.core.files.hf_files import hf_folder, is_hf
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, FOLDER_NAME, MODEL_NAME, tokenizer_files
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.core.text.text_files import PathLike
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 from mlsm_plugin.fairseq_door.text.sentencepiece_training import dictionary_pieces
 from mlsm_plugin.fairseq_door.text.symbol_files import read_symbols

@@ -119,9 +119,9 @@ def test_hidden_states_are_those_of_a_plain_oracle(window: int) -> None:
 
 def test_rotation_and_its_gradient() -> None:
     torch.manual_seed(0)
-    projected = torch.randn(2, 5, 3, 2, 4, dtype=torch.float64, requires_grad=True)
-    cos, sin = modern_layers.rotary_angles(5, 4, 10.0, projected)
-    assert torch.autograd.gradcheck(lambda x: modern_layers.rotated_heads(x, cos, sin), [projected])
+    heads = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    cos, sin = modern_layers.rotary_angles(5, 4, 10.0, heads)
+    assert torch.autograd.gradcheck(lambda x: modern_layers.rotated(x, cos, sin), [heads])
 
 
 @settings(max_examples=25, deadline=None)
@@ -189,6 +189,25 @@ def test_batches_of_padding_and_of_one_token_are_finite(dtype: torch.dtype, wind
         assert out.isfinite().all()
         out.float().square().sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_gradients_are_those_of_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same encoder with torch's own operations for the rotation."""
+
+    def plain(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+    tokens = tokens_of([7, 5])
+    gradients = []
+    for replaced in (False, True):
+        if replaced:
+            monkeypatch.setattr(modern_layers, "rotated", plain)
+        model = transformer(size_with()).double()
+        model(tokens)["encoder_out"][0].sin().sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name])
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -1,14 +1,12 @@
 """Read a dictionary of any known format, which its files tell; a matrix in an npy file is read here."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.sparse_coding.dictionary import UNIT_NORM_TOLERANCE, AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
@@ -29,7 +27,7 @@ SUBFOLDERS = 1000  # looked at for a hint
 
 
 def read_any_format(
-    path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
+    path: PathLike, *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
 ) -> SaeCoder | AtomDictionary:
     """Read a folder of SAELens, sparsify or dictionary_learning, or an npy file as :func:`read_npy_matrix`.
 
@@ -66,7 +64,7 @@ def _hint(path: Path) -> str:
 
 
 def read_npy_matrix(
-    path: str | os.PathLike[str], *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
+    path: PathLike, *, normalize: bool = False, transpose: bool = False, lambda_: float | None = None
 ) -> AtomDictionary:
     """Read a matrix as the dictionary of a lasso.
 

@@ -4,13 +4,11 @@ The latents are those of the class that ``config.json`` names, as ``dictionary_l
 it.
 """
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 
 import torch
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import text, whole
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import ConfigFile, TensorFile, imported_sae, read_torch
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -49,7 +47,7 @@ WITH_A_GLOBAL_THRESHOLD = ("BatchTopKSAE", "MatryoshkaBatchTopKSAE")
 TENSORS_WITHOUT_EFFECT = {"AutoEncoderTopK": ("threshold",), "MatryoshkaBatchTopKSAE": ("group_sizes",)}
 
 
-def read_dictionary_learning(folder: str | os.PathLike[str]) -> SaeCoder:
+def read_dictionary_learning(folder: PathLike) -> SaeCoder:
     """Read an SAE of one of the ``CLASSES`` from the folder of one trainer, with the two files.
 
     ValueError if a file is missing or damaged, or the SAE is of another class.

@@ -4,10 +4,7 @@ One that nobody asked for may change the codes, so it is an error. Files are rea
 file is allocated: the sizes that it claims are compared with its length first.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -17,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import parse_json
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import Check, anything
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
@@ -31,12 +28,12 @@ TRANSPOSED = ("W_enc", "decoder.weight")  # tensors that are (dim, n_atoms) in a
 class ConfigFile:
     """A JSON dictionary whose keys are taken one after the other; ``path`` is for errors, which are ValueErrors."""
 
-    def __init__(self, path: str | os.PathLike[str], values: dict[str, Any]) -> None:
+    def __init__(self, path: PathLike, values: dict[str, Any]) -> None:
         self.path = Path(path)
         self._values = dict(values)
 
     @classmethod
-    def read(cls, path: Path) -> ConfigFile:
+    def read(cls, path: Path) -> "ConfigFile":
         """Read a file; ValueError if it is missing, is not JSON, or is not a dictionary."""
         _check_is_file(path)
         try:
@@ -59,7 +56,7 @@ class ConfigFile:
             raise ValueError(f"{self.path}: {name}: {problem}")
         return value
 
-    def part(self, name: str) -> ConfigFile:
+    def part(self, name: str) -> "ConfigFile":
         """The dictionary below a key, which is empty if the key is absent or null."""
         value = self.take(name, default=None)
         if value is not None and not isinstance(value, dict):
@@ -90,7 +87,7 @@ class ConfigFile:
 class TensorFile:
     """Tensors by name, which are taken one after the other; ``path`` is for errors, which are ValueErrors."""
 
-    def __init__(self, path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> None:
+    def __init__(self, path: PathLike, tensors: dict[str, Tensor]) -> None:
         self.path = Path(path)
         self._tensors = dict(tensors)
 

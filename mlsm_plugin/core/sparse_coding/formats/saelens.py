@@ -5,9 +5,6 @@ Its versions from 6 on keep the architecture and what it needs at the top of ``c
 ``metadata``. Older files are flat, and some of them hold the settings of the whole training run.
 """
 
-from __future__ import annotations
-
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import atomic_open, write_json
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, write_json
 from mlsm_plugin.core.files.json_checks import anything, number, optional, text, whole
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import (
     ConfigFile,
@@ -103,7 +100,7 @@ EXPORTED_NORMS = {"none": "none", "constant_norm": "constant_norm_rescale", "lay
 FORMAT_VERSION = "6.0.0"  # the SAELens that first read these files
 
 
-def read_saelens(folder: str | os.PathLike[str]) -> SaeCoder:
+def read_saelens(folder: PathLike) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sae_lens.SAE.load_from_disk``, in float32.
 
     A BatchTopK SAE that is still in the format of training becomes what SAELens makes of it when training ends: a
@@ -273,7 +270,7 @@ def for_saelens(coder: SaeCoder) -> SaeCoder:
     return SaeCoder(coder.sae.with_unit_decoder(coder.sae.decoder_norms), coder.meta)
 
 
-def write_saelens(coder: SaeCoder, folder: str | os.PathLike[str]) -> None:
+def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
     """Write what :func:`for_saelens` returned, on the CPU, to an existing folder; see :func:`check_exportable` first.
 
     ``cfg.json`` comes last; without it, SAELens does not load the folder. ``sae_lens.SAE.load_from_disk`` gives the

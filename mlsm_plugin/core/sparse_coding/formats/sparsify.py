@@ -4,11 +4,9 @@ A latent is one of the k largest of ``relu(encoder.weight (x - b_dec) + encoder.
 2406.04093).
 """
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import whole
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import (
     ConfigFile,
@@ -31,7 +29,7 @@ REFUSED = {
 }
 
 
-def read_sparsify(folder: str | os.PathLike[str]) -> SaeCoder:
+def read_sparsify(folder: PathLike) -> SaeCoder:
     """Read an SAE whose latents and reconstructions are those of ``sparsify.SparseCoder.load_from_disk``, in float32.
 
     ``folder`` is that of one hook point, such as ``layers.5``. ValueError if a file is missing or damaged, or the SAE
