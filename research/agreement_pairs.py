@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mlsm_plugin.cli.main import HelpFormatter
+from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.core.files.atomic_files import atomic_open
 
 OF_ONE = ("a", "an", "this", "every", "each")

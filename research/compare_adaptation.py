@@ -39,8 +39,8 @@ from comparison.linear_probe import probe_accuracy
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
+from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.cli.coding_options import check_positive
-from mlsm_plugin.cli.main import HelpFormatter
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import hf_folder, weight_files
 from mlsm_plugin.core.files.output_lock import hold_lock

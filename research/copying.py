@@ -20,7 +20,7 @@ import torch
 from comparison.masked_lm_loss import frequent_types
 from torch import Tensor
 
-from mlsm_plugin.cli.main import HelpFormatter
+from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.evaluation.masked_batches import MaskedBatch, masked_batches, shown_chunks
 from mlsm_plugin.evaluation.masked_lms import MaskedLm, open_masked_lm
 from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings

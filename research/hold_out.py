@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from mlsm_plugin.cli.main import HelpFormatter
+from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.core.files.atomic_files import atomic_open
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import numbered_lines

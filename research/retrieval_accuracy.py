@@ -22,7 +22,7 @@ from typing import Any
 from comparison.masked_lm_loss import frequent_types
 
 from mlsm_plugin import hub
-from mlsm_plugin.cli.main import HelpFormatter
+from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.core.files.atomic_files import write_json
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.evaluation.masked_lms import why_untrained

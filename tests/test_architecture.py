@@ -40,7 +40,7 @@ WITHOUT_FAIRSEQ = ("core", "huggingface")  # by the layers, they import no other
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 LARGEST_FILE = 400
 # what one must hold in mind; each of these is raised with a reason only
-MOST_LINES = 24_750  # 24,014 before Muon, the compiled step, --mask-prob-end and encoding side by side
+MOST_LINES = 24_500
 MOST_FILES = 210
 MOST_COMMANDS = 16
 MOST_OPTIONS = 110  # different ones

@@ -36,6 +36,7 @@ STRUCTURES = {
     "an encoder-decoder": FairseqEncoderDecoderModel,
 }
 PACKAGES = (__name__.partition(".")[0], "fairseq")
+LONG_RUN = 3000  # updates after which compiling has paid: it takes a minute, and gains about 30 ms of a large update
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
@@ -54,11 +55,14 @@ class SavedRunConfig(FairseqDataclass):
         "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
     )
     compile: ChoiceEnum(["auto", "on", "off"]) = option(  # type: ignore[valid-type]
-        "auto", help="compile the encoder: auto: mlsm_modern on a GPU; on: every model, everywhere; off: none"
+        "auto",
+        help="compile the encoder, which takes a minute: auto: mlsm_modern on a GPU, in a run of at least "
+        f"{LONG_RUN} updates; on: every model, everywhere; off: none",
     )
     fp16: bool = II("common.fp16")
     bf16: bool = II("common.bf16")
     amp: bool = II("common.amp")
+    max_update: int = II("optimization.max_update")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
@@ -164,8 +168,8 @@ class OwnTask(ABC):
     @property
     def compiles(self) -> bool:
         """Whether steps are compiled, as far as the options say; the shapes of batches are then rounded."""
-        chosen = str(self.cfg.compile)
-        return chosen == "on" or (chosen == "auto" and torch.cuda.is_available())
+        chosen, is_long = str(self.cfg.compile), not 0 < self.cfg.max_update < LONG_RUN
+        return chosen == "on" or (chosen == "auto" and is_long and torch.cuda.is_available())
 
     def _compile_once(self, model: Any) -> None:
         """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own."""

@@ -67,7 +67,6 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     mask_updates: Optional[int] = option(  # noqa: UP045
         None, help="number of updates after which the share is --mask-prob-end (default: --max-update)"
     )
-    max_update: int = II("optimization.max_update")
     train_subset: str = II("dataset.train_subset")
 
 

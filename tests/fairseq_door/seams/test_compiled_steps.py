@@ -8,6 +8,7 @@ import torch
 from fairseq import tasks
 
 from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError
+from mlsm_plugin.fairseq_door.tasks.own_task import LONG_RUN
 from tests.tiny_run import batches, seeded_model, training_config
 
 MLM = {"task": "plain_masked_lm", "criterion": "masked_lm"}
@@ -38,12 +39,22 @@ def test_on_a_cpu_nothing_is_compiled_unless_asked_for(pipeline: Any, monkeypatc
     assert [parts_of(pipeline, "--compile", how)[0].compiles for how in ("auto", "on", "off")] == [False, True, False]
 
 
+def test_on_a_gpu_a_long_run_is_compiled(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cfg = training_config(pipeline.data_bin, **MLM)
+    cfg.task.compile, found = "auto", {}
+    for updates in (0, 1, LONG_RUN - 1, LONG_RUN):
+        cfg.task.max_update = updates
+        found[updates] = tasks.setup_task(cfg.task).compiles
+    assert found == {0: True, 1: False, LONG_RUN - 1: False, LONG_RUN: True}
+
+
 def test_without_a_compiler_training_goes_on_with_one_line(
     pipeline: Any, failing_compiler: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected_parts = parts_of(pipeline, "--compile", "off")
     expected = expected_parts[0].valid_step(expected_parts[3], *expected_parts[1:3])[0]
-    task, model, criterion, sample = parts_of(pipeline)
+    task, model, criterion, sample = parts_of(pipeline, "--max-update", LONG_RUN)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     caplog.clear()
     with caplog.at_level(logging.WARNING):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,8 +82,14 @@ def test_no_step_waits_for_a_gpu(pipeline: Any, objective: str) -> None:
     task, model, criterion, sample = step(pipeline, objective, "--autocast", "bf16", "--compile", "off")
     model, sample = model.cuda(), utils.move_to_cuda(sample)
     train(task, model, criterion, sample)  # the first step sets up
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("warn")
     try:
-        train(task, model, criterion, sample)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(task, model, criterion, sample)
+            waited = [str(one.message) for one in caught if "synchroniz" in str(one.message)]
+            sample["target"].max().item()  # this does wait
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert waited == []
+    assert any("synchroniz" in str(one.message) for one in caught)
