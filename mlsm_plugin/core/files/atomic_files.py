@@ -22,7 +22,8 @@ from typing import IO, Any
 
 import numpy as np
 
-PathLike = str | os.PathLike[str]
+from mlsm_plugin.core.files.output_lock import PathLike as PathLike
+
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _tidied: set[Path] = set()
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import PathLike
-
+PathLike = str | os.PathLike[str]  # for atomic_files, too, which needs numpy
 SECONDS_TO_WAIT = 3.0  # for a process that has just been killed
 _held: dict[Path, int] = {}
 

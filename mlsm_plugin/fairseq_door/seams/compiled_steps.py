@@ -15,16 +15,17 @@ from mlsm_plugin.fairseq_door.seams.model_parts import project_masked, unwrapped
 CompileError = TorchDynamoException  # a model cannot be compiled
 
 
-def compile_parts(model: Any, *, every: bool, one_length: bool) -> list[Any]:
+def is_one_graph(model: Any) -> bool:
+    """Whether torch.compile makes one graph of the encoder of a model."""
+    return bool(getattr(unwrapped(model).encoder, "one_graph", False))
+
+
+def compile_parts(model: Any, *, one_length: bool) -> list[Any]:
     """Compile encoder and decoder where they are: the names of the weights stay. Returns what is compiled.
 
-    An encoder with ``one_graph`` becomes one graph, for each shape its own if all samples have ``one_length``; other
-    models become pieces, if ``every`` model is to be compiled.
+    What is one graph has one for each shape if all samples have ``one_length``; other models become pieces.
     """
-    model = unwrapped(model)
-    one_graph = getattr(model.encoder, "one_graph", False)
-    if not one_graph and not every:
-        return []
+    model, one_graph = unwrapped(model), is_one_graph(model)
     parts = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
     for part in parts:
         part.compile(fullgraph=one_graph, dynamic=not (one_graph and one_length))

@@ -24,7 +24,7 @@ from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
-from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError, compile_parts, forget_compiled
+from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError, compile_parts, forget_compiled, is_one_graph
 from mlsm_plugin.fairseq_door.seams.training_options import registered_name
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_fingerprint, symbols_of_dataset
 
@@ -104,6 +104,7 @@ class OwnTask(ABC):
         if str(cfg.autocast) == "bf16" and self._others:
             raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
         self._logged = False
+        self._one_graph = False
         self._compiled: list[Any] = []
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
@@ -117,6 +118,7 @@ class OwnTask(ABC):
                 )
         model = super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
         mark_weights(model)
+        self._one_graph = is_one_graph(model)
         return model
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
@@ -167,15 +169,14 @@ class OwnTask(ABC):
 
     @property
     def compiles(self) -> bool:
-        """Whether steps are compiled, as far as the options say; the shapes of batches are then rounded."""
+        """Whether steps are compiled, unless the compiler fails; the shapes of batches are then rounded."""
         chosen, is_long = str(self.cfg.compile), not 0 < self.cfg.max_update < LONG_RUN
-        return chosen == "on" or (chosen == "auto" and is_long and torch.cuda.is_available())
+        return chosen == "on" or (chosen == "auto" and self._one_graph and is_long and torch.cuda.is_available())
 
     def _compile_once(self, model: Any) -> None:
         """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own."""
         if self.compiles and not self._compiled:
-            every, one_length = str(self.cfg.compile) == "on", str(self.cfg.sample_break_mode) == "none"
-            self._compiled = compile_parts(model, every=every, one_length=one_length)
+            self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")
 
     def _give_up_compiling(self, error: Exception) -> None:
         """Go on without compiling, after a line; ValueError if it was asked for."""

@@ -331,7 +331,7 @@ def _average() -> None:
 )
 def _compiled() -> None:
     model = roberta()
-    (encoder,) = compiled_steps.compile_parts(model, every=True, one_length=False)
+    (encoder,) = compiled_steps.compile_parts(model, one_length=False)
     assert encoder is model.encoder
     assert encoder._compiled_call_impl is not None
     compiled_steps.forget_compiled([encoder])
