@@ -27,6 +27,7 @@ from omegaconf import II
 
 from mlsm_plugin.core.files.model_files import bpe_options
 from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.masking.chosen_tokens import chosen_sizes
 from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.core.masking.word_boundaries import in_long_words
 from mlsm_plugin.fairseq_door.data.token_blocks import (
@@ -219,6 +220,9 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         _, *room = sample.pop("masked_sizes")
         if self.compiles:  # the shapes of a compiled step stay
             sample["masked_sizes"] = (None, *room)
+        else:  # few sizes, since the kernels of a new one take long to make, also on a CPU
+            counts = (masked & kept).sum(dim=1).tolist()
+            sample["masked_sizes"] = chosen_sizes(counts, [target.size(1)] * len(counts), 0.0)
         return {**sample, "net_input": net_input}
 
     def train_step(
