@@ -78,8 +78,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         for name, encode in work:
             figures = encode_and_report(name, encode, options["share"])
     if of_fairseq and figures.meta is not None:
-        blocks = options["settings"].blocks
-        print_next("Train with", training_command(args.data, "model", blocks, args.user_dir, codes=args.output))
+        command = training_command(args.data, "model", options["settings"], args.user_dir, codes=args.output)
+        print_next("Train with", command)
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from mlsm_plugin.core.files.atomic_files import PathLike
 
 if TYPE_CHECKING:
-    from mlsm_plugin.core.hidden_states.settings import BlockSettings
+    from mlsm_plugin.core.coding.split_coder import CodingSettings
 
 
 def print_next(purpose: str, command: str) -> None:
@@ -21,19 +21,21 @@ def encode_command(data_bin: PathLike, auxiliary: str, dictionary: PathLike, use
 
 
 def training_command(
-    data_bin: PathLike, save_dir: PathLike, blocks: "BlockSettings", user_dir: str | None, *, codes: str | None = None
+    data_bin: PathLike, save_dir: PathLike, coding: "CodingSettings", user_dir: str | None, *, codes: str | None = None
 ) -> str:
-    """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset that was coded in such blocks.
+    """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset that was coded so.
 
     ``codes`` is the folder of the codes, if that is not the dataset.
     """
-    from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR  # needs fairseq
+    from mlsm_plugin.fairseq_door.pipelines.pretraining import MASKS  # needs fairseq
+    from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
 
     where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
+    masks = "--mask-prob {} --mask-prob-end {} ".format(*MASKS) if coding.coverage >= float(MASKS[0]) else ""
     return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)}{where} \\
     --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
-    --sample-break-mode {blocks.sample_break_mode} --tokens-per-sample {blocks.tokens_per_sample} \\
-    --optimizer fused_adamw --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
+    --sample-break-mode {coding.blocks.sample_break_mode} --tokens-per-sample {coding.blocks.tokens_per_sample} \\
+    {masks}--optimizer muon --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
     --autocast auto --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates 1000 --total-num-update 100000 \\
     --max-update 100000 --batch-size 32 --log-format simple --log-interval 100 \\
     --no-epoch-checkpoints --save-interval-updates 5000 --keep-interval-updates 1 \\

@@ -63,18 +63,19 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     blocks = block_settings(args, args.auxiliary or "", known)
     layer = getattr(args, "layer", None)
     output = Path(args.output)
+    coding = settings_of(CodingSettings, args, layer=layer or 0, blocks=blocks)
     record = preprocess(
         *({split: getattr(args, split) for split in ("train", "valid", "test")}, output),
         settings_of(PreprocessSettings, args),
         settings_of(TokenizerSettings, args),
         settings_of(LearningSettings, args, layer=layer or 0),
-        settings_of(CodingSettings, args, layer=layer or 0, blocks=blocks),
+        coding,
         layer=layer,
         keep_at=kept_percentages(args),
         flags=[*extra, *user_dir_flags(args)],
         workers=args.workers,
         coded=partial(encode_and_report, share=ALL_OF_IT),
     )
-    command = training_command(output / "data-bin", output / "model", blocks, args.user_dir)
+    command = training_command(output / "data-bin", output / "model", coding, args.user_dir)
     print(f"\n{record.table()}\n\nTrain with:\n\n{command}")
     return 0

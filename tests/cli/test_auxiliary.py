@@ -20,6 +20,7 @@ from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, Pipeline, failing_mls
 from tests.tiny_models import TinyData
 
 UPDATES = 8
+MODERN = "mlsm_modern_tiny"
 FLAGS = [
     *(*TINY_MODEL, "--sample-break-mode", "complete", "--tokens-per-sample", "64", "--batch-size", "8"),
     *("--num-workers", "0", "--log-interval", "1", "--cpu", "--lr", "1e-3"),
@@ -51,9 +52,9 @@ def output_of(*command: object) -> str:
 
 
 def updates_in(output: str) -> list[tuple[str, ...]]:
-    """Update, loss, learning rate and gradient norm, as printed."""
+    """Update, loss, learning rate, gradient norm and share of masks, as printed."""
     lines = [line for line in output.splitlines() if "| train_inner |" in line]
-    names = ("num_updates", "loss", "lr", "gnorm")
+    names = ("num_updates", "loss", "lr", "gnorm", "masked_share")
     return [tuple(re.search(rf"\b{name}=([-+.\de]+)", line)[1] for name in names) for line in lines]  # type: ignore[index]
 
 
@@ -66,9 +67,10 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory, warm_pyth
         return [*command, "--max-update", updates, *FLAGS, *flags]
 
     plain = ["fairseq_cli.train", pipeline.data_bin, "--user-dir", PLUGIN, "--save-dir", root / "plain"]
+    own = [*FLAGS, "--arch", MODERN, "--max-update", UPDATES]
     commands = (
-        auxiliary("parts", UPDATES),
-        [*plain, *default_flags(UPDATES, "mlsm_roberta_tiny", FLAGS), *FLAGS, "--max-update", UPDATES],
+        auxiliary("parts", UPDATES, "--arch", MODERN),
+        [*plain, *default_flags(UPDATES, MODERN, FLAGS, optimizer="muon"), *own],
         auxiliary("restored", 24, "--lr-scheduler", "fixed", "--restore-file", pipeline.auxiliary),
         auxiliary("finetuned", 1, "--finetune-from-model", pipeline.auxiliary),
     )
@@ -80,7 +82,9 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory, warm_pyth
 def test_one_schedule_runs_through_all_parts(runs: Runs) -> None:
     expected = updates_in(runs.plain)
     assert [int(update) for update, *_ in expected] == list(range(1, UPDATES + 1))
-    assert len({learning_rate for _, _, learning_rate, _ in expected}) == UPDATES  # it falls at every update
+    assert len({learning_rate for _, _, learning_rate, *_ in expected}) == UPDATES  # it falls at every update
+    shares = [float(share) for *_, share in expected]
+    assert shares[0] > 0.25 > 0.2 > shares[-1]
     assert updates_in(runs.parts) == expected
 
 

@@ -36,7 +36,7 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: float = 0.95,
         muon_weight_decay: float = 0.0,
     ) -> None:
-        if not hasattr(torch.optim, "Muon"):
+        if not has_muon():
             raise ValueError(f"torch {torch.__version__} has no Muon; install torch 2.9 or newer")
         if not matrices:
             raise ValueError("there is no matrix of a layer among the parameters, and only those are for Muon")
@@ -81,6 +81,11 @@ class MuonAdamW(torch.optim.Optimizer):
         for part in self._parts:
             part.step()
         return loss
+
+
+def has_muon() -> bool:
+    """Whether this torch has Muon; those before 2.9 do not."""
+    return hasattr(torch.optim, "Muon")
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:

@@ -5,14 +5,16 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, link_file
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.output_lock import only_writer, run_child
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.optimizers.muon import has_muon
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of, split_fingerprint
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import architecture_of, optimizer_of, updates_of
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import architecture_of, optimizer_of, options_of, updates_of
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST, repair_last
 from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
 
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
+MASKS = "0.3", "0.15"  # the share of masked tokens, at first and at the end
+DECIDE_MASKS = {"--task", "--mask-prob", "--mask-prob-end", "--mask-multiple-length", "--skip-masking"}
 # flags that can end a run before its last update
 EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
 
@@ -42,13 +46,16 @@ def block_flags(blocks: BlockSettings) -> list[str]:
     return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
 
 
-def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw") -> list[str]:
+def default_flags(
+    max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw", run: Path | None = None
+) -> list[str]:
     """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
 
-    The learning rate rises and falls over ``max_update`` updates. Today's encoder has no dropout and learns at a higher
-    rate. Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
+    The learning rate rises and falls over ``max_update`` updates. ``mlsm_modern`` has no dropout, learns at a higher
+    rate, and begins with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps those that it began with.
+    Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
     """
-    modern = arch.startswith("mlsm_modern")
+    modern = _is_modern(arch)
     dropout = [] if modern else ["--dropout", "0.1", "--attention-dropout", "0.1"]
     flags = [
         *("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", arch, "--autocast", "auto"),
@@ -65,9 +72,29 @@ def default_flags(max_update: int, arch: str, given: list[str], *, optimizer: st
     if "--lr-scheduler" not in given:
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
         flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
-    if "--mask-prob-end" in given:  # a part of the run has another --max-update
+    if modern:
+        began = _beginning(run, given[given.index("--optimizer") + 1] if "--optimizer" in given[:-1] else optimizer)
+        flags += began["initialization"] if "--initialization" not in given else []
+        flags += began["masks"] if not DECIDE_MASKS & set(given) else []
+    if "--mask-prob-end" in {*flags, *given}:  # a part of the run has another --max-update
         flags += ["--mask-updates", str(max_update)]
     return flags
+
+
+def _is_modern(arch: str) -> bool:
+    return arch.startswith("mlsm_modern")
+
+
+def _beginning(run: Path | None, optimizer: str) -> dict[str, list[str]]:
+    """The flags of the initial weights and of the masks of a run, which may be there."""
+    begin: Any
+    end: Any
+    begin, end, weights = *MASKS, "bert" if optimizer == "muon" else "width"
+    if run is not None and run.exists():
+        begin, end = (options_of(run, "task").get(name) for name in ("mask_prob", "mask_prob_end"))
+        weights = options_of(run, "model").get("initialization", "bert")
+    masks = [] if end is None else ["--mask-prob", str(begin), "--mask-prob-end", str(end)]
+    return {"initialization": ["--initialization", str(weights)], "masks": masks}
 
 
 def pretrain(
@@ -176,7 +203,8 @@ def train_until(
         )
     source = last if last.exists() else _restored(flags)
     chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
-    defaults = default_flags(max_update, chosen, flags, optimizer=_optimizer(source, flags))
+    optimizer = _optimizer(source, flags, chosen)
+    defaults = default_flags(max_update, chosen, flags, optimizer=optimizer, run=last)
     status = run_child(
         [
             *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", PACKAGE_DIR),
@@ -196,11 +224,16 @@ def _restored(flags: list[str]) -> Path | None:
     return named if named.is_file() else None
 
 
-def _optimizer(source: Path | None, flags: list[str]) -> str:
-    """The optimizer that can continue the checkpoint ``source``, and that the flags allow."""
-    half = {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags)
-    begun = source is not None and "--reset-optimizer" not in flags and optimizer_of(source) == "FairseqAdam"
-    return "adam" if half or begun else "fused_adamw"
+def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
+    """The optimizer that can continue the checkpoint ``source``, and that the flags allow; else the best one."""
+    if {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags):
+        return "adam"
+    if source is not None and "--reset-optimizer" not in flags:
+        begun = {"FairseqAdam": "adam", "FusedAdamW": "fused_adamw"}.get(optimizer_of(source))
+        if begun:
+            return begun
+    flat = {"--fp16", "--bf16"} & set(flags) and "--fp16-no-flatten-grads" not in flags  # all weights are one vector
+    return "muon" if _is_modern(arch) and has_muon() and not flat else "fused_adamw"
 
 
 def _without_restart(flags: list[str], last: Path) -> list[str]:

@@ -82,7 +82,7 @@ def check_configuration(contents: dict[str, Any], path: PathLike) -> None:
 
     Its names must be on the lists, and its options of the right type and size.
     """
-    parts, names = _parts(contents), names_in(contents)
+    parts, names = parts_of(contents), names_in(contents)
     for kind, name in names.items():
         if not _is_trusted(kind, name):
             raise ValueError(
@@ -99,12 +99,12 @@ def check_configuration(contents: dict[str, Any], path: PathLike) -> None:
 
 def names_in(contents: dict[str, Any]) -> dict[str, Any]:
     """The registered names of ``task``, ``model`` (its architecture) and ``criterion``; None where there is none."""
-    return {kind: part.get("_name") for kind, part in _parts(contents).items()}
+    return {kind: part.get("_name") for kind, part in parts_of(contents).items()}
 
 
 def architecture_options(contents: dict[str, Any]) -> dict[str, Any]:
     """The options of the model's architecture in a checkpoint, by name; those of its training are left out."""
-    options = _parts(contents)["model"]
+    options = parts_of(contents)["model"]
     known = {action.dest for action in _actions(str(options["_name"]))} - TRAINING_OPTIONS
     return {name: value for name, value in sorted(options.items()) if name in known}
 
@@ -184,7 +184,7 @@ def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]
         raise ValueError(f"{where} is {_kind(value)}, not plain data")
 
 
-def _parts(contents: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def parts_of(contents: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The options of task, model and criterion; in old checkpoints (``args``), each of them has all options."""
     if contents.get("args") is not None:
         args = _options(contents["args"])

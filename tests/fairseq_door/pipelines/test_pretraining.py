@@ -26,7 +26,7 @@ from mlsm_plugin.fairseq_door.seams.checkpoint_states import architecture_of
 from tests.tiny_models import TinyData
 
 
-def parsed(given: list[str], max_update: int = 1000, arch: str = "mlsm_roberta_tiny", **how: str) -> Any:
+def parsed(given: list[str], max_update: int = 1000, arch: str = "mlsm_roberta_tiny", **how: Any) -> Any:
     """What fairseq makes of the flags."""
     words = ["data", *default_flags(max_update, arch, given, **how), *given]
     return options.parse_args_and_arch(options.get_training_parser(), words)
@@ -41,10 +41,24 @@ def test_default_flags_are_one_schedule_over_all_updates() -> None:
     assert parsed([], max_update=3).warmup_updates == 1
 
 
-def test_todays_encoder_has_no_dropout_and_a_higher_rate() -> None:
-    old, new = parsed([]), parsed([], arch="mlsm_modern_tiny")
+def test_todays_encoder_has_no_dropout_a_higher_rate_and_more_masks_at_first() -> None:
+    old, new = parsed([]), parsed([], arch="mlsm_modern_tiny", optimizer="muon")
     assert (old.dropout, old.attention_dropout, old.lr) == (0.1, 0.1, [5e-4])
     assert (new.dropout, new.attention_dropout, new.lr) == (0.0, 0.0, [1e-3])
+    assert (old.mask_prob, old.mask_prob_end) == (0.15, None)
+    assert (new.mask_prob, new.mask_prob_end, new.mask_updates, new.initialization) == (0.3, 0.15, 1000, "bert")
+    assert parsed([], arch="mlsm_modern_tiny").initialization == "width"  # with AdamW
+    given = parsed(["--mask-prob", "0.2", "--initialization", "bert"], arch="mlsm_modern_tiny")
+    assert (given.mask_prob, given.mask_prob_end, given.initialization) == (0.2, None, "bert")
+
+
+def test_a_run_that_is_there_keeps_its_masks_and_initial_weights(tiny: TinyData, tmp_path: Path) -> None:
+    for masks in ((0.15, None), (0.25, 0.1)):
+        state = torch.load(tiny.model)
+        state["cfg"]["task"] |= dict(zip(("mask_prob", "mask_prob_end"), masks, strict=True))
+        torch.save(state, tmp_path / "model.pt")
+        args = parsed([], arch="mlsm_modern_tiny", optimizer="muon", run=tmp_path / "model.pt")
+        assert (args.mask_prob, args.mask_prob_end, args.initialization) == (*masks, "bert")
 
 
 def test_given_flags_override_the_defaults_and_other_optimizers_and_schedules_replace_them() -> None:
@@ -81,10 +95,13 @@ def test_own_checkpoint_comes_before_the_one_to_restore(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "flags", "expected"),
     [
-        (None, [], "fused_adamw"),
+        (None, [], "muon"),
+        (None, ["--fp16"], "fused_adamw"),
+        (None, ["--fp16", "--fp16-no-flatten-grads"], "muon"),
         ("FairseqAdam", [], "adam"),
-        ("FairseqAdam", ["--reset-optimizer"], "fused_adamw"),
+        ("FairseqAdam", ["--reset-optimizer"], "muon"),
         ("FusedAdamW", [], "fused_adamw"),
+        ("Muon", [], "muon"),
         (None, ["--memory-efficient-fp16"], "adam"),
     ],
 )
@@ -97,7 +114,9 @@ def test_optimizer_is_one_that_can_continue_the_run(
         state = torch.load(tiny.model)
         state["optimizer_history"][-1]["optimizer_name"] = saved
         torch.save(state, source)
-    assert _optimizer(source, flags) == expected
+    assert _optimizer(source, flags, "mlsm_modern_tiny") == expected
+    if expected == "muon":
+        assert _optimizer(None, flags, "mlsm_roberta_tiny") == "fused_adamw"
     assert parsed([], optimizer=expected).optimizer == expected
 
 
