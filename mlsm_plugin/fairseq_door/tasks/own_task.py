@@ -20,7 +20,7 @@ from omegaconf import II, MISSING
 
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.hidden_states.devices import LONG_RUN, compiles, has_fast_bf16
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
@@ -36,7 +36,6 @@ STRUCTURES = {
     "an encoder-decoder": FairseqEncoderDecoderModel,
 }
 PACKAGES = (__name__.partition(".")[0], "fairseq")
-LONG_RUN = 3000  # updates after which compiling has paid: it takes a minute, and gains about 30 ms of a large update
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
@@ -170,8 +169,9 @@ class OwnTask(ABC):
     @property
     def compiles(self) -> bool:
         """Whether steps are compiled, unless the compiler fails; the shapes of batches are then rounded."""
-        chosen, is_long = str(self.cfg.compile), not 0 < self.cfg.max_update < LONG_RUN
-        return chosen == "on" or (chosen == "auto" and self._one_graph and is_long and torch.cuda.is_available())
+        choice = str(self.cfg.compile)
+        may = self._one_graph or choice == "on"
+        return may and compiles(choice, int(self.cfg.max_update), on_gpu=torch.cuda.is_available())
 
     def _compile_once(self, model: Any) -> None:
         """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own."""

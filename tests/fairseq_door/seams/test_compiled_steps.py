@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq import tasks
 
+from mlsm_plugin.core.hidden_states.devices import LONG_RUN
 from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError
-from mlsm_plugin.fairseq_door.tasks.own_task import LONG_RUN
 from tests.tiny_run import batches, seeded_model, training_config
 
 MLM = {"task": "plain_masked_lm", "criterion": "masked_lm"}
