@@ -29,58 +29,66 @@ from mlsm_plugin.huggingface import (
     write_text_sequences,
 )
 
-parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-parser.add_argument("model", help="folder or hub name of a masked LM with its tokenizer")
-parser.add_argument("train", help="training text: a sentence a line, blank lines between documents")
-parser.add_argument("valid", help="text to evaluate on")
-parser.add_argument("output", help="folder for everything that is made")
-parser.add_argument("--objective", default="mlsm+mlm", choices=["mlsm+mlm", "taco", "mlm"])
-parser.add_argument("--layer", type=int, default=-1, help="hidden state that is coded (default: the last)")
-parser.add_argument("--atoms", type=int, default=3000, help="number of latent properties")
-parser.add_argument("--max-length", type=int, default=128, help="ids of the longest sequence")
-parser.add_argument("--updates", type=int, default=2000)
-parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--learning-rate", type=float, default=2e-4)
-parser.add_argument("--config", help="YAML file with further TrainingArguments, such as adapt.yaml")
-args = parser.parse_args()
 
-# 1. Text to sequences of ids.
-texts = {"train": args.train, "valid": args.valid}
-sequences = {
-    split: write_text_sequences([text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length)[0]
-    for split, text in texts.items()
-}
-data = {split: PretrainingSequences(ids) for split, ids in sequences.items()}
-tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help="folder or hub name of a masked LM with its tokenizer")
+    parser.add_argument("train", help="training text: a sentence a line, blank lines between documents")
+    parser.add_argument("valid", help="text to evaluate on")
+    parser.add_argument("output", help="folder for everything that is made")
+    parser.add_argument("--objective", default="mlsm+mlm", choices=["mlsm+mlm", "taco", "mlm"])
+    parser.add_argument("--layer", type=int, default=-1, help="hidden state that is coded (default: the last)")
+    parser.add_argument("--atoms", type=int, default=3000, help="number of latent properties")
+    parser.add_argument("--max-length", type=int, default=128, help="ids of the longest sequence")
+    parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--config", help="YAML file with further TrainingArguments, such as adapt.yaml")
+    args = parser.parse_args()
 
-# 2. MLSM: learn latent properties from the starting model's own hidden states, and code both texts.
-if args.objective == "mlsm+mlm":
-    layers = transformers.AutoConfig.from_pretrained(args.model).num_hidden_layers
-    layer = args.layer % (layers + 1)
-    learning = LearningSettings(layer=layer, coder="topk", atoms=args.atoms)
-    coder = learn_from_sequences(sequences["train"], args.model, output=f"{args.output}/dictionary", settings=learning)
-    for split, ids in sequences.items():
-        store = f"{args.output}/{split}.codes"
-        encode_sequences(ids, args.model, coder=coder, output=store, settings=CodingSettings(layer=layer))
-        data[split] = PretrainingSequences(ids, store)
+    # 1. Text to sequences of ids.
+    texts = {"train": args.train, "valid": args.valid}
+    sequences = {
+        split: write_text_sequences([text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length)[0]
+        for split, text in texts.items()
+    }
+    data = {split: PretrainingSequences(ids) for split, ids in sequences.items()}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
 
-# 3. A stock model with the objective, and the collator that makes its batches.
-if args.objective == "mlsm+mlm":
-    model = LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
-    collator = LatentSemanticCollator(tokenizer)
-elif args.objective == "taco":
-    model, collator = TokenContrastiveModel.from_pretrained(args.model), TokenContrastiveCollator(tokenizer)
-else:
-    model, collator = MaskedLmModel.from_pretrained(args.model), MaskedLmCollator(tokenizer)
+    # 2. MLSM: learn latent properties from the starting model's own hidden states, and code both texts.
+    if args.objective == "mlsm+mlm":
+        layers = transformers.AutoConfig.from_pretrained(args.model).num_hidden_layers
+        layer = args.layer % (layers + 1)
+        learning = LearningSettings(layer=layer, coder="topk", atoms=args.atoms)
+        coder = learn_from_sequences(
+            sequences["train"], args.model, output=f"{args.output}/dictionary", settings=learning
+        )
+        for split, ids in sequences.items():
+            store = f"{args.output}/{split}.codes"
+            encode_sequences(ids, args.model, coder=coder, output=store, settings=CodingSettings(layer=layer))
+            data[split] = PretrainingSequences(ids, store)
 
-# 4. The library's Trainer.
-further = yaml.safe_load(Path(args.config).read_text()) if args.config else {}
-further |= {"max_steps": args.updates, "warmup_steps": args.updates // 16, "learning_rate": args.learning_rate}
-further |= {"per_device_train_batch_size": args.batch_size}
-arguments = transformers.TrainingArguments(f"{args.output}/checkpoints", report_to=[], **further)
-both = {"train_dataset": data["train"], "eval_dataset": data["valid"]}
-trainer = prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
-print("before:", trainer.evaluate())
-trainer.train()
-print("after:", trainer.evaluate())
-save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it
+    # 3. A stock model with the objective, and the collator that makes its batches.
+    if args.objective == "mlsm+mlm":
+        model = LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
+        collator = LatentSemanticCollator(tokenizer)
+    elif args.objective == "taco":
+        model, collator = TokenContrastiveModel.from_pretrained(args.model), TokenContrastiveCollator(tokenizer)
+    else:
+        model, collator = MaskedLmModel.from_pretrained(args.model), MaskedLmCollator(tokenizer)
+
+    # 4. The library's Trainer.
+    further = yaml.safe_load(Path(args.config).read_text()) if args.config else {}
+    further |= {"max_steps": args.updates, "warmup_steps": args.updates // 16, "learning_rate": args.learning_rate}
+    further |= {"per_device_train_batch_size": args.batch_size}
+    arguments = transformers.TrainingArguments(f"{args.output}/checkpoints", report_to=[], **further)
+    both = {"train_dataset": data["train"], "eval_dataset": data["valid"]}
+    trainer = prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
+    print("before:", trainer.evaluate())
+    trainer.train()
+    print("after:", trainer.evaluate())
+    save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it
+
+
+if __name__ == "__main__":  # processes that make batches may import this file
+    main()

@@ -49,3 +49,9 @@ class MaskedLmLoss(masked_lm.MaskedLmLoss):
         loss = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
         counts = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": number}
         return loss, number, {"loss": loss.detach(), **counts}
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: Any) -> None:
+        """Log the loss of each masked token; an update without one, as of a short last batch, has none."""
+        if sum(log.get("sample_size", 0) for log in logging_outputs) > 0:
+            masked_lm.MaskedLmLoss.reduce_metrics(logging_outputs)
