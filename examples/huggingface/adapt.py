@@ -12,22 +12,7 @@ from pathlib import Path
 import transformers
 import yaml
 
-from mlsm_plugin.huggingface import (
-    CodingSettings,
-    LatentSemanticCollator,
-    LatentSemanticModel,
-    LearningSettings,
-    MaskedLmCollator,
-    MaskedLmModel,
-    PretrainingSequences,
-    TokenContrastiveCollator,
-    TokenContrastiveModel,
-    encode_sequences,
-    learn_from_sequences,
-    prepare,
-    save_pretrained,
-    write_text_sequences,
-)
+from mlsm_plugin import huggingface as door
 
 
 def main() -> None:
@@ -49,33 +34,38 @@ def main() -> None:
     # 1. Text to sequences of ids.
     texts = {"train": args.train, "valid": args.valid}
     sequences = {
-        split: write_text_sequences([text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length)[0]
+        split: door.write_text_sequences(
+            [text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length
+        )[0]
         for split, text in texts.items()
     }
-    data = {split: PretrainingSequences(ids) for split, ids in sequences.items()}
+    data = {split: door.PretrainingSequences(ids) for split, ids in sequences.items()}
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
 
     # 2. MLSM: learn latent properties from the starting model's own hidden states, and code both texts.
     if args.objective == "mlsm+mlm":
         layers = transformers.AutoConfig.from_pretrained(args.model).num_hidden_layers
         layer = args.layer % (layers + 1)
-        learning = LearningSettings(layer=layer, coder="topk", atoms=args.atoms)
-        coder = learn_from_sequences(
+        learning = door.LearningSettings(layer=layer, coder="topk", atoms=args.atoms)
+        coder = door.learn_from_sequences(
             sequences["train"], args.model, output=f"{args.output}/dictionary", settings=learning
         )
         for split, ids in sequences.items():
             store = f"{args.output}/{split}.codes"
-            encode_sequences(ids, args.model, coder=coder, output=store, settings=CodingSettings(layer=layer))
-            data[split] = PretrainingSequences(ids, store)
+            door.encode_sequences(ids, args.model, coder=coder, output=store, settings=door.CodingSettings(layer=layer))
+            data[split] = door.PretrainingSequences(ids, store)
 
     # 3. A stock model with the objective, and the collator that makes its batches.
     if args.objective == "mlsm+mlm":
-        model = LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
-        collator = LatentSemanticCollator(tokenizer)
+        model = door.LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
+        collator = door.LatentSemanticCollator(tokenizer)
     elif args.objective == "taco":
-        model, collator = TokenContrastiveModel.from_pretrained(args.model), TokenContrastiveCollator(tokenizer)
+        model, collator = (
+            door.TokenContrastiveModel.from_pretrained(args.model),
+            door.TokenContrastiveCollator(tokenizer),
+        )
     else:
-        model, collator = MaskedLmModel.from_pretrained(args.model), MaskedLmCollator(tokenizer)
+        model, collator = door.MaskedLmModel.from_pretrained(args.model), door.MaskedLmCollator(tokenizer)
 
     # 4. The library's Trainer.
     further = yaml.safe_load(Path(args.config).read_text()) if args.config else {}
@@ -83,11 +73,11 @@ def main() -> None:
     further |= {"per_device_train_batch_size": args.batch_size}
     arguments = transformers.TrainingArguments(f"{args.output}/checkpoints", report_to=[], **further)
     both = {"train_dataset": data["train"], "eval_dataset": data["valid"]}
-    trainer = prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
+    trainer = door.prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
     print("before:", trainer.evaluate())
     trainer.train()
     print("after:", trainer.evaluate())
-    save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it
+    door.save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it
 
 
 if __name__ == "__main__":  # processes that make batches may import this file
