@@ -15,7 +15,7 @@ from torch import nn
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers
 from mlsm_plugin.core.files.settings import check, option, seed
-from mlsm_plugin.core.hidden_states.devices import LONG_RUN, compiles, has_fast_bf16
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
@@ -44,10 +44,7 @@ class TrainingSettings:
         "auto", choices=("auto", "on", "off"),
         help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
     )  # fmt: skip
-    compile: str = option(
-        "auto", choices=("auto", "on", "off"),
-        help=f"compile the model, which takes a minute; auto: on a GPU, for at least {LONG_RUN} updates",
-    )  # fmt: skip
+    compile: str = option("off", choices=("on", "off"), help="compile the model, which takes a minute")
     evaluate_every: int = option(500, least=1, help="updates between evaluations and checkpoints")
     seed: int = seed("of everything")
     workers: int = option(0, least=0, help="processes that make batches")
@@ -66,11 +63,6 @@ class TrainingSettings:
         """Whether matrix products are in bfloat16."""
         device = torch.device("cpu" if self.on_cpu else "cuda")
         return has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on"
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the model is compiled; parts that torch cannot compile run as they are, unless ``compile`` is on."""
-        return compiles(self.compile, self.updates, on_gpu=not self.on_cpu)
 
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
         """How many updates are ``epochs`` passes over ``number`` samples; the last batch and update may be smaller."""
@@ -102,7 +94,7 @@ class TrainingSettings:
             weight_decay=self.weight_decay,
             adam_beta2=0.98,
             bf16=self.in_bf16,
-            torch_compile=self.compiles,
+            torch_compile=self.compile == "on",
             eval_strategy="steps",
             eval_steps=self.evaluate_every,
             save_steps=self.evaluate_every,
@@ -116,8 +108,6 @@ class TrainingSettings:
             average_tokens_across_devices=True,
         )
         check_gpus(arguments)
-        if self.compiles and self.compile == "auto":
-            torch._dynamo.config.suppress_errors = True
         return arguments
 
     def optimizer_of(self, model: nn.Module) -> MuonAdamW | None:

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors import safe_open
 from transformers import Trainer
 
-from mlsm_plugin.core.hidden_states.devices import LONG_RUN
 from mlsm_plugin.huggingface.collators import MaskedLmCollator
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences
@@ -46,15 +44,6 @@ def test_a_compiled_model_learns_the_same_and_its_weights_keep_their_names(tmp_p
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert names[1] == names[0]
     assert train(trainer_of(tmp_path / "on", compile="off", learning_rate=1e-3))["loss"] == pytest.approx(losses[1])
-
-
-def test_a_long_run_on_a_gpu_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert TrainingSettings(updates=LONG_RUN).compiles
-    assert not TrainingSettings(updates=LONG_RUN - 1).compiles
-    assert not TrainingSettings(updates=LONG_RUN, cpu=True).compiles
-    assert not TrainingSettings(updates=LONG_RUN, compile="off").compiles
-    assert TrainingSettings(updates=1, compile="on", cpu=True).compiles
 
 
 def test_an_epoch_is_a_pass_over_all_sequences(tmp_path: Path) -> None:

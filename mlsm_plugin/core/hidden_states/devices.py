@@ -10,7 +10,6 @@ from torch import nn
 # instructions for products of bfloat16 numbers, as Linux names them: of Intel (Sapphire Rapids on) and AMD (Zen 4 on)
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 PROCESSORS = Path("/proc/cpuinfo")  # where Linux lists what the processors can do
-LONG_RUN = 3000  # updates after which compiling has paid: it takes a minute, and gains about 30 ms of a large update
 Device = str | torch.device | None  # None: the GPU if there is one
 
 
@@ -36,11 +35,6 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and bool(bf16_instructions())
-
-
-def compiles(choice: str, updates: int, *, on_gpu: bool) -> bool:
-    """Whether a run of so many updates (0: no limit) compiles its steps, by ``choice``: ``auto``, ``on`` or ``off``."""
-    return choice == "on" or (choice == "auto" and on_gpu and not 0 < updates < LONG_RUN)
 
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -2,10 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, link_file
 from mlsm_plugin.core.files.model_files import copy_tokenizer
@@ -14,7 +13,8 @@ from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.optimizers.muon import has_muon
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of, split_fingerprint
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import architecture_of, optimizer_of, options_of, updates_of
+from mlsm_plugin.fairseq_door.seams.checkpoint_contents import parts_of, read_contents
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import architecture_of, optimizer_of, updates_of
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST, repair_last
 from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
 KEPT_PERCENTAGES = (10, 25, 50, 100)
 DEFAULT_ARCHITECTURE = "mlsm_modern_small"
-MASKS = "0.3", "0.15"  # the share of masked tokens, at first and at the end
+MASKS = {"mask_prob": 0.3, "mask_prob_end": 0.15}  # of mlsm_modern
 DECIDE_MASKS = {"--task", "--mask-prob", "--mask-prob-end", "--mask-multiple-length", "--skip-masking"}
 # flags that can end a run before its last update
 EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
@@ -73,9 +73,8 @@ def default_flags(
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
         flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
     if modern:
-        began = _beginning(run, given[given.index("--optimizer") + 1] if "--optimizer" in given[:-1] else optimizer)
-        flags += began["initialization"] if "--initialization" not in given else []
-        flags += began["masks"] if not DECIDE_MASKS & set(given) else []
+        chosen = dict(pairwise(given)).get("--optimizer", optimizer)
+        flags += _beginning(run, chosen, masks=not DECIDE_MASKS & set(given))
     if "--mask-prob-end" in {*flags, *given}:  # a part of the run has another --max-update
         flags += ["--mask-updates", str(max_update)]
     return flags
@@ -85,16 +84,19 @@ def _is_modern(arch: str) -> bool:
     return arch.startswith("mlsm_modern")
 
 
-def _beginning(run: Path | None, optimizer: str) -> dict[str, list[str]]:
-    """The flags of the initial weights and of the masks of a run, which may be there."""
-    begin: Any
-    end: Any
-    begin, end, weights = *MASKS, "bert" if optimizer == "muon" else "width"
+def _beginning(run: Path | None, optimizer: str, *, masks: bool) -> list[str]:
+    """The flags of the initial weights, and perhaps of the ``masks``, of a run, which may be there."""
+    options: dict[str, object] = {**MASKS, "initialization": "bert" if optimizer == "muon" else "width"}
     if run is not None and run.exists():
-        begin, end = (options_of(run, "task").get(name) for name in ("mask_prob", "mask_prob_end"))
-        weights = options_of(run, "model").get("initialization", "bert")
-    masks = [] if end is None else ["--mask-prob", str(begin), "--mask-prob-end", str(end)]
-    return {"initialization": ["--initialization", str(weights)], "masks": masks}
+        parts = parts_of(read_contents(run))
+        options = {name: {**parts["model"], **parts["task"]}.get(name) for name in options}
+    kept = {name: value for name, value in options.items() if value is not None and (masks or name not in MASKS)}
+    return as_flags(kept)
+
+
+def as_flags(options: Mapping[str, object]) -> list[str]:
+    """Options by name as words of a command."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def pretrain(

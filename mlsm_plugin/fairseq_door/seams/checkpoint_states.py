@@ -26,7 +26,6 @@ from mlsm_plugin.fairseq_door.seams.checkpoint_contents import (
     architecture_options,
     check_configuration,
     names_in,
-    parts_of,
     read_contents,
     unreadable,
 )
@@ -107,11 +106,6 @@ def optimizer_of(checkpoint: Path) -> str:
 def architecture_of(checkpoint: Path) -> str:
     """Registered name of the architecture in a checkpoint."""
     return str(names_in(read_contents(checkpoint))["model"])
-
-
-def options_of(checkpoint: Path, part: str) -> dict[str, Any]:
-    """The options of the ``task``, ``model`` or ``criterion`` in a checkpoint, by name."""
-    return parts_of(read_contents(checkpoint))[part]
 
 
 def model_fingerprint(checkpoint: Path) -> str:

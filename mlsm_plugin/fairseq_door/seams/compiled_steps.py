@@ -17,7 +17,7 @@ CompileError = TorchDynamoException  # a model cannot be compiled
 
 def is_one_graph(model: Any) -> bool:
     """Whether torch.compile makes one graph of the encoder of a model."""
-    return bool(getattr(unwrapped(model).encoder, "one_graph", False))
+    return bool(getattr(getattr(unwrapped(model), "encoder", None), "one_graph", False))
 
 
 def compile_parts(model: Any, *, one_length: bool) -> list[Any]:

@@ -20,7 +20,7 @@ from omegaconf import II, MISSING
 
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.hidden_states.devices import LONG_RUN, compiles, has_fast_bf16
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
@@ -36,6 +36,7 @@ STRUCTURES = {
     "an encoder-decoder": FairseqEncoderDecoderModel,
 }
 PACKAGES = (__name__.partition(".")[0], "fairseq")
+LONG_RUN = 3000  # updates after which compiling has paid: it takes a minute, and gains about 30 ms of a large update
 MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
@@ -61,6 +62,7 @@ class SavedRunConfig(FairseqDataclass):
     fp16: bool = II("common.fp16")
     bf16: bool = II("common.bf16")
     amp: bool = II("common.amp")
+    cpu: bool = II("common.cpu")
     max_update: int = II("optimization.max_update")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
@@ -169,9 +171,9 @@ class OwnTask(ABC):
     @property
     def compiles(self) -> bool:
         """Whether steps are compiled, unless the compiler fails; the shapes of batches are then rounded."""
-        choice = str(self.cfg.compile)
-        may = self._one_graph or choice == "on"
-        return may and compiles(choice, int(self.cfg.max_update), on_gpu=torch.cuda.is_available())
+        choice, is_long = str(self.cfg.compile), not 0 < self.cfg.max_update < LONG_RUN
+        gains = self._one_graph and is_long and torch.cuda.is_available() and not self.cfg.cpu
+        return choice == "on" or (choice == "auto" and gains)
 
     def _compile_once(self, model: Any) -> None:
         """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own."""

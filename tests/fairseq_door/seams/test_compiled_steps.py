@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq import tasks
 
-from mlsm_plugin.core.hidden_states.devices import LONG_RUN
 from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError
+from mlsm_plugin.fairseq_door.tasks.own_task import LONG_RUN
 from tests.tiny_run import batches, seeded_model, training_config
 
 MLM = {"task": "plain_masked_lm", "criterion": "masked_lm"}
@@ -43,6 +43,9 @@ def test_on_a_gpu_a_long_run_is_compiled(pipeline: Any, monkeypatch: pytest.Monk
     task = parts_of(pipeline)[0]
     other = parts_of(pipeline, arch="mlsm_roberta_tiny")[0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    task.cfg.max_update = LONG_RUN
+    assert not task.compiles  # the run is on the CPU
+    task.cfg.cpu = other.cfg.cpu = False
     found = {}
     for updates in (0, 1, LONG_RUN - 1, LONG_RUN):
         task.cfg.max_update = other.cfg.max_update = updates
@@ -57,6 +60,7 @@ def test_without_a_compiler_training_goes_on_with_one_line(
     expected_parts = parts_of(pipeline, "--compile", "off")
     expected = expected_parts[0].valid_step(expected_parts[3], *expected_parts[1:3])[0]
     task, model, criterion, sample = parts_of(pipeline, "--max-update", LONG_RUN)
+    task.cfg.cpu = False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
