@@ -9,6 +9,7 @@ on the same batches with the same masks; every step goes through fairseq's own `
 - ``stock``: fairseq's task and criterion ``masked_lm``, its RoBERTa and its Adam, in float32 (on a GPU: ``--fp16``);
 - ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
 - ``modern float32``, ``modern bf16``: the same on ``mlsm_modern``;
+- ``recipe``: that of ``mlsm auxiliary``, with Muon and the mean of its shares of masks;
 - ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``;
 - ``online``, ``online + mlm``: those of MLSM with ``--latent-source online``. The teacher is ``mlsm_modern`` of
   ``--teacher``, its coder a TopK SAE; both are random.
@@ -57,6 +58,7 @@ PLAIN_FLAGS = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
 NO_DROPOUT = ("--dropout", "0", "--attention-dropout", "0")
 FUSED = ("--optimizer", "fused_adamw")
+RECIPE = ("--optimizer", "muon", "--mask-prob", "0.225")  # the mean of 0.30 and 0.15
 FLOAT32, BF16 = ("--autocast", "off"), ("--autocast", "bf16")
 # tokens a second of data loading to that of the fastest step
 LOADER_TARGETS = {"mlsm": 10.0, "taco": 10.0, "span_denoising": 10.0, "npm": 3.0}
@@ -96,6 +98,7 @@ def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tupl
         "roberta bf16": ("mlsm_roberta", (*PLAIN_FLAGS, *old, *FUSED, *BF16)),
         "modern float32": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "modern bf16": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16)),
+        "recipe": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE)),
         "mlsm": ("mlsm_modern", (*MLSM_FLAGS, *modern, *BF16)),
         "mlsm + mlm": ("mlsm_modern", (*MLSM_FLAGS, "--mlm-weight", "1", *modern, *BF16)),
         "online": ("mlsm_modern", (*MLSM_FLAGS, *online, *modern, *BF16)),
@@ -179,7 +182,7 @@ def parse_args() -> argparse.Namespace:
         "--teacher", type=int, nargs=2, default=(6, 384), metavar=("LAYERS", "WIDTH"), help="(default: 6 384)"
     )
     names = ["roberta float32", "roberta bf16", "modern float32", "modern bf16"]
-    names += ["mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
+    names += ["recipe", "mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="compare only these with stock")
     add_general_options(parser, block=128)
     parser.set_defaults(batch_size=32, vocab=8000)

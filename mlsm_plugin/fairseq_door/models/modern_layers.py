@@ -96,7 +96,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
 
     The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
     """
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.size(2) <= LONGEST_UNFUSED:
+    short = key.size(2) <= LONGEST_UNFUSED and not torch.compiler.is_compiling()
+    if short and query.device.type == "cpu" and query.dtype == torch.bfloat16:
         scores = (query * (1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
         weights = (scores if mask is None else scores + mask).softmax(dim=-1)
         return F.dropout(weights, dropout, training=dropout > 0) @ value

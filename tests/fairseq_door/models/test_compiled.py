@@ -61,3 +61,15 @@ def test_it_computes_the_same(encoder: ModernTransformer, backend: str, chooses:
     halves = zip(whole, results(encoder, bf16=True), results(compiled, bf16=True), strict=True)
     for expected, half, found in halves:  # as far from float32 as without compiling
         assert (found - expected).norm() <= 1.5 * (half - expected).norm()
+
+
+def test_gradients_are_finite_at_real_sizes() -> None:
+    """With plain products in the attention, the compiler of torch 2.13 made NaNs of them on the CPU."""
+    torch._dynamo.reset()
+    size = ModernSize(num_symbols=60, padding=1, layers=1, dim=128, ffn_dim=256, heads=2)
+    model = ModernTransformer(size, nn.Embedding(60, 128, 1))
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = compiled(torch.randint(4, 60, (2, 128)), has_padding=False)["encoder_out"][0]
+    (hidden.float() @ torch.randn(128)).square().sum().backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())
