@@ -45,9 +45,10 @@ def add_auxiliary(parser: Parser) -> None:
     parser.add_argument("--auxiliary", required=True, metavar="MODEL", help=text)
 
 
-def add_checkpoint(parser: Parser) -> None:
-    """Add the option that names a model of fairseq."""
-    parser.add_argument("--checkpoint", required=True, metavar="PT", help="checkpoint of the model, or its folder")
+def add_checkpoint(parser: Parser, **more: Any) -> None:
+    """Add the option that names a model of fairseq; ``more`` are other keywords of the option."""
+    keywords = {"metavar": "PT", "help": "checkpoint of the model, or its folder", **more}
+    parser.add_argument("--checkpoint", required=True, **keywords)
 
 
 def add_device(parser: Parser) -> None:

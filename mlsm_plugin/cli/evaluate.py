@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from mlsm_plugin.cli.actions import actions_of
 from mlsm_plugin.cli.coding_options import (
@@ -74,38 +75,68 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
 def add_pairs_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
-        "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
+        "0.001 nats, which is more than float noise, are a tie. A tie does not count as right. docs/babylm.md explains "
+        "the figures of the BabyLM evaluation pipeline's files."
     )
-    add_checkpoint(parser)
-    text = "minimal pairs; each line has sentence_good and sentence_bad, as in BLiMP"
+    models = "models: checkpoints, their folders, or folders of Hugging Face (hf:NAME: of the hub); several: one table"
+    add_checkpoint(parser, nargs="+", metavar="MODEL", help=models)
+    text = "minimal pairs, in BLiMP's or EWoK's JSON lines; a folder stands for the *.jsonl in it and below"
     parser.add_argument("--input", nargs="+", required=True, metavar="JSONL", help=text)
-    parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON")
+    parser.add_argument("--output", metavar="JSON", help="file for the same figures as JSON, for `mlsm plot`")
     add_settings(parser, KnownText)
     add_settings(parser, ModelRun, only=("device", "batch_tokens"))
 
 
 def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
-    """Score the pairs, and print the accuracy on each file and on all of them."""
+    """Score the pairs; print the accuracies of one model in rows, those of several models in a table."""
     from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
-    from mlsm_plugin.core.hidden_states.devices import default_device
-    from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, read_pairs
-    from mlsm_plugin.hub import from_pretrained
+    from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, pair_files, read_pairs
+    from mlsm_plugin.evaluation.pair_models import check_there, open_pair_model
+    from mlsm_plugin.reports.pair_accuracies import by_words, words_of
 
     settings_of(ModelRun, args)
     settings_of(KnownText, args)
     if args.output:
         check_output_file(args.output)
-    files = {path: read_pairs(path) for path in args.input}
-    model = from_pretrained(args.checkpoint)
-    model.to(default_device(args.device))
-    found = evaluate_pairs(model, files, max_unk_rate=args.max_unk_rate, batch_tokens=args.batch_tokens)
-    width = max(len(Path(path).name) for path in files)
-    for path, figures in (*found["files"].items(), ("all", found)):
+    files = {path: read_pairs(path) for path in pair_files(args.input)}
+    models = by_words(args.checkpoint)
+    for name in models:
+        check_there(name)
+    found: dict[str, dict[str, Any]] = {}
+    for name in models:
+        model = open_pair_model(name, args.device)
+        own = evaluate_pairs(model, files, max_unk_rate=args.max_unk_rate, batch_tokens=args.batch_tokens)
+        if len(models) == 1:
+            _print_rows(own)
+        else:
+            _print_row_of_table(name, own, max(map(len, models)), header=not found)
+        found[name] = {"words": words_of(name), **own}
+    if args.output:
+        write_json(args.output, own if len(models) == 1 else {"models": found})
+    return 0
+
+
+def _print_rows(found: dict[str, Any]) -> None:
+    """A row for each file and each field, the mean of each folder, and a row for all."""
+    rows = [*((Path(path).name, own) for path, own in found["files"].items()), *found["fields"].items(), ("all", found)]
+    width = max(len(name) for name, _ in rows)
+    for name, figures in rows:
+        if figures is found:
+            for folder, own in found["folders"].items():
+                print(f"mean of {own['tasks']:,} tasks in {folder}: {own['accuracy']:.4f}")
         mean = f"  (mean of the files {found['mean_of_files']:.4f})" if figures is found else ""
         print(
-            f"{Path(path).name.ljust(width)}  {figures['pairs']:6,} pairs  accuracy {figures['accuracy']:.4f}  "
+            f"{name.ljust(width)}  {figures['pairs']:6,} pairs  accuracy {figures['accuracy']:.4f}  "
             f"ties {figures['ties']:,}{mean}"
         )
-    if args.output:
-        write_json(args.output, found)
-    return 0
+
+
+def _print_row_of_table(name: str, found: dict[str, Any], width: int, *, header: bool) -> None:
+    """The accuracies of a model in each field, the means of the folders, and their mean."""
+    from mlsm_plugin.reports.pair_accuracies import accuracies_of
+
+    columns = accuracies_of(found)
+    if header:
+        print("  ".join(["model".ljust(width), *columns]))
+    cells = (f"{value:.4f}".rjust(len(column)) for column, value in columns.items())
+    print("  ".join([name.ljust(width), *cells]), flush=True)

@@ -7,9 +7,11 @@ from mlsm_plugin.cli.coding_options import check_positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="log of fairseq-train (--log-format simple or json), or its folder"
+    text = (
+        "log of fairseq-train (--log-format simple or json), or its folder; or the JSON of `mlsm evaluate pairs` for "
+        "checkpoints called chck_10M: accuracy over words seen"
     )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
     parser.add_argument("--output", default="curves", metavar="NAME", help="name of the picture to write, NAME.png")
     parser.add_argument(
         "--names", nargs="+", metavar="NAME", help="names of the runs (default: their folders or files)"

@@ -1,9 +1,12 @@
-"""Accuracy on minimal pairs (Warstadt et al., BLiMP, 2020) by pseudo-log-likelihood (Salazar et al., ACL 2020)."""
+"""Accuracy on minimal pairs by pseudo-log-likelihood (Salazar et al., ACL 2020): BLiMP (Warstadt et al., 2020), its
+supplement and EWoK (Ivanova et al., 2024), in the files of the BabyLM evaluation pipeline, and as it counts them.
+"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +15,15 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import numbered_lines
-from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
-from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
+from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, warn_of_unknown
+from mlsm_plugin.evaluation.pair_models import CheckpointModel, PairModel
 
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
+BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Context1", "Context2", "Target1")
+KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,32 @@ class MinimalPair:
     good: str
     bad: str
     where: str  # file and line, for error messages
+    contexts: tuple[str, str] = ("", "")  # how the sentences begin: what is read, but not scored
+    task: str = ""
+    field: str | None = None  # of linguistics, in BLiMP
+
+
+def pair_files(paths: Sequence[PathLike]) -> list[str]:
+    """The files, and those of folders whose names end in .jsonl, sorted; FileNotFoundError if a folder has none."""
+    found: list[str] = []
+    for path in paths:
+        inside = sorted(map(str, Path(path).rglob("*.jsonl"))) if Path(path).is_dir() else [str(path)]
+        if not inside:
+            raise FileNotFoundError(f"{path} has no *.jsonl; pass a folder of the pipeline, such as blimp_filtered")
+        found += inside
+    return list(dict.fromkeys(found))
 
 
 def read_pairs(path: PathLike) -> list[MinimalPair]:
-    """Read JSON lines with ``sentence_good`` and ``sentence_bad``, as in BLiMP; blank lines are skipped.
+    """Read JSON lines of BLiMP, its supplement or EWoK; blank lines and other keys are skipped.
 
-    ValueError if a line is not a JSON object or lacks a sentence (the message names the line), or there is no pair.
+    BLiMP has ``sentence_good`` and ``sentence_bad``, and may have ``field`` and the task, ``UID``. EWoK has
+    ``Context1``, ``Context2`` and ``Target1``, which is scored after the first context, the right one, and after the
+    second; the task is the ``Domain``. Without this key, a task has the name of its file.
+
+    ValueError if a line is not a JSON object or lacks a text (the message names the line), or there is no pair.
     """
-    pairs = []
+    pairs, stem = [], Path(path).stem
     for number, line in numbered_lines(path, json_lines=True):
         where = f"{path}, line {number}"
         try:
@@ -43,42 +66,68 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
         except ValueError as error:
             raise ValueError(f"{where} is not JSON: {error}") from None
         item = item if isinstance(item, dict) else {}
-        good, bad = item.get("sentence_good"), item.get("sentence_bad")
-        if not (isinstance(good, str) and isinstance(bad, str) and good.strip() and bad.strip()):
-            raise ValueError(f"{where} needs the texts sentence_good and sentence_bad")
-        pairs.append(MinimalPair(good, bad, where))
+        texts: list[Any] = [item.get(key) for key in (EWOK if "Target1" in item else BLIMP)]
+        names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError(f"{where} needs {KEYS}")
+        if len(texts) == 2:
+            field = names.get("field")
+            field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
+            good, bad = texts
+            pairs.append(MinimalPair(good, bad, where, task=names.get("UID", stem), field=field))
+        else:
+            right, wrong, target = texts
+            good, bad = (f"{context} {target}" for context in (right, wrong))
+            pairs.append(MinimalPair(good, bad, where, (right, wrong), names.get("Domain", stem)))
     if not pairs:
         raise ValueError(f"{path} holds no pair")
     return pairs
 
 
 def evaluate_pairs(
-    interface: Any,
+    model: PairModel,
     files: Mapping[str, Sequence[MinimalPair]],
     *,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     batch_tokens: int = 8192,
 ) -> dict[str, Any]:
-    """How often a loaded masked LM finds the good sentence of a pair more likely.
+    """How often a masked LM finds the good sentence of a pair more likely.
 
-    ``files`` holds the pairs of :func:`read_pairs` by the name of their file, of whose tokens the share
-    ``max_unk_rate`` may be unknown. ValueError if the model's masked-LM head was not trained, too many tokens are
-    unknown, or as of :func:`compare_pairs`.
+    ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of whose tokens the share
+    ``max_unk_rate`` may be unknown. ValueError if too many tokens are unknown, or as of :func:`compare_pairs`.
 
     Returns:
-        ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files``, and ``mean_of_files``,
-        the mean of their accuracies.
+        ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files`` and of each field under
+        ``fields``; ``mean_of_files``, the mean of their accuracies; for each folder of files under ``folders`` the
+        number of its ``tasks`` and the mean of their accuracies, as the pipeline has it; and the ``mean`` of these.
     """
-    if (why := why_untrained(interface.cfg)) is not None:
-        raise ValueError(f"{why}: sentences cannot be scored")
     for path, pairs in files.items():
-        texts, dictionary = (text for pair in pairs for text in (pair.good, pair.bad)), interface.task.source_dictionary
-        check_known(texts, interface.bpe, dictionary, max_unk_rate, where=path, remedy=ANOTHER_TOKENIZER)
-    verdicts = compare_pairs(interface, [pair for own in files.values() for pair in own], batch_tokens=batch_tokens)
-    of_files = iter(verdicts)
-    figures = {path: _figures(list(islice(of_files, len(own)))) for path, own in files.items()}
-    mean = sum(own["accuracy"] for own in figures.values()) / len(figures)
-    return {"files": figures, **_figures(verdicts), "mean_of_files": mean}
+        unknown = model.unknown(text for pair in pairs for text in (pair.good, pair.bad))
+        warn_of_unknown(unknown, path, max_unk_rate, ANOTHER_TOKENIZER)
+    every = [(path, pair) for path, pairs in files.items() for pair in pairs]
+    verdicts = compare_pairs(model, [pair for _, pair in every], batch_tokens=batch_tokens)
+    of_files: dict[str, list[int]] = {}
+    of_fields: dict[str, list[int]] = {}
+    of_tasks: dict[str, dict[str, list[int]]] = {}
+    for (path, pair), verdict in zip(every, verdicts, strict=True):
+        of_files.setdefault(path, []).append(verdict)
+        of_tasks.setdefault(str(Path(path).parent), {}).setdefault(pair.task, []).append(verdict)
+        if pair.field is not None:
+            of_fields.setdefault(pair.field, []).append(verdict)
+    folders = {
+        folder: {"tasks": len(tasks), "accuracy": _mean(_figures(own) for own in tasks.values())}
+        for folder, tasks in of_tasks.items()
+    }
+    figures = {path: _figures(own) for path, own in of_files.items()}
+    return {
+        **{"files": figures, **_figures(verdicts), "mean_of_files": _mean(figures.values())},
+        **{"fields": {name: _figures(of_fields[name]) for name in sorted(of_fields)}},
+        **{"folders": folders, "mean": _mean(folders.values())},
+    }
+
+
+def _mean(figures: Iterable[dict[str, Any]]) -> float:
+    return statistics.fmean(own["accuracy"] for own in figures)
 
 
 def _figures(verdicts: list[int]) -> dict[str, Any]:
@@ -87,28 +136,34 @@ def _figures(verdicts: list[int]) -> dict[str, Any]:
 
 @torch.no_grad()
 def pseudo_log_likelihoods(
-    interface: Any, encoded: Sequence[Tensor], *, batch_tokens: int = 8192, progress: bool = False
+    model: Any,
+    encoded: Sequence[Tensor],
+    starts: Sequence[int] | None = None,
+    *,
+    batch_tokens: int = 8192,
+    progress: bool = False,
 ) -> list[float]:
-    """For each sentence the sum over its tokens of ``log p(token | all others)``, in nats.
+    """For each sentence the sum over its scored tokens of ``log p(token | all others)``, in nats.
 
-    ``interface`` is a loaded masked LM, see :func:`mlsm_plugin.hub.from_pretrained`; ``encoded`` has the ids of each
-    sentence with BOS and EOS, ``(T,)``. A forward pass has ``batch_tokens``; a sentence of n tokens takes n rows.
-    ValueError if a score is not finite.
+    ``model`` is a :class:`PairModel`, or a loaded masked LM of :func:`mlsm_plugin.hub.from_pretrained`; ``encoded`` has
+    the ids of each sentence with those that begin and end it, ``(T,)``, and ``starts`` the place of its first scored
+    token (None: all are scored). A forward pass has ``batch_tokens``; n scored tokens take n rows. ValueError if a
+    score is not finite.
     """
-    scores = [0.0] * len(encoded)
-    mask, pad = interface.task.mask_idx, interface.task.source_dictionary.pad()
-    total = sum(len(tokens) - 2 for tokens in encoded)
+    model = _pair_model(model)
+    scores, places = [0.0] * len(encoded), starts or [1] * len(encoded)
+    total = sum(len(tokens) - 1 - start for tokens, start in zip(encoded, places, strict=True))
     with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
-        for rows in _batches(encoded, batch_tokens):
+        for rows in _batches(encoded, places, batch_tokens):
             width = max(len(encoded[sentence]) for sentence, _ in rows)
-            batch = torch.full((len(rows), width), pad)
+            batch = torch.full((len(rows), width), model.pad)
             targets = torch.zeros(len(rows), dtype=torch.long)
-            places = torch.zeros_like(batch, dtype=torch.bool)
+            masked = torch.zeros_like(batch, dtype=torch.bool)
             for row, (sentence, place) in enumerate(rows):
                 tokens = encoded[sentence]
                 batch[row, : len(tokens)] = tokens
-                targets[row], batch[row, place], places[row, place] = tokens[place], mask, True
-            logits = interface.model(batch.to(interface.device), masked_tokens=places.to(interface.device))[0]
+                targets[row], batch[row, place], masked[row, place] = tokens[place], model.mask, True
+            logits = model.logits(batch.to(model.device), masked.to(model.device))
             found = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
             for (sentence, _), score in zip(rows, found.tolist(), strict=True):
                 scores[sentence] += score
@@ -118,50 +173,66 @@ def pseudo_log_likelihoods(
     return scores
 
 
-def compare_pairs(interface: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192) -> list[int]:
+def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192) -> list[int]:
     """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
 
-    It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``. The result does not depend
-    on ``batch_tokens``: sentences with the same ids have the same score, and pairs close to a tie are scored again,
-    each sentence in a batch of its own. ValueError if a sentence has no token, or more than the model has positions
-    (the message names file and line), or a score is not finite.
+    It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``; of a pair with contexts,
+    the tokens after them are scored. The result does not depend on ``batch_tokens``: sentences with the same ids have
+    the same score, and pairs close to a tie are scored again, each sentence in a batch of its own. ValueError if a
+    sentence has no token to score, or more than the model has positions, or its context ends within a token (the
+    message names file and line), or a score is not finite.
     """
-    encoded = [_encode(interface, text, pair.where) for pair in pairs for text in (pair.good, pair.bad)]
-    unique = {tuple(tokens.tolist()): tokens for tokens in encoded}
-    found = pseudo_log_likelihoods(interface, list(unique.values()), batch_tokens=batch_tokens, progress=True)
+    model = _pair_model(model)
+    encoded = [
+        _encode(model, text, context, pair.where)
+        for pair in pairs
+        for text, context in zip((pair.good, pair.bad), pair.contexts, strict=True)
+    ]
+    keys = [(start, *tokens.tolist()) for tokens, start in encoded]
+    unique = dict(zip(keys, encoded, strict=True))
+    sentences, starts = [tokens for tokens, _ in unique.values()], [start for _, start in unique.values()]
+    found = pseudo_log_likelihoods(model, sentences, starts, batch_tokens=batch_tokens, progress=True)
     scores = dict(zip(unique, found, strict=True))
 
     def difference(good: tuple[int, ...], bad: tuple[int, ...]) -> float:
         if good == bad or abs(scores[good] - scores[bad]) >= 2 * TIE:
             return scores[good] - scores[bad]
-        alone = [pseudo_log_likelihoods(interface, [unique[ids]])[0] for ids in (good, bad)]
+        alone = [pseudo_log_likelihoods(model, [unique[key][0]], [key[0]])[0] for key in (good, bad)]
         return alone[0] - alone[1]
 
-    ids = [tuple(tokens.tolist()) for tokens in encoded]
-    differences = [difference(good, bad) for good, bad in zip(ids[::2], ids[1::2], strict=True)]
+    differences = [difference(good, bad) for good, bad in zip(keys[::2], keys[1::2], strict=True)]
     return [0 if abs(value) < TIE else 1 if value > 0 else -1 for value in differences]
 
 
-def _encode(interface: Any, text: str, where: str) -> Tensor:
-    """Ids ``(T,)`` of a sentence with BOS and EOS; ``where`` it stands, for error messages."""
-    tokens: Tensor = interface.encode(text)
-    limit = int(interface.model.max_positions())
+def _pair_model(model: Any) -> PairModel:
+    return model if isinstance(model, PairModel) else CheckpointModel(model)
+
+
+def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tensor, int]:
+    """Ids ``(T,)`` of a sentence, and the place of its first token after ``context``; errors say ``where``."""
+    tokens = model.encode(text)
+    before = model.encode(context)[:-1] if context else tokens[:1]
     shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
-    if len(tokens) == 2:
+    if len(tokens) == len(before) + 1:
         raise ValueError(f"{where}: a sentence has no token, so that it cannot be scored: {shown}")
-    if len(tokens) > limit:
+    if len(tokens) > model.positions:
         raise ValueError(
-            f"{where}: a sentence has {len(tokens)} tokens, more than the {limit} positions of the model: {shown}"
+            f"{where}: a sentence has {len(tokens)} tokens, more than the {model.positions} positions of the model: "
+            f"{shown}"
         )
-    return tokens
+    if not torch.equal(tokens[: len(before)], before):
+        raise ValueError(
+            f"{where}: the tokenizer has a token across the end of the context, before the target: {shown}"
+        )
+    return tokens, len(before)
 
 
-def _batches(encoded: Sequence[Tensor], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
-    """Batches of (sentence, place of its mask) for all tokens but BOS and EOS, similar lengths together."""
+def _batches(encoded: Sequence[Tensor], starts: Sequence[int], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
+    """Batches of (sentence, place of its mask) for all scored tokens, similar lengths together."""
     rows: list[tuple[int, int]] = []
     for sentence in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
         length = len(encoded[sentence])
-        for place in range(1, length - 1):
+        for place in range(starts[sentence], length - 1):
             if rows and (len(rows) + 1) * length > batch_tokens:
                 yield rows
                 rows = []

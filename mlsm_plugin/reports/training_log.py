@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, parse_json
+from mlsm_plugin.reports.pair_accuracies import read_accuracies
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(
@@ -29,10 +30,12 @@ class TrainingLog:
     Attributes:
         train: for each metric its (update, value) pairs, in order.
         valid: the same for validation; ``best_`` values are left out. Of several subsets, ``valid`` or else the first.
+        unit: what is counted on the x axis: updates, or words in the place of each update.
     """
 
     train: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     valid: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    unit: str = "updates"
 
     @property
     def objective_metrics(self) -> list[str]:
@@ -44,8 +47,11 @@ class TrainingLog:
 def read_training_log(path: PathLike) -> TrainingLog:
     """Read the log of a run, which may have been stopped and resumed; for repeated updates the later value wins.
 
-    ValueError if the log has no line of fairseq's progress.
+    The JSON of ``mlsm evaluate pairs`` over checkpoints gives accuracies over words. ValueError if the log has no line
+    of fairseq's progress, or as of :func:`read_accuracies`.
     """
+    if Path(path).suffix == ".json" and (accuracies := read_accuracies(path)) is not None:
+        return TrainingLog(valid=accuracies, unit="words seen")
     log = TrainingLog()
     subsets: dict[str, dict[str, list[tuple[int, float]]]] = {}
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -162,8 +168,10 @@ def _draw_panel(axis: Any, name: str, logs: Sequence[tuple[str, TrainingLog]]) -
         if name in log.train:
             axis.plot(*zip(*log.train[name], strict=True), color=color, label=f"{run}, training", linewidth=1.2)
         if name in log.valid and name not in LAST_PANELS:
-            style = {"color": color, "linestyle": "--", "marker": "o", "markersize": 4, "label": f"{run}, validation"}
+            label = f"{run}, validation" if log.unit == "updates" else run
+            style = {"color": color, "linestyle": "--", "marker": "o", "markersize": 4, "label": label}
             axis.plot(*zip(*log.valid[name], strict=True), **style)
     axis.set_title(LAST_PANELS.get(name, name.replace("_", " ")))
-    axis.set_xlabel("updates")
+    units = [log.unit for _, log in logs if name in log.train or name in log.valid]
+    axis.set_xlabel(units[0])
     axis.grid(alpha=0.3)

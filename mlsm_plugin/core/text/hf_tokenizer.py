@@ -37,6 +37,7 @@ class HuggingFaceTokenizer:
         hf_ids: Hugging Face's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
         fairseq_ids: fairseq's id for each of those ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
         begin_id, pad_id, end_id: Hugging Face's ids of the tokens that begin, pad and end a text.
+        mask_id: Hugging Face's id of the mask; None: there is none.
         special_ids: Hugging Face's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
         backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
     """
@@ -49,6 +50,7 @@ class HuggingFaceTokenizer:
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
+        self.mask_id = mask
         self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
         self.special_ids = special_ids(self._tokenizer)
         vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())

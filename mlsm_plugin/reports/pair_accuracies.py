@@ -1,0 +1,59 @@
+"""Accuracies on minimal pairs over the checkpoints of a run, whose names say how many words the model has seen."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
+from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, values, whole
+
+ACCURACIES = values(fields({"accuracy": number}))
+CHECKPOINT = fields({"words": optional(whole()), "fields": ACCURACIES, "folders": ACCURACIES, "mean": number})
+
+
+def words_of(name: PathLike) -> int | None:
+    """The words that a checkpoint called ``chck_10M`` has seen; None for other names."""
+    match = re.fullmatch(r"chck_(\d+)M", Path(name).name)
+    return int(match.group(1)) * 1_000_000 if match else None
+
+
+def by_words(names: Sequence[str]) -> list[str]:
+    """Different names in the order of their words, which is not that of a shell; those without words come last."""
+
+    def words(name: str) -> float:
+        found = words_of(name)
+        return math.inf if found is None else found
+
+    return sorted(dict.fromkeys(names), key=words)
+
+
+def accuracies_of(found: Mapping[str, Any]) -> dict[str, float]:
+    """What a table and a plot show of the figures of ``evaluate_pairs``: of fields, folders, and the mean of these."""
+    shown = {name: own["accuracy"] for name, own in found["fields"].items()}
+    for folder, own in found["folders"].items():
+        name = Path(folder).name or folder
+        shown[folder if name in shown else name] = own["accuracy"]
+    return shown | ({"mean": found["mean"]} if len(found["folders"]) > 1 else {})
+
+
+def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None:
+    """The curves in what ``mlsm evaluate pairs --output`` wrote for several models: (words, accuracy) by name.
+
+    None if the file is not JSON with models, as a log. ValueError if no name of a model says its words.
+    """
+    try:
+        content = read_json(path)
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or "models" not in content:
+        return None
+    models = check_json(content["models"], values(CHECKPOINT), path)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for own in sorted((own for own in models.values() if own["words"] is not None), key=lambda own: own["words"]):
+        for name, accuracy in accuracies_of(own).items():
+            curves.setdefault(name, []).append((own["words"], accuracy))
+    if not curves:
+        raise ValueError(f"{path} has no model whose name says how many words it has seen, such as chck_10M")
+    return curves

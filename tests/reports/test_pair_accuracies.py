@@ -1,0 +1,63 @@
+"""Accuracies over checkpoints: their order, the columns of the table, and files that hold none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlsm_plugin.reports.pair_accuracies import accuracies_of, by_words, read_accuracies, words_of
+from mlsm_plugin.reports.training_log import read_training_log
+
+
+def figures(words: int | None, accuracy: float) -> dict[str, Any]:
+    own = {"pairs": 4, "accuracy": accuracy, "ties": 0}
+    folders = {"eval/blimp": {"tasks": 2, "accuracy": accuracy / 2}, "eval/ewok": {"tasks": 1, "accuracy": accuracy}}
+    return {"words": words, **own, "fields": {"syntax": own}, "folders": folders, "mean": 0.75 * accuracy}
+
+
+def test_checkpoints_are_in_the_order_of_their_words() -> None:
+    names = ["run/main", "run/chck_100M", "run/chck_10M", "run/chck_1M", "run/chck_10M", "run/chck_2M/"]
+    assert by_words(names) == ["run/chck_1M", "run/chck_2M/", "run/chck_10M", "run/chck_100M", "run/main"]
+    assert by_words(["b", "a"]) == ["b", "a"]
+    assert [words_of(name) for name in ("chck_20M", "a/chck_1000M", "chck_M", "chck_1K", "my_chck_1M")] == [
+        *(20_000_000, 1_000_000_000),
+        *(None, None, None),
+    ]
+
+
+def test_columns_are_fields_folders_and_their_mean() -> None:
+    assert accuracies_of(figures(None, 0.4)) == {"syntax": 0.4, "blimp": 0.2, "ewok": 0.4, "mean": pytest.approx(0.3)}
+    same = figures(None, 0.4) | {
+        "folders": {"a/syntax": {"accuracy": 0.1}, "b/syntax": {"accuracy": 0.2}, ".": {"accuracy": 0.3}}
+    }
+    assert list(accuracies_of(same)) == ["syntax", "a/syntax", "b/syntax", ".", "mean"]
+    assert "mean" not in accuracies_of(same | {"folders": {".": {"accuracy": 0.3}}})
+
+
+def test_curves_are_over_words(tmp_path: Path) -> None:
+    models = {"chck_10M": figures(10_000_000, 0.6), "main": figures(None, 0.9), "chck_2M": figures(2_000_000, 0.5)}
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps({"models": models}), encoding="utf-8")
+    log = read_training_log(path)
+    assert (log.unit, log.train) == ("words seen", {})
+    assert log.valid["syntax"] == [(2_000_000, 0.5), (10_000_000, 0.6)]
+    assert log.valid["ewok"] == log.valid["syntax"]
+    assert list(log.valid) == ["syntax", "blimp", "ewok", "mean"]
+
+
+def test_files_without_such_curves(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.json"
+    for content in ("train_inner | {}", "[1]", '{"loss": 1}'):
+        path.write_text(content, encoding="utf-8")
+        assert read_accuracies(path) is None
+    for models, message in (
+        ({"main": figures(None, 0.5)}, "no model whose name says how many words it has seen, such as chck_10M"),
+        ({"a": {"words": "many"}}, "words: 'many' is not a whole number"),
+        ([1], r"\[1\] is not a dictionary"),
+    ):
+        path.write_text(json.dumps({"models": models}), encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"pairs.json .*{message}"):
+            read_accuracies(path)
