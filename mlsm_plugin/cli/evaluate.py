@@ -109,7 +109,7 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
         if len(models) == 1:
             _print_rows(own)
         else:
-            _print_row_of_table(name, own, max(map(len, models)), header=not found)
+            _print_row_of_table(name, own, max(map(len, [*models, "model"])), header=not found)
         found[name] = {"words": words_of(name), **own}
     if args.output:
         write_json(args.output, own if len(models) == 1 else {"models": found})
@@ -121,21 +121,22 @@ def _print_rows(found: dict[str, Any]) -> None:
     rows = [*((Path(path).name, own) for path, own in found["files"].items()), *found["fields"].items(), ("all", found)]
     width = max(len(name) for name, _ in rows)
     for name, figures in rows:
-        if figures is found:
-            for folder, own in found["folders"].items():
-                print(f"mean of {own['tasks']:,} tasks in {folder}: {own['accuracy']:.4f}")
         mean = f"  (mean of the files {found['mean_of_files']:.4f})" if figures is found else ""
         print(
             f"{name.ljust(width)}  {figures['pairs']:6,} pairs  accuracy {figures['accuracy']:.4f}  "
             f"ties {figures['ties']:,}{mean}"
         )
+    for folder, own in found["folders"].items():
+        print(f"{folder}: mean of {own['tasks']:,} tasks {own['accuracy']:.4f}")
+    if len(found["folders"]) > 1:
+        print(f"mean of the folders {found['mean']:.4f}")
 
 
 def _print_row_of_table(name: str, found: dict[str, Any], width: int, *, header: bool) -> None:
     """The accuracies of a model in each field, the means of the folders, and their mean."""
     from mlsm_plugin.reports.pair_accuracies import accuracies_of
 
-    columns = accuracies_of(found)
+    columns = {column.rjust(6): value for column, value in accuracies_of(found).items()}
     if header:
         print("  ".join(["model".ljust(width), *columns]))
     cells = (f"{value:.4f}".rjust(len(column)) for column, value in columns.items())

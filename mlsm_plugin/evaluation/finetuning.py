@@ -73,6 +73,8 @@ class Finetuning:
         others = [texts for split, texts in self.texts.items() if split != "train"]
         single = settings.allow_single_labels
         check_same_kind(self.texts["train"], others, regression=settings.regression, allow_single=single)
+        if settings.metric == "f1" and (settings.regression or {*self.texts["train"].labels} != {"0", "1"}):
+            raise ValueError(f"{self.texts['train'].path}: --metric f1 needs the labels 0 and 1, without --regression")
         folder = checkpoint.parent
         if not (folder / DICTIONARY_NAME).is_file():
             raise FileNotFoundError(f"{folder} has no {DICTIONARY_NAME}; copy it there from the binarized dataset")
@@ -129,6 +131,7 @@ class Finetuning:
             "files": {split: sha256_of_files(texts.path) for split, texts in self.texts.items()},
             "settings": {
                 **vars(self.settings),
+                "metric": None if self.settings.metric == "accuracy" else self.settings.metric,
                 "header": self.settings.header or None,
                 "allow_single_labels": None,
                 "max_unk_rate": None,
@@ -174,7 +177,8 @@ class Finetuning:
         if settings.regression:
             words += ["--regression-target", "--best-checkpoint-metric", "loss"]
         else:
-            words += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+            words += ["--best-checkpoint-metric", settings.metric, "--maximize-best-checkpoint-metric"]
+            words += ["--report-acc-and-f1"] if settings.metric == "f1" else []
         if not settings.from_scratch:
             words += ["--finetune-from-model", self.checkpoint]
         return [str(word) for word in (*words, *settings.extra)]
@@ -201,19 +205,24 @@ class Finetuning:
                 for own, (label, score), line in zip(texts.labels, predicted, texts.texts, strict=True):
                     file.write("\t".join([own, str(label), f"{score:.4f}", *line]) + "\n")
             found |= {f"{split}_{name}": value for name, value in self._measured(texts, predicted).items()}
-        measure = "pearson" if self.settings.regression else "accuracy"
+        measure = "pearson" if self.settings.regression else self.settings.metric
         return {"score": found[f"valid_{measure}"], **found}
 
     def _measures(self) -> dict[str, Check]:
         """What the result of a seed holds."""
-        measures = ("pearson", "spearman") if self.settings.regression else ("accuracy",)
+        f1 = ("f1",) if self.settings.metric == "f1" else ()
+        measures = ("pearson", "spearman") if self.settings.regression else ("accuracy", *f1)
         splits = [split for split in self.texts if split != "train"]
         return {"score": number, **{f"{split}_{measure}": number for split in splits for measure in measures}}
 
     def _measured(self, texts: LabelledTexts, predicted: list[tuple[Any, float]]) -> dict[str, float]:
         if not self.settings.regression:
-            hits = [own == label for own, (label, _) in zip(texts.labels, predicted, strict=True)]
-            return {"accuracy": float(np.mean(hits))}
+            found = Counter(zip(texts.labels, (label for label, _ in predicted), strict=True))
+            accuracy = sum(number for (own, label), number in found.items() if own == label) / len(texts)
+            if self.settings.metric == "accuracy":
+                return {"accuracy": accuracy}
+            wrong = found["0", "1"] + found["1", "0"]
+            return {"accuracy": accuracy, "f1": 2 * found["1", "1"] / max(1, 2 * found["1", "1"] + wrong)}
         both = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
         return {"pearson": _correlation(stats.pearsonr, *both), "spearman": _correlation(stats.spearmanr, *both)}
 

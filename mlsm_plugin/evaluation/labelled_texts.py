@@ -1,13 +1,26 @@
-"""Labelled texts in TSV files: ``label TAB text``, or ``label TAB text TAB text`` for pairs."""
+"""Labelled texts in TSV files: ``label TAB text``, or ``label TAB text TAB text`` for pairs; and GLUE in JSON lines, as
+the BabyLM evaluation pipeline has it.
+"""
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.text.text_files import numbered_lines
 
+# the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
+GLUE = {
+    "boolq": (("question",), "{}", "passage"),
+    "multirc": (("question", "answer"), "Question: {} Answer: {}", "paragraph"),
+    "wsc": (("span2_text", "span1_text"), 'Does "{}" refer to "{}" in this passage?', "text"),
+    "mrpc, rte": (("sentence1",), "{}", "sentence2"),
+    "qqp": (("question1",), "{}", "question2"),
+    "mnli": (("premise",), "{}", "hypothesis"),
+}
 FIRST_LINE = "; if the first line names the columns, pass --header"
 
 
@@ -36,16 +49,20 @@ class LabelledTexts:
 def read_labelled_texts(path: PathLike, *, regression: bool = False, header: bool = False) -> LabelledTexts:
     """All lines of a UTF-8 file but blank ones and, with ``header``, the first, which names the columns.
 
+    A file called ``*.jsonl`` (or ``*.jsonl.gz``) has the ``label`` and the texts of a task of ``GLUE`` in each line.
+
     Raises:
-        ValueError: a line has too few or too many columns, an empty text, or a label that is not a number (the message
-            names the line), the file is empty, or its first line is no header.
+        ValueError: a line has too few or too many columns, lacks a key, or has an empty text, or a label that is not a
+            number (the message names the line), the file is empty, or its first line is no header.
         OSError: the file cannot be read.
     """
     rows: list[tuple[str, tuple[str, ...], int]] = []
-    found = numbered_lines(path)
-    skipped = next(found, (0, ""))[1].split("\t")[0].strip() if header else None
-    for number, line in found:
-        label, *rest = (column.strip() for column in line.split("\t"))
+    is_json = _is_json(path)
+    if is_json and header:
+        raise ValueError(f"{path} holds JSON lines, which have no header; leave --header out")
+    found = _json_rows(path) if is_json else _tsv_rows(path)
+    skipped = next(found, (0, [""]))[1][0] if header else None
+    for number, (label, *rest) in found:
         where = f"{path}, line {number}"
         if len(rest) not in (1, 2):
             raise ValueError(f"{where} has {len(rest) + 1} columns; expected label, text and for pairs a second text")
@@ -56,7 +73,7 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
         if rows and len(rest) != len(rows[0][1]):
             raise ValueError(f"{where} has {len(rest)} texts, the lines before have {len(rows[0][1])}")
         if regression and not _is_number(label):
-            hint = "" if rows or header else FIRST_LINE
+            hint = "" if rows or header or is_json else FIRST_LINE
             raise ValueError(f"{where}: {label!r} is not a finite number; --regression needs numbers as labels{hint}")
         rows.append((label, tuple(rest), number))
     if not rows:
@@ -65,6 +82,44 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
     if skipped is not None and (skipped in labels or (regression and _is_number(skipped))):
         raise ValueError(f"{path}: the first line is no header: {skipped!r} is a label; give each file one, or none")
     return LabelledTexts(Path(path), labels, texts, lines)
+
+
+def _is_json(path: PathLike) -> bool:
+    return ".jsonl" in Path(path).suffixes
+
+
+def _tsv_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
+    for number, line in numbered_lines(path):
+        yield number, [column.strip() for column in line.split("\t")]
+
+
+def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
+    """Number, label and two texts of each line; whitespace in them becomes single spaces."""
+    form = None
+    for number, line in numbered_lines(path, json_lines=True):
+        try:
+            item = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        forms = [form] if form else list(GLUE.values())
+        form = next((own for own in forms if _has_keys(item, own)), None)
+        if form is None:
+            known = "; ".join(f"{name}: {', '.join([*first, last])}" for name, (first, _, last) in GLUE.items())
+            same = " of the task of the lines before" if len(forms) == 1 else f" of a task of GLUE ({known})"
+            raise ValueError(f"{path}, line {number} needs a label, a text or a whole number, and the texts{same}")
+        first, template, last = form
+        label = item["label"] if isinstance(item["label"], str) else int(item["label"])
+        texts = [template.format(*(item[key] for key in first)) if all(item[key].strip() for key in first) else ""]
+        yield number, [" ".join(str(value).split()) for value in (label, *texts, item[last])]
+
+
+def _has_keys(item: Any, form: tuple[tuple[str, ...], str, str]) -> bool:
+    first, _, last = form
+    return (
+        isinstance(item, dict)
+        and all(isinstance(item.get(key), str) for key in (*first, last))
+        and isinstance(item.get("label"), (str, int))
+    )
 
 
 def _is_number(label: str) -> bool:
@@ -91,7 +146,7 @@ def check_same_kind(
             )
         unseen = sorted(set(other.labels) - known)
         if unseen and not regression:
-            hint = FIRST_LINE if other.labels[0] in unseen else ""
+            hint = FIRST_LINE if other.labels[0] in unseen and not _is_json(other.path) else ""
             raise ValueError(f"{other.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
     if not regression and not allow_single:
         _check_no_single_label(train, others)
@@ -102,7 +157,8 @@ def _check_no_single_label(train: LabelledTexts, others: list[LabelledTexts]) ->
     single = {label for label, number in Counter(train.labels).items() if number == 1} - elsewhere
     for index, label in enumerate(train.labels):
         if label in single:
+            hint = "" if index or _is_json(train.path) else FIRST_LINE
             raise ValueError(
                 f"{train.where(index)}: no other text has the label {label!r}; correct or remove the line, or pass "
-                f"--allow-single-labels{'' if index else FIRST_LINE}"
+                f"--allow-single-labels{hint}"
             )

@@ -86,7 +86,8 @@ def test_files_of_the_pipeline_are_read_as_they_are(tiny: TinyData, tmp_path: Pa
     assert found["ties"] == 3
     assert found["mean"] == pytest.approx(((first + second) / 2 + social) / 3)
     assert re.search(r"^syntax/semantics +5 pairs", printed, flags=re.M)
-    assert f"mean of 2 tasks in {root / 'ewok_filtered'}: {social:.4f}" in printed
+    assert f"{root / 'ewok_filtered'}: mean of 2 tasks {social:.4f}\n" in printed
+    assert f"mean of the folders {found['mean']:.4f}\n" in printed
 
 
 @pytest.mark.slow

@@ -68,6 +68,17 @@ def test_files_that_cannot_be_learned_from_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_f1_is_of_the_labels_0_and_1(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    words = ("finetune", "--checkpoint", tiny.model, "--output", tmp_path / "out", "--metric", "f1")
+    message = "train.tsv: --metric f1 needs the labels 0 and 1, without --regression"
+    assert message in failing_mlsm(capsys, *words, *labelled(tmp_path))
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.tsv").write_text("0\tA name.\n1\tA value.\n" * 2, encoding="utf-8")
+    files = ("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
+    assert message in failing_mlsm(capsys, *words, *files, "--regression")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
 def test_a_training_that_fails_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:

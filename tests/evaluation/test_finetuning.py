@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import accuracy_score, f1_score
 
 from mlsm_plugin import hub
 from mlsm_plugin.evaluation.finetuning import Finetuning, summarized
@@ -116,6 +117,29 @@ def test_pairs_and_numbers_and_random_weights(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_python")
+def test_the_best_epoch_of_a_task_of_glue_is_that_of_f1(pipeline: Pipeline, folder: Path, tmp_path: Path) -> None:
+    files_of_task: list[object] = []
+    for split in ("train", "valid"):
+        rows = [line.split("\t") for line in (folder / f"{split}.tsv").read_text("utf-8").splitlines() if line]
+        lines = [{"sentence1": text, "sentence2": "A name.", "label": int(label == "short")} for label, text in rows]
+        (tmp_path / f"mrpc.{split}.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        files_of_task += [f"--{split}", tmp_path / f"mrpc.{split}.jsonl"]
+    words = ("finetune", "--checkpoint", pipeline.auxiliary, *files_of_task, *FAST, "--max-epoch", 3)
+    mlsm(*words, "--output", tmp_path / "out", "--metric", "f1")
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["seeds"]
+    run = tmp_path / "out" / "seed-1"
+    found = [line.split("\t") for line in (run / "valid.predictions.tsv").read_text("utf-8").splitlines()]
+    own, predicted = [int(row[0]) for row in found], [int(row[1]) for row in found]
+    assert result["valid_f1"] == pytest.approx(f1_score(own, predicted)) == result["score"]
+    assert result["valid_accuracy"] == pytest.approx(accuracy_score(own, predicted))
+    logged = re.findall(r"\| valid \|.* f1 ([\d.]+)", (run / "train.log").read_text())
+    assert len(logged) == 3
+    assert max(map(float, logged)) == pytest.approx(100 * result["valid_f1"], abs=0.06)
+    assert {row[4] for row in found} == {"A name."}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_texts_longer_than_the_positions_are_cut_and_counted(
     pipeline: Pipeline, folder: Path, tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,6 +187,7 @@ def test_plans_of_earlier_versions_are_the_same(tiny: TinyData, tmp_path: Path) 
     earlier = {"max_epoch", "patience", "lr", "batch_size", "regression", "from_scratch", "extra"}
     assert settings_of(allow_single_labels=True).keys() == earlier
     assert settings_of(header=True).keys() == {*earlier, "header"}
+    assert settings_of(allow_single_labels=True, metric="accuracy").keys() == earlier
 
 
 def test_summary_is_mean_and_sample_deviation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -48,6 +49,68 @@ def test_lines_of_another_form_are_named(tmp_path: Path, content: str, message: 
 def test_regression_needs_numbers(tmp_path: Path, label: str) -> None:
     with pytest.raises(ValueError, match=rf"train\.tsv, line 2: '{label}' is not a finite number; --regression needs"):
         read(tmp_path, f"0.5\tx\n{label}\ty\n", regression=True)
+
+
+GLUE_LINES = {
+    "boolq": ({"question": "is it so", "passage": "Yes.\nIt  is."}, ("is it so", "Yes. It is.")),
+    "multirc": (
+        {"question": "Who?", "answer": "He {0}.", "paragraph": "A\tman."},
+        ("Question: Who? Answer: He {0}.", "A man."),
+    ),
+    "wsc": (
+        {"span1_text": "Ann", "span2_text": "she", "text": "Ann ran since she could."},
+        ('Does "she" refer to "Ann" in this passage?', "Ann ran since she could."),
+    ),
+    "rte": ({"sentence1": "One.", "sentence2": "Two."}, ("One.", "Two.")),
+    "qqp": ({"question1": "A?", "question2": "B?"}, ("A?", "B?")),
+    "mnli": ({"premise": "P.", "hypothesis": "H."}, ("P.", "H.")),
+}
+
+
+@pytest.mark.parametrize("task", GLUE_LINES)
+def test_tasks_of_the_pipeline_are_pairs(tmp_path: Path, task: str) -> None:
+    item, texts = GLUE_LINES[task]
+    labels = (0, 1, "2", True)
+    lines = [json.dumps({**item, "idx": {"paragraph": 1}, "label": label}) for label in labels]
+    found = read(tmp_path, "\n\n".join(lines), f"{task}.train.jsonl")
+    assert (found.labels, found.texts, found.lines) == (("0", "1", "2", "1"), (texts,) * 4, (1, 3, 5, 7))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\tb\n", "line 1 is not JSON"),
+        (
+            "[1]",
+            "line 1 needs a label, a text or a whole number, and the texts of a task of GLUE (boolq: question, passa",
+        ),
+        ('{"question": "a", "label": 1}', "line 1 needs a label"),
+        ('{"premise": "a", "hypothesis": "b"}', "line 1 needs a label"),
+        ('{"premise": "a", "hypothesis": "b", "label": 0.5}', "line 1 needs a label"),
+        (
+            '{"premise": "a", "hypothesis": "b", "label": 0}\n{"question1": "a", "question2": "b", "label": 0}',
+            "line 2 needs a label, a text or a whole number, and the texts of the task of the lines before",
+        ),
+        ('{"premise": " ", "hypothesis": "b", "label": 0}', "line 1 has an empty text"),
+        ('{"question": "a", "answer": "", "paragraph": "b", "label": 0}', "line 1 has an empty text"),
+        ('{"premise": "a", "hypothesis": "b", "label": " "}', "line 1 has an empty label"),
+        ("\n", "holds no labelled text"),
+    ],
+)
+def test_json_lines_of_another_form_are_named(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "x.jsonl")) + ".*" + re.escape(message)):
+        read(tmp_path, content, "x.jsonl")
+
+
+def test_json_lines_have_no_header(tmp_path: Path) -> None:
+    lines = [json.dumps({"premise": "a", "hypothesis": "b", "label": label}) for label in (0, 0, 1, 1)]
+    with pytest.raises(ValueError, match="have no header; leave --header out"):
+        read(tmp_path, "\n".join(lines), "x.jsonl", header=True)
+    train, other = read(tmp_path, "\n".join(lines), "x.jsonl"), read(tmp_path, lines[3].replace("1", "2"), "y.jsonl")
+    with pytest.raises(ValueError, match=r"labels that .*x\.jsonl lacks: 2$"):
+        check_same_kind(train, [other], regression=False)
+    with pytest.raises(ValueError, match=r"or pass --allow-single-labels$"):
+        check_same_kind(read(tmp_path, "\n".join(lines[1:]), "x.jsonl"), [], regression=False)
 
 
 def of(name: str, *labels: str, texts: int = 1) -> LabelledTexts:
