@@ -1,6 +1,7 @@
 """``mlsm evaluate``: judge a masked LM on minimal pairs, or a dictionary on a split."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,7 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
 def add_pairs_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A pair is right if the good sentence has the higher pseudo-log-likelihood. Scores that differ by less than "
-        "0.001 nats, which is more than float noise, are a tie. A tie does not count as right. docs/babylm.md explains "
-        "the figures of the BabyLM evaluation pipeline's files."
+        "0.001 nats, which is more than float noise, are a tie. A tie does not count as right."
     )
     models = "models: checkpoints, their folders, or folders of Hugging Face (hf:NAME: of the hub); several: one table"
     add_checkpoint(parser, nargs="+", metavar="MODEL", help=models)
@@ -88,28 +88,33 @@ def add_pairs_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
-    """Score the pairs; print the accuracies of one model in rows, those of several models in a table."""
+    """Score the pairs; print the accuracies of one model in rows, or a table with a row for each of several models."""
     from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, pair_files, read_pairs
-    from mlsm_plugin.evaluation.pair_models import check_there, open_pair_model
-    from mlsm_plugin.reports.pair_accuracies import by_words, words_of
+    from mlsm_plugin.evaluation.pair_models import is_library_model, open_pair_model
+    from mlsm_plugin.reports.pair_accuracies import accuracies_of, words_of
 
     settings_of(ModelRun, args)
     settings_of(KnownText, args)
     if args.output:
         check_output_file(args.output)
     files = {path: read_pairs(path) for path in pair_files(args.input)}
-    models = by_words(args.checkpoint)
+    models = sorted(dict.fromkeys(args.checkpoint), key=lambda name: words_of(name) or math.inf)
     for name in models:
-        check_there(name)
+        is_library_model(name)  # raises an error if there is no model, before work is done on the others
     found: dict[str, dict[str, Any]] = {}
+    width = max(map(len, ["model", *models]))
     for name in models:
         model = open_pair_model(name, args.device)
         own = evaluate_pairs(model, files, max_unk_rate=args.max_unk_rate, batch_tokens=args.batch_tokens)
         if len(models) == 1:
             _print_rows(own)
         else:
-            _print_row_of_table(name, own, max(map(len, [*models, "model"])), header=not found)
+            columns = {column.rjust(6): value for column, value in accuracies_of(own).items()}
+            if not found:
+                print("  ".join(["model".ljust(width), *columns]))
+            cells = (f"{value:.4f}".rjust(len(column)) for column, value in columns.items())
+            print("  ".join([name.ljust(width), *cells]), flush=True)
         found[name] = {"words": words_of(name), **own}
     if args.output:
         write_json(args.output, own if len(models) == 1 else {"models": found})
@@ -117,27 +122,14 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _print_rows(found: dict[str, Any]) -> None:
-    """A row for each file and each field, the mean of each folder, and a row for all."""
+    """A row for each file, each field and all of them; and the means of the folders."""
     rows = [*((Path(path).name, own) for path, own in found["files"].items()), *found["fields"].items(), ("all", found)]
     width = max(len(name) for name, _ in rows)
-    for name, figures in rows:
-        mean = f"  (mean of the files {found['mean_of_files']:.4f})" if figures is found else ""
-        print(
-            f"{name.ljust(width)}  {figures['pairs']:6,} pairs  accuracy {figures['accuracy']:.4f}  "
-            f"ties {figures['ties']:,}{mean}"
-        )
+    for name, own in rows:
+        mean = f"  (mean of the files {found['mean_of_files']:.4f})" if own is found else ""
+        figures = f"{own['pairs']:6,} pairs  accuracy {own['accuracy']:.4f}  ties {own['ties']:,}{mean}"
+        print(f"{name.ljust(width)}  {figures}")
     for folder, own in found["folders"].items():
         print(f"{folder}: mean of {own['tasks']:,} tasks {own['accuracy']:.4f}")
     if len(found["folders"]) > 1:
         print(f"mean of the folders {found['mean']:.4f}")
-
-
-def _print_row_of_table(name: str, found: dict[str, Any], width: int, *, header: bool) -> None:
-    """The accuracies of a model in each field, the means of the folders, and their mean."""
-    from mlsm_plugin.reports.pair_accuracies import accuracies_of
-
-    columns = {column.rjust(6): value for column, value in accuracies_of(found).items()}
-    if header:
-        print("  ".join(["model".ljust(width), *columns]))
-    cells = (f"{value:.4f}".rjust(len(column)) for column, value in columns.items())
-    print("  ".join([name.ljust(width), *cells]), flush=True)

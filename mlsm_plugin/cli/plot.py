@@ -7,10 +7,7 @@ from mlsm_plugin.cli.coding_options import check_positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = (
-        "log of fairseq-train (--log-format simple or json), or its folder; or the JSON of `mlsm evaluate pairs` for "
-        "checkpoints called chck_10M: accuracy over words seen"
-    )
+    text = "log of fairseq-train (--log-format simple or json), its folder, or the JSON of `mlsm evaluate pairs`"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
     parser.add_argument("--output", default="curves", metavar="NAME", help="name of the picture to write, NAME.png")
     parser.add_argument(

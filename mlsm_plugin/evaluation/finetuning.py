@@ -217,12 +217,11 @@ class Finetuning:
 
     def _measured(self, texts: LabelledTexts, predicted: list[tuple[Any, float]]) -> dict[str, float]:
         if not self.settings.regression:
-            found = Counter(zip(texts.labels, (label for label, _ in predicted), strict=True))
-            accuracy = sum(number for (own, label), number in found.items() if own == label) / len(texts)
-            if self.settings.metric == "accuracy":
-                return {"accuracy": accuracy}
-            wrong = found["0", "1"] + found["1", "0"]
-            return {"accuracy": accuracy, "f1": 2 * found["1", "1"] / max(1, 2 * found["1", "1"] + wrong)}
+            pairs = [(own, label) for own, (label, _) in zip(texts.labels, predicted, strict=True)]
+            accuracy = {"accuracy": float(np.mean([own == label for own, label in pairs]))}
+            ones = sum(pair.count("1") for pair in pairs)
+            f1 = {"f1": 2 * pairs.count(("1", "1")) / max(1, ones)}
+            return accuracy | (f1 if self.settings.metric == "f1" else {})
         both = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
         return {"pearson": _correlation(stats.pearsonr, *both), "spearman": _correlation(stats.spearmanr, *both)}
 

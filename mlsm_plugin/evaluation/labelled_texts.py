@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
-from mlsm_plugin.core.text.text_files import numbered_lines
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.text.text_files import json_objects, numbered_lines
 
 # the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
 GLUE = {
@@ -60,7 +59,8 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
     is_json = _is_json(path)
     if is_json and header:
         raise ValueError(f"{path} holds JSON lines, which have no header; leave --header out")
-    found = _json_rows(path) if is_json else _tsv_rows(path)
+    in_tsv = ((number, [column.strip() for column in line.split("\t")]) for number, line in numbered_lines(path))
+    found = _json_rows(path) if is_json else in_tsv
     skipped = next(found, (0, [""]))[1][0] if header else None
     for number, (label, *rest) in found:
         where = f"{path}, line {number}"
@@ -88,38 +88,19 @@ def _is_json(path: PathLike) -> bool:
     return ".jsonl" in Path(path).suffixes
 
 
-def _tsv_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
-    for number, line in numbered_lines(path):
-        yield number, [column.strip() for column in line.split("\t")]
-
-
 def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
     """Number, label and two texts of each line; whitespace in them becomes single spaces."""
-    form = None
-    for number, line in numbered_lines(path, json_lines=True):
-        try:
-            item = parse_json(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-        forms = [form] if form else list(GLUE.values())
-        form = next((own for own in forms if _has_keys(item, own)), None)
-        if form is None:
+    for number, item in json_objects(path):
+        present = {key for key, value in item.items() if isinstance(value, str) and value.strip()}
+        task = next((own for own in GLUE.values() if {*own[0], own[2]} <= present), None)
+        label = item.get("label")
+        if task is None or not isinstance(label, (str, int)):
             known = "; ".join(f"{name}: {', '.join([*first, last])}" for name, (first, _, last) in GLUE.items())
-            same = " of the task of the lines before" if len(forms) == 1 else f" of a task of GLUE ({known})"
-            raise ValueError(f"{path}, line {number} needs a label, a text or a whole number, and the texts{same}")
-        first, template, last = form
-        label = item["label"] if isinstance(item["label"], str) else int(item["label"])
-        texts = [template.format(*(item[key] for key in first)) if all(item[key].strip() for key in first) else ""]
-        yield number, [" ".join(str(value).split()) for value in (label, *texts, item[last])]
-
-
-def _has_keys(item: Any, form: tuple[tuple[str, ...], str, str]) -> bool:
-    first, _, last = form
-    return (
-        isinstance(item, dict)
-        and all(isinstance(item.get(key), str) for key in (*first, last))
-        and isinstance(item.get("label"), (str, int))
-    )
+            raise ValueError(f"{path}, line {number} needs a label, text or a whole number, and texts: {known}")
+        first, template, last = task
+        text = template.format(*(item[key] for key in first))
+        label = label if isinstance(label, str) else int(label)
+        yield number, [" ".join(str(value).split()) for value in (label, text, item[last])]
 
 
 def _is_number(label: str) -> bool:

@@ -2,21 +2,22 @@
 supplement and EWoK (Ivanova et al., 2024), in the files of the BabyLM evaluation pipeline, and as it counts them.
 """
 
+import logging
 import math
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.text.text_files import numbered_lines
-from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, warn_of_unknown
-from mlsm_plugin.evaluation.pair_models import CheckpointModel, PairModel
+from mlsm_plugin.core.text.text_files import json_objects
+from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
+from mlsm_plugin.evaluation.pair_models import PairModel
 
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.
@@ -24,6 +25,7 @@ TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
 BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Context1", "Context2", "Target1")
 KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,27 +60,18 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
 
     ValueError if a line is not a JSON object or lacks a text (the message names the line), or there is no pair.
     """
-    pairs, stem = [], Path(path).stem
-    for number, line in numbered_lines(path, json_lines=True):
+    pairs = []
+    for number, item in json_objects(path):
         where = f"{path}, line {number}"
-        try:
-            item = parse_json(line)
-        except ValueError as error:
-            raise ValueError(f"{where} is not JSON: {error}") from None
-        item = item if isinstance(item, dict) else {}
         texts: list[Any] = [item.get(key) for key in (EWOK if "Target1" in item else BLIMP)]
-        names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"{where} needs {KEYS}")
-        if len(texts) == 2:
-            field = names.get("field")
-            field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
-            good, bad = texts
-            pairs.append(MinimalPair(good, bad, where, task=names.get("UID", stem), field=field))
-        else:
-            right, wrong, target = texts
-            good, bad = (f"{context} {target}" for context in (right, wrong))
-            pairs.append(MinimalPair(good, bad, where, (right, wrong), names.get("Domain", stem)))
+        names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
+        task, field = names.get("UID", names.get("Domain", Path(path).stem)), names.get("field")
+        field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
+        contexts = ("", "") if len(texts) == len(BLIMP) else (texts[0], texts[1])
+        good, bad = texts if len(texts) == len(BLIMP) else (f"{context} {texts[2]}" for context in contexts)
+        pairs.append(MinimalPair(good, bad, where, contexts, task, field))
     if not pairs:
         raise ValueError(f"{path} holds no pair")
     return pairs
@@ -103,31 +96,25 @@ def evaluate_pairs(
     """
     for path, pairs in files.items():
         unknown = model.unknown(text for pair in pairs for text in (pair.good, pair.bad))
-        warn_of_unknown(unknown, path, max_unk_rate, ANOTHER_TOKENIZER)
+        unknown.check(path, max_unk_rate)
+        if unknown.unknown:
+            logger.warning(unknown.describe(path))
     every = [(path, pair) for path, pairs in files.items() for pair in pairs]
     verdicts = compare_pairs(model, [pair for _, pair in every], batch_tokens=batch_tokens)
-    of_files: dict[str, list[int]] = {}
-    of_fields: dict[str, list[int]] = {}
-    of_tasks: dict[str, dict[str, list[int]]] = {}
+    groups: dict[str, dict[Any, list[int]]] = {"files": {}, "fields": {}, "tasks": {}}
     for (path, pair), verdict in zip(every, verdicts, strict=True):
-        of_files.setdefault(path, []).append(verdict)
-        of_tasks.setdefault(str(Path(path).parent), {}).setdefault(pair.task, []).append(verdict)
-        if pair.field is not None:
-            of_fields.setdefault(pair.field, []).append(verdict)
-    folders = {
-        folder: {"tasks": len(tasks), "accuracy": _mean(_figures(own) for own in tasks.values())}
-        for folder, tasks in of_tasks.items()
-    }
-    figures = {path: _figures(own) for path, own in of_files.items()}
-    return {
-        **{"files": figures, **_figures(verdicts), "mean_of_files": _mean(figures.values())},
-        **{"fields": {name: _figures(of_fields[name]) for name in sorted(of_fields)}},
-        **{"folders": folders, "mean": _mean(folders.values())},
-    }
-
-
-def _mean(figures: Iterable[dict[str, Any]]) -> float:
-    return statistics.fmean(own["accuracy"] for own in figures)
+        names = (path, pair.field, (str(Path(path).parent), pair.task))
+        for group, name in zip(groups.values(), names, strict=True):
+            group.setdefault(name, []).append(verdict)
+    groups["fields"].pop(None, None)
+    found = {group: {name: _figures(own) for name, own in named.items()} for group, named in groups.items()}
+    folders: dict[str, list[float]] = {}
+    for (folder, _), own in found.pop("tasks").items():
+        folders.setdefault(folder, []).append(own["accuracy"])
+    means = {folder: {"tasks": len(own), "accuracy": fmean(own)} for folder, own in folders.items()}
+    of_files = fmean(own["accuracy"] for own in found["files"].values())
+    mean = fmean(own["accuracy"] for own in means.values())
+    return {**found, **_figures(verdicts), "mean_of_files": of_files, "folders": means, "mean": mean}
 
 
 def _figures(verdicts: list[int]) -> dict[str, Any]:
@@ -205,7 +192,7 @@ def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int
 
 
 def _pair_model(model: Any) -> PairModel:
-    return model if isinstance(model, PairModel) else CheckpointModel(model)
+    return model if isinstance(model, PairModel) else PairModel(model)
 
 
 def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tensor, int]:
@@ -221,9 +208,7 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
             f"{shown}"
         )
     if not torch.equal(tokens[: len(before)], before):
-        raise ValueError(
-            f"{where}: the tokenizer has a token across the end of the context, before the target: {shown}"
-        )
+        raise ValueError(f"{where}: the tokenizer has a token across the end of the context: {shown}")
     return tokens, len(before)
 
 

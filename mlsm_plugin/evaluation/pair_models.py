@@ -1,6 +1,5 @@
 """Masked LMs that score sentences: checkpoints of fairseq, and folders of Hugging Face, each with its own ids."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,61 +17,46 @@ from mlsm_plugin.hub import checkpoint_of, from_pretrained
 from mlsm_plugin.huggingface.pretraining_model import head_of
 
 
-class PairModel(ABC):
-    """A masked LM in eval mode, with its tokenizer."""
+class PairModel:
+    """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
 
-    mask: int  # ids
-    pad: int
-    positions: int  # longest sentence in tokens
-    device: torch.device
-
-    @abstractmethod
-    def encode(self, text: str) -> Tensor:
-        """Ids ``(T,)`` of a text, with the one that begins it and the one that ends it."""
-
-    @abstractmethod
-    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """Logits ``(n_masked, V)`` at the masked places (bool, ``(B, T)``) of right-padded ids ``(B, T)``."""
-
-    @abstractmethod
-    def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        """The unknown tokens of texts."""
-
-
-class CheckpointModel(PairModel):
-    """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained."""
+    Attributes:
+        mask, pad: ids.
+        positions: longest sentence in tokens.
+        device: where the model is.
+    """
 
     def __init__(self, interface: Any) -> None:
         if (why := why_untrained(interface.cfg)) is not None:
             raise ValueError(f"{why}: sentences cannot be scored")
         self._interface, self._dictionary = interface, interface.task.source_dictionary
-        self.mask, self.pad = interface.task.mask_idx, self._dictionary.pad()
+        self.mask, self.pad = int(interface.task.mask_idx), int(self._dictionary.pad())
         self.positions, self.device = int(interface.model.max_positions()), interface.device
 
     def encode(self, text: str) -> Tensor:
-        found: Tensor = self._interface.encode(text)
-        return found
+        """Ids ``(T,)`` of a text, with the one that begins it and the one that ends it."""
+        return torch.as_tensor(self._interface.encode(text))
 
-    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        found: Tensor = self._interface.model(tokens, masked_tokens=masked)[0]
-        return found
+    def logits(self, tokens: Tensor, masked: Tensor) -> Any:
+        """Logits ``(n_masked, V)`` at the masked places (bool, ``(B, T)``) of right-padded ids ``(B, T)``."""
+        return self._interface.model(tokens, masked_tokens=masked)[0]
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
+        """The unknown tokens of texts."""
         return unknown_tokens_of(texts, self._interface.bpe, self._dictionary)
 
 
 class LibraryModel(PairModel):
     """The masked LM in a folder of Hugging Face or of a hub name, of a type that :class:`LibraryEncoder` takes.
 
-    ValueError if the model or its tokenizer cannot be read, they do not fit, or it has no trained masked-LM head.
+    ValueError if the model or its tokenizer cannot be read, they do not fit, or one of them is not for masked LM.
     """
 
     def __init__(self, name: PathLike, device: Device = None) -> None:
         folder, config, self._tokenizer = model_and_tokenizer(name, weights=True)
-        mask = self._tokenizer.mask_id
-        if mask is None:
+        if self._tokenizer.mask_id is None:
             raise ValueError(f"the tokenizer of {folder} has no mask token; use the tokenizer of a masked LM")
-        self.mask, self.pad, self.positions = mask, self._tokenizer.pad_id, positions_of(config)
+        self.mask, self.pad, self.positions = self._tokenizer.mask_id, self._tokenizer.pad_id, positions_of(config)
         self.device = default_device(device)
         self._model = load_masked_lm(folder).eval().to(self.device)
         self._head = head_of(self._model)
@@ -81,7 +65,7 @@ class LibraryModel(PairModel):
         ids = self._tokenizer.backend.encode(text, add_special_tokens=False).ids
         return torch.tensor([self._tokenizer.begin_id, *ids, self._tokenizer.end_id])
 
-    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, masked: Tensor) -> Any:
         hidden = self._model.base_model(input_ids=tokens, attention_mask=tokens.ne(self.pad).long())[0]
         return self._head.project(self._head.transform(hidden[masked]))
 
@@ -94,22 +78,16 @@ class LibraryModel(PairModel):
 
 
 def is_library_model(name: PathLike) -> bool:
-    """Whether a name is that of a Hugging Face model: ``hf:`` and more, or a folder with its ``config.json``."""
-    return is_hf(name) or (Path(name, "config.json").is_file() and not any(Path(name).glob("*.pt")))
-
-
-def check_there(name: PathLike) -> None:
-    """Raise FileNotFoundError or ValueError unless a model lies at ``name``, before any work is done on others."""
-    if is_library_model(name):
-        weight_files(hf_folder(name, weights=True))
-    else:
-        checkpoint_of(name)
+    """Whether it is one of Hugging Face, or of fairseq; ValueError or FileNotFoundError if there is no model."""
+    if is_hf(name) or (Path(name, "config.json").is_file() and not any(Path(name).glob("*.pt"))):
+        return bool(weight_files(hf_folder(name, weights=True)))
+    return not checkpoint_of(name)
 
 
 def open_pair_model(name: PathLike, device: Device = None) -> PairModel:
-    """The model of a checkpoint, the folder of a run, or Hugging Face; errors as of the classes above."""
+    """The model of a checkpoint, of the folder of a run, or of Hugging Face; errors as of the classes."""
     if is_library_model(name):
         return LibraryModel(name, device)
     interface = from_pretrained(name)
     interface.to(default_device(device))
-    return CheckpointModel(interface)
+    return PairModel(interface)

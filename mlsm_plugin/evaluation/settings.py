@@ -18,9 +18,7 @@ class FinetuneSettings(KnownText):
     patience: int = option(3, least=1, help="stop after this many epochs without a better result")
     lr: float = option(1e-4, above=0, help="peak learning rate")
     batch_size: int = option(32, least=1, help="texts in an update")
-    metric: str = option(
-        "accuracy", choices=("accuracy", "f1"), help="what says which epoch is the best one; f1: of the label 1, not 0"
-    )
+    metric: str = option("accuracy", choices=("accuracy", "f1"), help="what the best epoch is best in; f1: of label 1")
     regression: bool = option(False, help="predict numbers; all labels must be numbers")
     header: bool = option(False, help="skip the first line of each file, which names its columns")
     allow_single_labels: bool = option(False, help="accept a label that only one training text has")

@@ -1,8 +1,8 @@
 """Accuracies on minimal pairs over the checkpoints of a run, whose names say how many words the model has seen."""
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,6 @@ def words_of(name: PathLike) -> int | None:
     return int(match.group(1)) * 1_000_000 if match else None
 
 
-def by_words(names: Sequence[str]) -> list[str]:
-    """Different names in the order of their words, which is not that of a shell; those without words come last."""
-
-    def words(name: str) -> float:
-        found = words_of(name)
-        return math.inf if found is None else found
-
-    return sorted(dict.fromkeys(names), key=words)
-
-
 def accuracies_of(found: Mapping[str, Any]) -> dict[str, float]:
     """What a table and a plot show of the figures of ``evaluate_pairs``: of fields, folders, and the mean of these."""
     shown = {name: own["accuracy"] for name, own in found["fields"].items()}
@@ -43,10 +33,9 @@ def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None
 
     None if the file is not JSON with models, as a log. ValueError if no name of a model says its words.
     """
-    try:
+    content = None
+    with suppress(ValueError):
         content = read_json(path)
-    except ValueError:
-        return None
     if not isinstance(content, dict) or "models" not in content:
         return None
     models = check_json(content["models"], values(CHECKPOINT), path)

@@ -80,19 +80,12 @@ def test_tasks_of_the_pipeline_are_pairs(tmp_path: Path, task: str) -> None:
     ("content", "message"),
     [
         ("a\tb\n", "line 1 is not JSON"),
-        (
-            "[1]",
-            "line 1 needs a label, a text or a whole number, and the texts of a task of GLUE (boolq: question, passa",
-        ),
+        ("[1]", "line 1 needs a label, text or a whole number, and texts: boolq: question, passage; multirc: quest"),
         ('{"question": "a", "label": 1}', "line 1 needs a label"),
         ('{"premise": "a", "hypothesis": "b"}', "line 1 needs a label"),
         ('{"premise": "a", "hypothesis": "b", "label": 0.5}', "line 1 needs a label"),
-        (
-            '{"premise": "a", "hypothesis": "b", "label": 0}\n{"question1": "a", "question2": "b", "label": 0}',
-            "line 2 needs a label, a text or a whole number, and the texts of the task of the lines before",
-        ),
-        ('{"premise": " ", "hypothesis": "b", "label": 0}', "line 1 has an empty text"),
-        ('{"question": "a", "answer": "", "paragraph": "b", "label": 0}', "line 1 has an empty text"),
+        ('{"premise": " ", "hypothesis": "b", "label": 0}', "line 1 needs a label"),
+        ('{"question": "a", "answer": "", "paragraph": "b", "label": 0}', "line 1 needs a label"),
         ('{"premise": "a", "hypothesis": "b", "label": " "}', "line 1 has an empty label"),
         ("\n", "holds no labelled text"),
     ],

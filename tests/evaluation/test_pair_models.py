@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm_plugin import hub
 from mlsm_plugin.evaluation.minimal_pairs import EWOK, TIE, compare_pairs, pseudo_log_likelihoods, read_pairs
-from mlsm_plugin.evaluation.pair_models import CheckpointModel, LibraryModel, check_there, open_pair_model
+from mlsm_plugin.evaluation.pair_models import LibraryModel, PairModel, is_library_model, open_pair_model
 from tests.conftest import mlsm
 from tests.tiny_hf_models import TOKENIZERS, make_model
 from tests.tiny_models import TinyData
@@ -94,7 +94,7 @@ def test_a_checkpoint_and_its_export_give_the_same_scores(tiny: TinyData, tmp_pa
     mlsm("convert", tiny.model, tmp_path / "exported", "--text", tiny.text, "--lines", 2)
     texts = [*CONTEXTS, *TARGETS]
     own, exported = open_pair_model(tiny.model), open_pair_model(tmp_path / "exported")
-    assert (type(own), type(exported)) == (CheckpointModel, LibraryModel)
+    assert (type(own), type(exported)) == (PairModel, LibraryModel)
     found = [pseudo_log_likelihoods(model, [model.encode(text) for text in texts]) for model in (own, exported)]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert own.positions == exported.positions == 32
@@ -136,4 +136,4 @@ def test_what_is_no_model_is_one_line(tiny: TinyData, tmp_path: Path) -> None:
     (headless / "model.safetensors").unlink()
     for name, message in ((headless, "has no weights"), (tmp_path / "none", "none does not exist")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            check_there(name)
+            is_library_model(name)

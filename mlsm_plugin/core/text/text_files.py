@@ -93,6 +93,16 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
                 yield number, line
 
 
+def json_objects(path: PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON."""
+    for number, line in numbered_lines(path, json_lines=True):
+        try:
+            item = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        yield number, item if isinstance(item, dict) else {}
+
+
 def read_text(paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> Iterator[str]:
     """Yield the lines of several files as :func:`read_lines`, with a blank line (a document boundary) between two."""
     for index, path in enumerate(paths):

@@ -108,11 +108,7 @@ def check_known(
 
     ValueError, with ``where`` and the ``remedy``, if the share ``max_unk_rate`` is exceeded.
     """
-    warn_of_unknown(unknown_tokens_of(texts, bpe, dictionary), where, max_unk_rate, remedy)
-
-
-def warn_of_unknown(found: UnknownTokens, where: str, max_unk_rate: float, remedy: str) -> None:
-    """As :func:`check_known`, of tokens that were counted."""
+    found = unknown_tokens_of(texts, bpe, dictionary)
     found.check(where, max_unk_rate, remedy=remedy)
     if found.unknown:
         logger.warning(found.describe(where))
