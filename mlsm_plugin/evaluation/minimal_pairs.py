@@ -23,19 +23,19 @@ from mlsm_plugin.evaluation.pair_models import PairModel
 # sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
-BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Context1", "Context2", "Target1")
+BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Target1", "Target1", "Context1", "Context2")
 KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """An acceptable sentence, and one that is not."""
+    """An acceptable sentence, and one that is not; or one sentence after an acceptable context, and after another."""
 
     good: str
     bad: str
     where: str  # file and line, for error messages
-    contexts: tuple[str, str] = ("", "")  # how the sentences begin: what is read, but not scored
+    contexts: Sequence[str] = ("", "")  # before the sentences: what is read, but not scored
     task: str = ""
     field: str | None = None  # of linguistics, in BLiMP
 
@@ -69,9 +69,8 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
         names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
         task, field = names.get("UID", names.get("Domain", Path(path).stem)), names.get("field")
         field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
-        contexts = ("", "") if len(texts) == len(BLIMP) else (texts[0], texts[1])
-        good, bad = texts if len(texts) == len(BLIMP) else (f"{context} {texts[2]}" for context in contexts)
-        pairs.append(MinimalPair(good, bad, where, contexts, task, field))
+        good, bad, *contexts = texts
+        pairs.append(MinimalPair(good, bad, where, contexts or ("", ""), task, field))
     if not pairs:
         raise ValueError(f"{path} holds no pair")
     return pairs
@@ -95,7 +94,7 @@ def evaluate_pairs(
         number of its ``tasks`` and the mean of their accuracies, as the pipeline has it; and the ``mean`` of these.
     """
     for path, pairs in files.items():
-        unknown = model.unknown(text for pair in pairs for text in (pair.good, pair.bad))
+        unknown = model.unknown(text for pair in pairs for text in (pair.good, pair.bad, *pair.contexts))
         unknown.check(path, max_unk_rate)
         if unknown.unknown:
             logger.warning(unknown.describe(path))
@@ -196,7 +195,8 @@ def _pair_model(model: Any) -> PairModel:
 
 
 def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tensor, int]:
-    """Ids ``(T,)`` of a sentence, and the place of its first token after ``context``; errors say ``where``."""
+    """Ids ``(T,)`` of a context and a sentence, and the place of its first token; errors say ``where``."""
+    text = f"{context} {text}" if context else text
     tokens = model.encode(text)
     before = model.encode(context)[:-1] if context else tokens[:1]
     shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")

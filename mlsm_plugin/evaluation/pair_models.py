@@ -20,10 +20,7 @@ from mlsm_plugin.huggingface.pretraining_model import head_of
 class PairModel:
     """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
 
-    Attributes:
-        mask, pad: ids.
-        positions: longest sentence in tokens.
-        device: where the model is.
+    ``mask`` and ``pad`` are ids, and ``positions`` is the length of the longest sentence in tokens.
     """
 
     def __init__(self, interface: Any) -> None:

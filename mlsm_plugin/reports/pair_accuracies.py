@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,10 @@ def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None
 
     None if the file is not JSON with models, as a log. ValueError if no name of a model says its words.
     """
-    content = None
-    with suppress(ValueError):
+    try:
         content = read_json(path)
+    except ValueError:
+        return None
     if not isinstance(content, dict) or "models" not in content:
         return None
     models = check_json(content["models"], values(CHECKPOINT), path)
