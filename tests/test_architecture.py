@@ -40,7 +40,7 @@ WITHOUT_FAIRSEQ = ("core", "huggingface")  # by the layers, they import no other
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 LARGEST_FILE = 400
 # what one must hold in mind; each of these is raised with a reason only
-MOST_LINES = 24_500
+MOST_LINES = 24_550  # 50 for the files and checkpoints of BabyLM that are evaluated
 MOST_FILES = 210
 MOST_COMMANDS = 16
 MOST_OPTIONS = 110  # different ones
