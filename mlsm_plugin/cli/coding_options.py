@@ -87,12 +87,17 @@ def add_run(parser: Parser) -> None:
     parser.add_argument(
         "--save-dir", type=output_folder, required=True, metavar="DIR", help="folder for the checkpoints"
     )
+    add_arch(parser)
+    parser.add_argument("--max-update", type=int, default=100_000, metavar="N", help="number of updates")
+
+
+def add_arch(parser: Parser) -> None:
+    """Add the architecture of a model that is pre-trained."""
     parser.add_argument(
         "--arch",
         help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "
         "mlsm_modern_small, or that of the run in DIR)",
     )
-    parser.add_argument("--max-update", type=int, default=100_000, metavar="N", help="number of updates")
 
 
 def add_keep_at(parser: Parser) -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "preprocess": "turn raw text into everything that MLSM training reads: tokenizer to encode in one command",
     "pretrain": "pre-train MLSM in stages with the codes of the model itself, without an auxiliary model",
     "adapt": "continue the pre-training of a Hugging Face model on a text, in one command; needs no fairseq",
+    "babylm": "take part in the BabyLM challenge: train, check and push within the limits of a track",
     "inspect": "write an HTML report of what the latent properties mean",
     "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",

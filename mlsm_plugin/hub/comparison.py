@@ -75,8 +75,9 @@ def vocabulary_difference(interface: Any) -> str | None:
         return None
     processor, symbols = interface.bpe.sp, interface.task.source_dictionary.symbols
     pieces = [processor.id_to_piece(number) for number in range(len(processor))]
-    missing = [piece for piece in pieces if piece not in {*symbols}]
-    others = [symbol for symbol in symbols if symbol not in {*pieces} and not NO_PIECES.fullmatch(symbol)]
+    there, known = {*symbols}, {*pieces}
+    missing = [piece for piece in pieces if piece not in there]
+    others = [symbol for symbol in symbols if symbol not in known and not NO_PIECES.fullmatch(symbol)]
     if not missing and not others:
         return None
     return (

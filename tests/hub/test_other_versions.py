@@ -35,16 +35,21 @@ ON_CPU = ("--bf16", "off", "--cpu", "--threads", 1)
 @pytest.fixture(scope="module", params=VERSIONS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with another version of the library and what it needs, apart from this environment."""
+    return install_version(request.param, tmp_path_factory)
+
+
+def install_version(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a version of the library and what it needs; the test is skipped where it cannot be installed."""
 
     def install(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
         environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-        packages = [f"transformers=={request.param}", *NEEDED, *OF_HUB]
+        packages = [f"transformers=={version}", *NEEDED, *OF_HUB]
         done = subprocess.run([*command, *packages], env=environment, capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"transformers {request.param} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+            pytest.skip(f"transformers {version} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
 
-    return made_once(tmp_path_factory, f"transformers-{request.param}", install)
+    return made_once(tmp_path_factory, f"transformers-{version}", install)
 
 
 @pytest.fixture(scope="module")

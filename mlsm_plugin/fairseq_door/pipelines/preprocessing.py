@@ -62,7 +62,7 @@ def preprocess(
         record = StepRecord(output / "steps.json")
         own_tokenizer = None if given else new_tokenizer
         tokenizer = settings.tokenizer or (source_of(auxiliary).tokenizer_of(auxiliary) if given else None)
-        _binarized(record, splits, data_bin, tokenizer or output / "tokenizer", own_tokenizer, workers)
+        binarized(record, splits, data_bin, tokenizer or output / "tokenizer", own_tokenizer, workers)
         if not settings.auxiliary:
             own: dict[str, Any] = {
                 "keep_at": list(keep_at),
@@ -91,7 +91,7 @@ def preprocess(
     return record
 
 
-def _binarized(
+def binarized(
     record: StepRecord,
     splits: Mapping[str, Sequence[str]],
     data_bin: Path,
@@ -99,7 +99,10 @@ def _binarized(
     new_tokenizer: TokenizerSettings | None,
     workers: int,
 ) -> None:
-    """The steps from text to ``data_bin``; the first trains ``tokenizer`` if it is new."""
+    """Run the steps from text to ``data_bin``; the first trains ``tokenizer`` if it is new.
+
+    ``splits`` are the files of ``train``, ``valid`` and ``test``.
+    """
     train, valid, test = splits.values()
     tokenizer = str(tokenizer)
     if new_tokenizer is not None:

@@ -18,9 +18,10 @@ import torch
 
 from mlsm_plugin.core.files.atomic_files import link_file, read_json, write_json
 from mlsm_plugin.core.files.json_checks import check_json, fields
+from mlsm_plugin.core.files.output_lock import in_turn
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import read_contents
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import save_whole, updates_of
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import WORDS, save_whole, updates_of
 from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
 
@@ -114,7 +115,9 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
             if weights.dim() == 2:
                 new.normal_(0, INITIAL_DEVIATION, generator=generator)
             state["model"][name] = new
-    state.pop("task_state", None)  # it is about the codes of the stage before
+    of_task = state.get("task_state") or {}
+    # the rest is about the codes of the stage before
+    state["task_state"] = {name: of_task[name] for name in (WORDS,) if name in of_task}
     save_whole(state, last)
 
 
@@ -153,7 +156,7 @@ def run_stages(
         print(f"\n{part}: {what}", flush=True)
         if stage.number > 0:
             begin_stage(stage, save_dir)
-            with measured(save_dir, stage, "codes"):
+            with measured(save_dir, stage, "codes"), in_turn(save_dir):  # the first of several ranks makes them
                 make_codes(stage)
         if stage.number > 1:
             restart_head(stage, save_dir, seed)

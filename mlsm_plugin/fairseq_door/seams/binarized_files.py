@@ -131,6 +131,11 @@ def slices_of(blocks: Any) -> np.ndarray:
     return blocks.slice_indices.astype(np.int64)
 
 
+def flat_tokens(dataset: MMapIndexedDataset) -> np.ndarray:
+    """The ids of a binarized split, sentence after sentence ``(N,)``; unmapped when the dataset is collected."""
+    return np.frombuffer(dataset._bin_buffer, dtype=dataset._index.dtype)
+
+
 def combined_splits(path: str) -> list[str]:
     """The splits that ``load_indexed_dataset(path, combine=True)`` reads as one: ``path``, ``path1``, ``path2``, ..."""
     splits = [path]

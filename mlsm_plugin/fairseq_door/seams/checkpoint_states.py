@@ -6,6 +6,7 @@ A state is the dictionary that fairseq's trainer writes: ``model`` (weights by n
 
 import hashlib
 import json
+import logging
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from mlsm_plugin.fairseq_door.seams.checkpoint_contents import (
 
 SHOWN_CHARACTERS = 400
 VOCABULARY = "vocabulary"  # in the state of a task (``task_state``): the fingerprint of its symbols
+WORDS = "words"  # there, too: the words that the run has seen, if it counts them
 
 
 def read_state(path: PathLike, overrides: dict[str, Any] | None = None, *, kind: str = "checkpoint") -> dict[str, Any]:
@@ -98,6 +100,14 @@ def updates_of(checkpoint: Path) -> int:
     return 0 if not checkpoint.exists() else int(_last_run(checkpoint).get("num_updates", 0))
 
 
+def words_of_run(checkpoint: Path) -> int:
+    """Words that the run of a checkpoint has seen; ValueError if it did not count them."""
+    words = (read_contents(checkpoint).get("task_state") or {}).get(WORDS)
+    if not isinstance(words, int):
+        raise ValueError(f"{checkpoint} does not say how many words it has seen; `mlsm babylm train` counts them")
+    return words
+
+
 def optimizer_of(checkpoint: Path) -> str:
     """Class name of the optimizer whose averages a checkpoint holds."""
     return str(_last_run(checkpoint).get("optimizer_name"))
@@ -133,6 +143,7 @@ def _last_run(checkpoint: Path) -> dict[str, Any]:
 def configuration_of(words: Sequence[str]) -> Any:
     """The whole configuration that ``fairseq-train`` makes of its arguments."""
     args = options.parse_args_and_arch(options.get_training_parser(), list(words))
+    logging.getLogger("hydra").setLevel(logging.WARNING)  # a module of fairseq lets everything through
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fairseq calls hydra as its older versions want it
         return convert_namespace_to_omegaconf(args)

@@ -21,6 +21,7 @@ from mlsm_plugin.core.files.atomic_files import link_file
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import save_whole
+from mlsm_plugin.fairseq_door.seams.version_shims import open_config
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,22 @@ def repair_last(last: Path) -> None:
         link_file(last, damaged)
         link_file(whole[0], last)
         logger.warning("%s is damaged, it is now %s; resuming from %s, update %d", last, damaged.name, *whole)
+
+
+def save_weights(trainer: Any, path: Path) -> None:
+    """Save a checkpoint without the state of the optimizer, which can be loaded, and not resumed; on the first rank.
+
+    OSError if it cannot be written.
+    """
+    cfg = trainer.cfg.checkpoint
+    given = cfg.no_save_optimizer_state
+    with open_config(cfg):
+        cfg.no_save_optimizer_state = True
+    try:
+        trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}})
+    finally:
+        with open_config(cfg):
+            cfg.no_save_optimizer_state = given
 
 
 def _saving_whole(original: Any) -> Any:
@@ -122,6 +139,7 @@ def _resuming(original: Any) -> Any:
 
     A task may have two methods that refuse what cannot be: ``check_starts_from`` gets the checkpoint whose weights are
     loaded and the state of its task; ``check_resumes`` gets that state if the run continues, after the data are loaded.
+    Then ``begin_run`` gets the trainer, and that state of a run that continues, which fairseq does not restore.
     """
 
     @functools.wraps(original)
@@ -141,6 +159,8 @@ def _resuming(original: Any) -> Any:
         extra_state, epoch_itr = original(cfg, trainer, **more)
         if resumes and trainer.is_data_parallel_master and hasattr(trainer.task, "check_resumes"):
             trainer.task.check_resumes(saved)
+        if hasattr(trainer.task, "begin_run"):
+            trainer.task.begin_run(trainer, saved if resumes else {})
         counted = (extra_state or {}).get(PATIENCE) if not cfg.reset_meters else None
         if counted is not None:
             for function in _functions_that_stop_early():

@@ -44,8 +44,10 @@ from mlsm_plugin.fairseq_door.data.token_datasets import (
     MaskRanksDataset,
 )
 from mlsm_plugin.fairseq_door.seams.batches import SortedWholeEpochsDataset, WordBeginnings
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import WORDS
 from mlsm_plugin.fairseq_door.seams.compiled_steps import MaskedLmLoss
 from mlsm_plugin.fairseq_door.tasks.own_task import OwnTask, SavedRunConfig
+from mlsm_plugin.fairseq_door.tasks.word_counts import WordCount, begins_word
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,9 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
     mask_updates: Optional[int] = option(  # noqa: UP045
         None, help="number of updates after which the share is --mask-prob-end (default: --max-update)"
     )
+    count_words: Optional[str] = option(  # noqa: UP045
+        None, help="count the words of the batches, as this file of `mlsm babylm train` says"
+    )
     train_subset: str = II("dataset.train_subset")
 
 
@@ -79,6 +84,8 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
 
     cfg: PortableMaskedLMConfig
     criterions: ClassVar[tuple[str, ...]] = ("masked_lm",)
+    word_count: WordCount | None = None  # of a run that counts words
+    trainer: Any = None  # of a run
 
     @classmethod
     def setup_task(cls, cfg: PortableMaskedLMConfig, **kwargs: Any) -> "PortableMaskedLMTask":
@@ -170,8 +177,12 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
 
     def _counts(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         masked = targets != self.source_dictionary.pad()
-        content = is_content(torch.where(masked, targets, inputs), self.source_dictionary)
+        content = is_content(self._unmasked(inputs, targets), self.source_dictionary)
         return (masked & content).sum(), content.sum()
+
+    def _unmasked(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The tokens before masking, of any shape: a target is the id of a masked token, padding elsewhere."""
+        return torch.where(targets != self.source_dictionary.pad(), targets, inputs)
 
     def mask_prob_of(self, split: str) -> float:
         """The share of a split that the loader masks.
@@ -230,7 +241,33 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
     ) -> Any:
         """See :meth:`OwnTask.train_step`; the batch has the share of masks of this update."""
         sample = self.with_share(sample, update_num)
+        if self.word_count is not None and not ignore_grad:
+            self.word_count.add(self._unmasked(sample["net_input"]["src_tokens"], sample["target"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def begin_run(self, trainer: Any, saved: dict[str, Any]) -> None:
+        """Begin to count words, if that is asked for; ValueError if the run that goes on from ``saved`` did not."""
+        if self.cfg.count_words is None:
+            return
+        if trainer.get_num_updates() > 0 and WORDS not in saved:
+            raise ValueError(f"{self.cfg.save_dir} holds a run that did not count its words; pass another --save-dir")
+        self.state.merge_state_dict({WORDS: saved.get(WORDS, 0)})
+        dictionary = self.source_dictionary
+        begins = begins_word(dictionary.symbols, [*range(dictionary.nspecial), self.mask_idx])
+        self.word_count, self.trainer = WordCount(self.cfg.count_words, begins), trainer
+
+    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
+        if self.word_count is not None:
+            self.word_count.end_update(self.state_dict()[WORDS], next(model.parameters()).device)
+        super().optimizer_step(optimizer, model, update_num)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Also count the words of the update that has ended, and keep the model if a number of words is reached."""
+        super().reduce_metrics(logging_outputs, criterion)
+        if self.word_count is not None and (words := self.word_count.take()):
+            before = self.state_dict()[WORDS]
+            self.state.merge_state_dict({WORDS: before + words})
+            self.word_count.save_reached(self.trainer, before, before + words)
 
     def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
         """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""

@@ -79,6 +79,7 @@ class TokenizerSettings:
         [], metavar="SYMBOL",
         help="pieces that are never cut, such as [url] or @user; text without spaces, other than <...>",
     )  # fmt: skip
+    keep_characters: bool | None = None  # change no character of the text, so that its words stay what they are
 
     def __post_init__(self) -> None:
         check(self)
@@ -87,7 +88,7 @@ class TokenizerSettings:
     @property
     def normalization(self) -> str:
         """SentencePiece's name of the rules that normalize the text."""
-        return "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
+        return "identity" if self.keep_characters else "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
 
 
 @dataclass(frozen=True)

@@ -568,6 +568,20 @@ def _index_writer() -> None:
     assert written_sentences() == [[4, 5, 2], [6, 2]]
 
 
+@seam(
+    "binarized_files",
+    "MMapIndexedDataset._bin_buffer, which has all ids",
+    partial(instead, MMapIndexedDataset, "__init__", lambda self, path: None),
+)
+def _flat_tokens() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        builder = binarized_files.StreamingMMapBuilder(f"{folder}/train.bin", 10)
+        builder.add_sentences(np.array([4, 5, 2, 6, 2]), np.array([3, 2]))
+        builder.finalize(f"{folder}/train.idx")
+        dataset = MMapIndexedDataset(f"{folder}/train")
+        assert binarized_files.flat_tokens(dataset).tolist() == [4, 5, 2, 6, 2]
+
+
 # model_parts: model_options
 
 
@@ -692,6 +706,21 @@ def _stopping() -> None:
         assert checked == [{"codes": "first"}]
         assert fairseq_cli.train.should_stop_early.num_runs == 2
         vars(fairseq_cli.train.should_stop_early).clear()
+
+
+@seam(
+    "resumed_runs",
+    "Trainer.state_dict, which leaves out what --no-save-optimizer-state says",
+    partial(instead, Trainer, "state_dict", lambda self: {"last_optimizer_state": {}, "extra_state": {}}),
+)
+def _weights_alone() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_in(folder)
+        resumed_runs.save_weights(trainer, Path(folder, "kept.pt"))
+        state = checkpoint_states.read_state(Path(folder, "kept.pt"))
+        assert "last_optimizer_state" not in state
+        assert state["model"]
+        assert not trainer.cfg.checkpoint.no_save_optimizer_state
 
 
 # model_parts: roberta_head

@@ -1,0 +1,84 @@
+"""The card of a model: text, objective, ledger, figures, and what to cite."""
+
+from pathlib import Path
+
+from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.core.files.atomic_files import atomic_open, read_json
+
+CARD = "README.md"
+OBJECTIVES = {
+    "mlm": ("masked language modelling", "Devlin et al., 2019, [N19-1423](https://aclanthology.org/N19-1423)"),
+    "mlsm+mlm": (
+        "masked latent semantic modelling together with masked language modelling",
+        "Berend, 2023, [findings-acl.876](https://aclanthology.org/2023.findings-acl.876)",
+    ),
+    "taco": (
+        "masked language modelling with a token-level contrastive loss (TACO)",
+        "Fu et al., 2022, [acl-long.193](https://aclanthology.org/2022.acl-long.193)",
+    ),
+}
+CARD_TEXT = """---
+{license}language: en
+library_name: transformers
+pipeline_tag: fill-mask
+tags: [babylm, {track}]
+---
+
+# {title}
+
+A {model} for masked language modelling, trained from nothing for the track {track} of the BabyLM challenge with
+{objective}. This revision, `{name}`, has seen {words:,} words in {updates:,} updates.
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+model = AutoModelForMaskedLM.from_pretrained("REPOSITORY", revision="{name}")
+tokenizer = AutoTokenizer.from_pretrained("REPOSITORY", revision="{name}")
+```
+
+## Text
+
+Words are whitespace words (`wc -w`). The tokenizer was trained on the same text as the model.
+
+| file | words | read by |
+| --- | ---: | --- |
+{texts}
+
+## Ledger
+
+| | words |
+| --- | ---: |
+| all text | {all_words:,} of {words_allowed:,} |
+| seen by the run, in {epochs} epochs | {seen:,} of {planned:,} |
+| seen by an auxiliary model | {auxiliary:,} |
+| seen in all | {exposures:,} of {exposures_allowed:,} |
+
+## Model
+
+{size}
+
+## Citation
+
+- The objective: {citation}.
+- The toolkit: mlsm_plugin.
+"""
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
+
+
+def write_card(folder: Path, name: str, ledger: Ledger) -> None:
+    """Write the card of an exported model of a run, whose name in the ledger is ``name``; atomically."""
+    config, own = read_json(folder / "config.json"), ledger.checkpoints[name]
+    objective, citation = OBJECTIVES[ledger.objective]
+    texts = "\n".join(f"| {one['file']} | {one['words']:,} | {one['of']} |" for one in ledger.texts)
+    card = CARD_TEXT.format(
+        license=f"license: {ledger.license}\n" if ledger.license else "",
+        title=f"BabyLM {ledger.track}: {objective}",
+        model=config["architectures"][0],
+        size="\n".join(f"- {key}: {config[key]:,}" for key in SIZES if key in config),
+        **{"name": name, "track": ledger.track, "objective": objective, "citation": citation, "texts": texts},
+        **{key: own[key] for key in ("words", "updates")},
+        **{key: getattr(ledger, key) for key in ("epochs", "seen", "planned", "words_allowed", "exposures_allowed")},
+        **{"all_words": ledger.words, "auxiliary": ledger.auxiliary_exposures, "exposures": ledger.exposures},
+    )
+    with atomic_open(folder / CARD, "w") as file:
+        file.write(card)

@@ -1,0 +1,91 @@
+"""Whether a run is ready to be submitted: names, counts, limits, cards, and what transformers reads of each folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlsm_plugin.babylm.cards import CARD
+from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
+from mlsm_plugin.core.files.hf_files import first_line, import_transformers, weight_files
+from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, text, whole
+
+# beside each folder: a text, its ids, how many the model gets, which is masked, and logits as it was trained
+LOGITS = fields(
+    {"text": text, "ids": list_of(whole()), "length": whole(1), "masked": whole(), "logits": list_of(number)}
+)
+FEWEST_CHARACTERS = 200  # of a card
+LARGEST_DIFFERENCE = 1e-4  # of two logits
+
+
+def problems_of(run: Path) -> list[str]:
+    """What is wrong with a run, a line each, for the installed version of transformers; errors as of the ledger."""
+    ledger = Ledger.read(run)
+    return [*_of_the_ledger(ledger), *(line for name in _names(ledger) for line in _of_a_folder(run, name, ledger))]
+
+
+def _names(ledger: Ledger) -> list[str]:
+    return [*ledger.names, MAIN]
+
+
+def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
+    if ledger.words > ledger.words_allowed:
+        yield f"all text has {ledger.words:,} words, and the track allows {ledger.words_allowed:,}"
+    if ledger.exposures > ledger.exposures_allowed:
+        yield f"{ledger.exposures:,} words were seen, and the track allows {ledger.exposures_allowed:,}"
+    if ledger.seen != ledger.planned:
+        yield f"the run has seen {ledger.seen:,} of {ledger.planned:,} words; run `mlsm babylm train` again"
+    counts = [ledger.checkpoints[name]["words"] for name in _names(ledger) if name in ledger.checkpoints]
+    if counts != sorted(counts):
+        yield f"the checkpoints have seen {counts} words, which do not ascend"
+
+
+def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
+    folder, own = run / CHECKPOINTS / name, ledger.checkpoints.get(name)
+    if own is None or not folder.is_dir():
+        yield f"{name} is missing; run `mlsm babylm train` again"
+        return
+    if own["words"] < ledger.names.get(name, ledger.planned):
+        yield f"{name} has seen only {own['words']:,} words"
+    card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+    if len(card) < FEWEST_CHARACTERS:
+        yield f"{name} has no model card of {FEWEST_CHARACTERS} characters ({CARD}); run `mlsm babylm train` again"
+    elif "\nlicense: " not in card.partition("\n---\n")[0]:
+        yield f"{name} has no licence; run `mlsm babylm train` again with --license, such as --license mit"
+    try:
+        if sha256_of_files(*weight_files(folder)) != own["sha256"]:
+            yield f"{name} has other weights than those that were exported; delete {folder}, and train again"
+        else:
+            path = folder.with_suffix(".json")
+            yield from _of_the_model(folder, name, check_json(read_json(path), LOGITS, path))
+    except Exception as error:  # of several libraries
+        yield f"{name} cannot be opened: {first_line(error)}"
+
+
+@torch.no_grad()
+def _of_the_model(folder: Path, name: str, trained: dict[str, Any]) -> Iterator[str]:
+    """Open a folder as the evaluation pipeline does, and compare ids and logits with those of the trained model."""
+    transformers = import_transformers()
+    tokenizer = transformers.AutoProcessor.from_pretrained(folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    if not tokenizer.is_fast or tokenizer.mask_token is None:
+        yield f"the tokenizer of {name} is not fast, or has no mask"
+        return
+    read = tokenizer(trained["text"], return_offsets_mapping=True)
+    if read["input_ids"] != trained["ids"] or len(read["offset_mapping"]) != len(trained["ids"]):
+        yield f"the tokenizer of {name} gives other ids or offsets than that of the training"
+        return
+    ids = torch.tensor(trained["ids"][: trained["length"]])
+    ids[trained["masked"]] = tokenizer.mask_token_id
+    logits, wanted = model(ids[None]).logits[0, trained["masked"]], torch.tensor(trained["logits"])
+    largest = float((logits[spread(len(logits), len(wanted))] - wanted).abs().max())
+    if not largest <= LARGEST_DIFFERENCE:  # true for NaN, too
+        yield f"the logits of {name} differ by {largest:.2g} from those of the trained model"
+
+
+def spread(size: int, count: int) -> torch.Tensor:
+    """``count`` places evenly spread over ``size`` logits, int64."""
+    return torch.linspace(0, size - 1, count, dtype=torch.float64).long()

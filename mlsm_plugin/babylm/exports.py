@@ -1,0 +1,90 @@
+"""The models of a run as folders of Hugging Face, each with its card, and logits of the model as it was trained."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlsm_plugin.babylm.cards import write_card
+from mlsm_plugin.babylm.checks import spread
+from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
+from mlsm_plugin.core.files.atomic_files import sha256_of_files, write_json
+from mlsm_plugin.core.files.hf_files import weight_files
+from mlsm_plugin.core.text.words import word_lines
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of, words_of_run
+from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
+from mlsm_plugin.fairseq_door.tasks.word_counts import KEPT
+from mlsm_plugin.hub import from_pretrained
+from mlsm_plugin.hub.hf_export import export
+
+COMPARED_LINES = 8
+LINE_WORDS = 40
+SECONDS_BETWEEN_LOOKS = 10.0
+LOGITS = 64  # of one masked token, evenly spread over the vocabulary
+TEXT = "The children read a story about the old house, and then they went home."
+
+
+def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
+    """Export the kept models that are not exported yet, the last one too if the training has ``finished``.
+
+    Each is compared with the model as it was trained, and entered in the ledger; then what it was made from goes.
+    Errors are those of :func:`~mlsm_plugin.hub.hf_export.export`.
+    """
+    kept = {path.stem: path for path in (run / "model" / KEPT).glob("*.pt")}
+    sources = {name: kept[name] for name in ledger.names if name in kept}
+    if finished and MAIN not in ledger.checkpoints:
+        sources[MAIN] = run / "model" / LAST
+    texts = [word_lines(text) for text in sorted((run / "text").iterdir()) if sources]
+    lines = [" ".join(line.split()[:LINE_WORDS]) for text in texts for line in islice(text, COMPARED_LINES) if line]
+    for name, checkpoint in sources.items():
+        begin = time.perf_counter()
+        ledger.checkpoints[name] = _exported(checkpoint, run / CHECKPOINTS / name, [*lines, TEXT])
+        spent = ledger.seconds.get("exports", 0) + time.perf_counter() - begin
+        ledger.seconds["exports"], ledger.seen = round(spent, 2), max(ledger.seen, ledger.checkpoints[name]["words"])
+        ledger.write(run)
+        if name != MAIN:
+            checkpoint.unlink()
+    for name in ledger.checkpoints if finished else sources:
+        write_card(run / CHECKPOINTS / name, name, ledger)
+    if finished:
+        ledger.write(run)
+
+
+@contextmanager
+def exporting(run: Path, ledger: Ledger) -> Iterator[None]:
+    """Export the models that are kept during the block, in a thread, as they come; the ledger is not ours meanwhile."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SECONDS_BETWEEN_LOOKS):
+            export_kept(run, ledger, finished=False)
+
+    thread = threading.Thread(target=look, name="export", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@torch.no_grad()
+def _exported(checkpoint: Path, folder: Path, lines: list[str]) -> dict[str, Any]:
+    """Export a checkpoint, whose dictionary and tokenizer may lie in the folder above; its entry in the ledger."""
+    interface = from_pretrained(checkpoint, data_name_or_path="." if checkpoint.name == LAST else "..")
+    export(interface, folder, lines)
+    ids = interface.encode(TEXT)
+    shown = ids[: int(interface.model.max_positions())].clone()
+    masked = len(shown) // 2
+    shown[masked] = interface.task.mask_idx
+    logits = interface.model(shown[None])[0][0, masked]
+    trained = {"text": TEXT, "ids": ids.tolist(), "length": len(shown), "masked": masked}
+    write_json(folder.with_suffix(".json"), {**trained, "logits": logits[spread(len(logits), LOGITS)].tolist()})
+    words, updates = words_of_run(checkpoint), updates_of(checkpoint)
+    return {"words": words, "updates": updates, "sha256": sha256_of_files(*weight_files(folder))}

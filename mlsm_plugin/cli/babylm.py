@@ -1,0 +1,101 @@
+"""``mlsm babylm``: from the text of the BabyLM challenge to a submission."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mlsm_plugin.babylm.settings import BabylmSettings
+from mlsm_plugin.cli.actions import actions_of
+from mlsm_plugin.cli.coding_options import (
+    add_arch,
+    add_block_options,
+    add_output,
+    add_workers,
+    block_settings,
+    user_dir_flags,
+)
+from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
+from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
+
+OF_CODES = ("atoms", "k", "tokens", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "docs/babylm.md has the whole way, with the commands of the evaluation pipeline."
+    add = actions_of(parser)
+    add_train_options(
+        add("train", "train within the limits of a track, and keep models at numbers of words", run_train)
+    )
+    check = add("check", "check names, counts, limits and cards, and that transformers reads each model", run_check)
+    push = add("push", "push the models to the branches of a repository of the Hugging Face hub", run_push)
+    for one in (check, push):
+        one.add_argument("run_folder", metavar="RUN", type=Path, help="folder that `mlsm babylm train` wrote")
+    push.add_argument(
+        "repository", metavar="OWNER/NAME", help="repository, without a dot; it is made if it is not there"
+    )
+    push.add_argument("--dry-run", action="store_true", help="say what would be pushed, and push nothing")
+    push.add_argument("--private", action="store_true", help="make a repository that others do not see")
+
+
+def add_train_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_extra=True)
+    parser.epilog = (
+        "Every other flag is handed to fairseq-train, as in `mlsm auxiliary`: --batch-size, --lr, --cpu, ... Run the "
+        "same command again to resume a stopped run; under torchrun, all processes train."
+    )
+    text = "folder with the text: all its *.train.txt or *.train, or else its *.txt, perhaps compressed"
+    parser.add_argument("text_dir", metavar="TEXT_DIR", help=text)
+    add_output(parser, "folder of the run: dataset, model, ledger, and the exported checkpoints")
+    add_settings(parser, BabylmSettings)
+    add_arch(parser)
+    add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": 16_000})
+    add_workers(parser)
+    add_settings(parser.add_argument_group("dictionary and codes of mlsm+mlm"), LearningSettings, only=OF_CODES)
+    add_settings(parser, ModelRun)
+    add_block_options(parser, default=str(BlockSettings().tokens_per_sample))
+
+
+def run_train(args: argparse.Namespace, extra: list[str]) -> int:
+    """Train what is missing, and print the ledger."""
+    from mlsm_plugin.babylm.training import train
+
+    done = train(
+        *(args.text_dir, args.output, settings_of(BabylmSettings, args), settings_of(TokenizerSettings, args)),
+        settings_of(LearningSettings, args, layer=0, coder="topk"),
+        block_settings(args, "", {"tokens_per_sample": BlockSettings().tokens_per_sample}),
+        arch=args.arch,
+        flags=[*extra, *user_dir_flags(args)],
+        workers=args.workers,
+    )
+    if done is None:  # another rank says it
+        return 0
+    ledger, early = done
+    print(f"\n{ledger.table()}")
+    print(early or f"\nthe run is complete; check it with: mlsm babylm check {args.output}")
+    return 0
+
+
+def run_check(args: argparse.Namespace, extra: list[str]) -> int:
+    """Print the ledger, and what is wrong."""
+    from mlsm_plugin.babylm.checks import problems_of
+    from mlsm_plugin.babylm.ledger import Ledger
+    from mlsm_plugin.core.files.hf_files import import_transformers
+
+    print(Ledger.read(args.run_folder).table())
+    problems = problems_of(args.run_folder)
+    for problem in problems:
+        print(f"mlsm: error: {problem}", file=sys.stderr)
+    if not problems:
+        print(f"everything is as it should be, with transformers {import_transformers().__version__}")
+    return 1 if problems else 0
+
+
+def run_push(args: argparse.Namespace, extra: list[str]) -> int:
+    """Push what is not there, a line for each branch."""
+    from mlsm_plugin.babylm.publishing import push
+
+    for line in push(args.run_folder, args.repository, private=args.private, dry_run=args.dry_run):
+        print(line, flush=True)
+    return 0

@@ -1,0 +1,96 @@
+"""``mlsm babylm check``: each thing that can be wrong is a line, and a good run has none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from mlsm_plugin.babylm.cards import OBJECTIVES, write_card
+from mlsm_plugin.babylm.checks import problems_of
+from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.babylm.settings import OBJECTIVES as NAMES
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
+from tests.babylm.made_run import make_run
+from tests.conftest import REPOSITORY, mlsm
+from tests.hub.test_other_versions import install_version
+from tests.tiny_models import TinyData
+
+
+@pytest.fixture(scope="module")
+def good(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("good") / "run"
+    make_run(tiny, run)
+    return run
+
+
+def test_a_good_run_has_no_problem(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert problems_of(good) == []
+    mlsm("babylm", "check", good)
+    assert "everything is as it should be, with transformers" in capsys.readouterr().out
+
+
+def changed_weights(run: Path) -> None:
+    """Other weights, which the ledger knows."""
+    path, ledger = run / "checkpoints" / "main" / "model.safetensors", Ledger.read(run)
+    weights = load_file(path)
+    weights["lm_head.dense.bias"] += 0.5
+    save_file(weights, path, {"format": "pt"})
+    ledger.checkpoints["main"]["sha256"] = sha256_of_files(path)
+    ledger.write(run)
+
+
+def of_ledger(**values: object) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        write_json(run / "ledger.json", {**read_json(run / "ledger.json"), **values})
+
+    return change
+
+
+def without_license(run: Path) -> None:
+    ledger = Ledger.read(run)
+    ledger.license = None
+    write_card(run / "checkpoints" / "main", "main", ledger)
+
+
+BREAK: dict[str, Callable[[Path], object]] = {
+    "chck_1K is missing; run `mlsm babylm train` again": lambda run: shutil.rmtree(run / "checkpoints" / "chck_1K"),
+    "main has no model card of 200 characters": lambda run: (run / "checkpoints/main/README.md").write_text("short"),
+    "main has no licence; run `mlsm babylm train` again with --license": without_license,
+    "main has other weights than those that were exported": lambda run: shutil.copy(
+        run / "checkpoints/chck_1K/model.safetensors", run / "checkpoints/main"
+    ),
+    "the logits of main differ by": changed_weights,
+    "main cannot be opened": lambda run: (run / "checkpoints/main/config.json").unlink(),
+    "the run has seen 2,100 of 2,400 words; run `mlsm babylm train` again": of_ledger(seen=2100),
+    "all text has 1,200 words, and the track allows 1,000": of_ledger(words_allowed=1000),
+    "2,400 words were seen, and the track allows 2,000": of_ledger(exposures_allowed=2000),
+    "chck_2K has seen only 2,100 words": of_ledger(names={"chck_1K": 1000, "chck_2K": 2200}),
+}
+
+
+@pytest.mark.parametrize("problem", BREAK)
+def test_each_problem_is_a_line(good: Path, tmp_path: Path, problem: str) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    BREAK[problem](run)
+    (found,) = problems_of(run)
+    assert found.startswith(problem)
+
+
+def test_every_objective_has_a_card() -> None:
+    assert tuple(OBJECTIVES) == NAMES
+
+
+@pytest.mark.slow
+def test_the_version_of_the_pipeline_reads_the_same(good: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    library = install_version("4.51.3", tmp_path_factory)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), str(REPOSITORY)]), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "mlsm_plugin.cli.main", "babylm", "check", str(good)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=library.parent)
+    assert "everything is as it should be, with transformers 4.51.3" in done.stdout, done.stderr[-2000:]
