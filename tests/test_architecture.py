@@ -44,7 +44,7 @@ MOST_LINES = 25_700  # 1,200 for `mlsm babylm`: tracks, ledger, counted words, e
 MOST_FILES = 210
 MOST_COMMANDS = 17  # with `mlsm babylm`
 MOST_OPTIONS = 113  # different ones, with 3 of `mlsm babylm` alone
-MOST_OPTIONS_OF_ALL_COMMANDS = 270  # with the 20 of `mlsm babylm`
+MOST_OPTIONS_OF_ALL_COMMANDS = 271  # with the 20 of `mlsm babylm`, and --metric of `mlsm finetune`
 # flags that mean another file or text in each command
 OF_EACH_COMMAND = {
     *("--input", "--output", "--train", "--valid", "--test", "--text", "--split", "--auxiliary", "--tokenizer"),

@@ -247,14 +247,15 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
 
     def begin_run(self, trainer: Any, saved: dict[str, Any]) -> None:
         """Begin to count words, if that is asked for; ValueError if the run that goes on from ``saved`` did not."""
-        if self.cfg.count_words is None:
+        plan = getattr(self.cfg, "count_words", None)  # NPM does not count
+        if plan is None:
             return
         if trainer.get_num_updates() > 0 and WORDS not in saved:
             raise ValueError(f"{self.cfg.save_dir} holds a run that did not count its words; pass another --save-dir")
         self.state.merge_state_dict({WORDS: saved.get(WORDS, 0)})
         dictionary = self.source_dictionary
         begins = begins_word(dictionary.symbols, [*range(dictionary.nspecial), self.mask_idx])
-        self.word_count, self.trainer = WordCount(self.cfg.count_words, begins), trainer
+        self.word_count, self.trainer = WordCount(plan, begins), trainer
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         if self.word_count is not None:
