@@ -115,9 +115,9 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
             if weights.dim() == 2:
                 new.normal_(0, INITIAL_DEVIATION, generator=generator)
             state["model"][name] = new
-    of_task = state.get("task_state") or {}
-    # the rest is about the codes of the stage before
-    state["task_state"] = {name: of_task[name] for name in (WORDS,) if name in of_task}
+    of_task = state.pop("task_state", None) or {}  # but for the words, it is about the codes of the stage before
+    if WORDS in of_task:
+        state["task_state"] = {WORDS: of_task[WORDS]}
     save_whole(state, last)
 
 

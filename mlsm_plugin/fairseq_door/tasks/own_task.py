@@ -179,8 +179,16 @@ class OwnTask(ABC):
         return choice == "on" or (choice == "auto" and gains)
 
     def _compile_once(self, model: Any) -> None:
-        """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own."""
+        """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own.
+
+        ValueError in bfloat16 on a CPU, where torch 2.13 compiles wrong gradients of encoders that are not one graph.
+        """
         if self.compiles and not self._compiled:
+            if torch.is_autocast_enabled("cpu") and not is_one_graph(model):
+                raise ValueError(
+                    "--compile on: of this model the compiler makes wrong gradients in bfloat16 on a CPU; pass "
+                    "--autocast off or --compile off"
+                )
             self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")
 
     def _give_up_compiling(self, error: Exception) -> None:

@@ -86,3 +86,10 @@ def test_a_compiled_model_has_the_same_loss_and_names(pipeline: Any, arch: str) 
         names.append(list(model.state_dict()))
     torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-4)
     assert names[0] == names[1]
+
+
+def test_what_is_compiled_wrongly_on_a_cpu_is_refused(pipeline: Any) -> None:
+    bf16 = ("--compile", "on", "--autocast", "bf16")
+    task, model, criterion, sample = parts_of(pipeline, *bf16, arch="mlsm_roberta_tiny")
+    with pytest.raises(ValueError, match="wrong gradients in bfloat16 on a CPU; pass --autocast off or --compile off"):
+        task.valid_step(sample, model, criterion)
