@@ -115,6 +115,7 @@ STEPS = [
              f"{{{task}}} {{{precision}}} --save-dir {task}-{precision}", SPEED, TOKENS, precision == "fp16")
         for task in ("mlm", "taco", "npm", "denoising") for precision in ("bf16", "fp16")
     ),
+    Step("mlm-deberta", "data", "{mlm} {bf16} --arch mlsm_deberta_tiny --save-dir mlm-deberta", SPEED, TOKENS),
     Step("mlm-compiled", "data", "{mlm} {bf16} --compile on --save-dir mlm-compiled", SPEED, TOKENS, True, seconds=200),
     Step("dictionary", "mlm-bf16", "{learn} {lasso} --output dictionary",
          r"learned in ([\d.]+) s", "s"),

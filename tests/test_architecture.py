@@ -40,7 +40,7 @@ WITHOUT_FAIRSEQ = ("core", "huggingface")  # by the layers, they import no other
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 LARGEST_FILE = 400
 # what one must hold in mind; each of these is raised with a reason only
-MOST_LINES = 25_700  # 1,200 for `mlsm babylm`: tracks, ledger, counted words, exports, cards, check, push, evaluation
+MOST_LINES = 26_200  # 1,250 for `mlsm babylm`, 450 for DeBERTa: encoder with disentangled attention, export, import
 MOST_FILES = 210
 MOST_COMMANDS = 17  # with `mlsm babylm`
 MOST_OPTIONS = 114  # different ones, with 3 of `mlsm babylm` alone, and --metric

@@ -95,7 +95,7 @@ def add_arch(parser: Parser) -> None:
     """Add the architecture of a model that is pre-trained."""
     parser.add_argument(
         "--arch",
-        help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_roberta_small, ... (default: "
+        help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_deberta_tiny, ... (default: "
         "mlsm_modern_small, or that of the run in DIR)",
     )
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "What SOURCE holds decides. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM or "
-        "ModernBertForMaskedLM). A ModernBertForMaskedLM of Hugging Face: a checkpoint that training starts from. "
+        "What SOURCE holds decides. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM, "
+        "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of the last two: a checkpoint that training starts from. "
         "Several checkpoints, or --last: one with the mean of their weights. An SAE of this package: a folder of "
         "SAELens. A folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms: a dictionary of this "
         "package."
@@ -67,7 +67,7 @@ def _kind_of(args: argparse.Namespace) -> str:
     if len(args.sources) > 1 or args.last is not None:
         return "several checkpoints"
     if source.startswith(HF_PREFIX):
-        return "a ModernBERT"
+        return "a model of Hugging Face"
     path = Path(source)
     if path.suffix == ".pt" and path.name != "ae.pt":
         return "a checkpoint"
@@ -78,7 +78,7 @@ def _kind_of(args: argparse.Namespace) -> str:
     if any(path.glob("*.pt")) and not (path / "ae.pt").exists():
         return "a checkpoint"
     if (path / "config.json").exists() and not (path / "ae.pt").exists():
-        return "a ModernBERT"
+        return "a model of Hugging Face"
     return "a dictionary of another program"
 
 
@@ -114,9 +114,9 @@ def _export_model(args: argparse.Namespace) -> None:
 def _import_model(args: argparse.Namespace) -> None:
     """Import, load the result, and compare; fail if something differs. Then print the next command."""
     from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
-    from mlsm_plugin.hub.modernbert_import import CHECKPOINT, OBJECTIVE, import_modernbert
+    from mlsm_plugin.hub.hf_import import CHECKPOINT, OBJECTIVE, import_model
 
-    proof = import_modernbert(args.sources[0], args.output, _lines_to_compare(args))
+    proof = import_model(args.sources[0], args.output, _lines_to_compare(args))
     _print_comparison(args.output, proof)
     words = ["fairseq-train", "DATA_BIN", "--user-dir", args.user_dir or PACKAGE_DIR, *OBJECTIVE, *proof.flags]
     words += ["--finetune-from-model", f"{args.output}/{CHECKPOINT}"]
@@ -175,7 +175,7 @@ def _export_sae(args: argparse.Namespace) -> None:
 # what a source is -> what converts it, and the options that this has
 CONVERSIONS = {
     "a checkpoint": (_export_model, ("text", "lines")),
-    "a ModernBERT": (_import_model, ("text", "lines")),
+    "a model of Hugging Face": (_import_model, ("text", "lines")),
     "several checkpoints": (_average, ("last",)),
     "a dictionary of this package": (_export_sae, ("overwrite",)),
     "a dictionary of another program": (

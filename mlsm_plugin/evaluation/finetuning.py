@@ -46,13 +46,14 @@ NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAININ
 
 def architecture_flags(model_cfg: Any) -> list[str]:
     """Flags of ``fairseq-train`` for a model of the same size, and of the class that drops unused heads."""
+    from mlsm_plugin.fairseq_door.models.mlsm_deberta import MlsmDebertaModel
     from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
     from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
 
-    modern = registered_name(model_cfg).startswith("mlsm_modern")
-    add_args = MlsmModernModel.add_args if modern else MlsmRobertaModel.add_args
-    own = model_parts.flags_of(add_args, model_cfg, without=NOT_TAKEN_OVER)
-    return ["--arch", "mlsm_modern" if modern else "mlsm_roberta", *own]
+    kinds: dict[str, Any] = {"mlsm_deberta": MlsmDebertaModel, "mlsm_modern": MlsmModernModel}
+    arch = next((kind for kind in kinds if registered_name(model_cfg).startswith(kind)), "mlsm_roberta")
+    own = model_parts.flags_of(kinds.get(arch, MlsmRobertaModel).add_args, model_cfg, without=NOT_TAKEN_OVER)
+    return ["--arch", arch, *own]
 
 
 class Finetuning:

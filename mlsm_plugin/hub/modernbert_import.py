@@ -1,77 +1,30 @@
-"""A stock ``ModernBertForMaskedLM`` of Hugging Face as a checkpoint of ``mlsm_modern``, which training starts from."""
+"""What becomes of a ``ModernBertForMaskedLM`` of Hugging Face that is imported as ``mlsm_modern`` (``hf_import``)."""
 
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
-from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every, hf_folder, import_transformers
-from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
+from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every
 from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of, write_untrained
 from mlsm_plugin.fairseq_door.seams.model_parts import flags_of
 from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
-from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceTextTokenizer
-from mlsm_plugin.hub import from_pretrained
-from mlsm_plugin.hub.comparison import Comparison, compare
 from mlsm_plugin.hub.stock_models import library_classes, modernbert_names, renamed
 
-CHECKPOINT = "model.pt"
+LIBRARY_CLASS, ARCHITECTURE = "ModernBertForMaskedLM", "mlsm_modern"
 OF_MLSM_MODERN = {
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
     **dict.fromkeys(("hidden_activation", "classifier_activation"), "gelu"),
     "tie_word_embeddings": True,
     "norm_eps": 1e-5,
 }
-OBJECTIVE = ("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", "mlsm_modern")
-
-
-@dataclass(frozen=True)
-class ImportProof(Comparison):
-    """What was found when the written files were loaded."""
-
-    flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model
-
-
-def import_modernbert(name: PathLike, output: PathLike, lines: Sequence[str]) -> ImportProof:
-    """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with Hugging Face's model.
-
-    The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes
-    with this tokenizer. ValueError if the model is no ModernBERT that ``mlsm_modern`` can compute, its weights or its
-    tokenizer cannot be read, ids differ, a logit differs by more than 1e-4, or the folder is not new. Nothing appears
-    in it unless the comparison on ``lines`` of text succeeds.
-    """
-    output = Path(output)
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"{output} exists already; an import needs a new folder")
-    transformers = import_transformers()
-    folder = hf_folder(name, weights=True)
-    config = supported_config(folder, ["modernbert"])
-    library_classes()  # raises an error where transformers is too old
-    check_importable(config, folder)
-    tokenizer = HuggingFaceTextTokenizer(folder)
-    check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
-    model = load_model(folder, config, "ModernBertForMaskedLM").float().eval()
-    ids = torch.from_numpy(tokenizer.tokenizer.hf_ids)
-    flags = architecture_flags(config)
-    with atomic_directory(output) as temporary:
-        tokenizer.write_to(temporary)
-        weights = imported_weights(model.state_dict(), ids, config.num_hidden_layers)
-        write_untrained(temporary / CHECKPOINT, configuration_of([str(output.resolve()), *OBJECTIVE, *flags]), weights)
-        interface = from_pretrained(temporary)
-        # as it is: that of HuggingFaceTextTokenizer takes special tokens as text
-        theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        found = compare(interface, ids, theirs, model, lines, word="imported")
-    return ImportProof(**vars(found), flags=tuple(flags))
 
 
 def check_importable(config: Any, folder: Path) -> None:
     """Raise ValueError unless ``mlsm_modern`` computes what a model with this configuration computes."""
+    library_classes()  # raises an error where transformers is too old
     for name, value in OF_MLSM_MODERN.items():
         if getattr(config, name) != value:
             raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
@@ -116,11 +69,11 @@ def architecture_flags(config: Any) -> list[str]:
     return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
 
 
-def imported_weights(state: dict[str, Tensor], ids: Tensor, layers: int) -> dict[str, Tensor]:
+def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:
     """Weights of ``mlsm_modern`` from the state dict of a ``ModernBertForMaskedLM``, float32.
 
     ``ids`` has for each id of the dictionary Hugging Face's. Without a bias of the output, the bias is 0.
     """
     state = {"decoder.bias": torch.zeros(len(state["decoder.weight"]))} | state
-    names = {ours: theirs for theirs, ours in modernbert_names(layers).items()}
+    names = {ours: theirs for theirs, ours in modernbert_names(int(config.num_hidden_layers)).items()}
     return {name: values.clone() for name, values in renamed(state, names, ids).items()}

@@ -1,4 +1,4 @@
-"""The stock models of Hugging Face that compute what an encoder of ours computes: RoBERTa and ModernBERT."""
+"""The stock models of Hugging Face that compute what an encoder of ours computes: RoBERTa, ModernBERT, DeBERTa-v2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL
+from mlsm_plugin.fairseq_door.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer
 from mlsm_plugin.fairseq_door.seams import model_parts
 
@@ -41,18 +42,48 @@ OF_MODERN_LAYER = {
     "mlp.Wi": "fc1",
     "mlp.Wo": "fc2",
 }
+# The same of DebertaV2; each of these has a weight and a bias. The three projections are one matrix in ours.
+OF_DEBERTA_LAYER = {
+    "attention.self.query_proj": "query",
+    "attention.self.key_proj": "key",
+    "attention.self.value_proj": "value",
+    "attention.output.dense": "out_proj",
+    "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "ffn_norm",
+}
+DEBERTA_HEADS = {  # dense layer and norm of both heads that the library has
+    True: ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+    False: ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm"),
+}
+JOINT, PARTS = "qkv_proj", ("query", "key", "value")
+# what a DebertaV2 has that computes what ours computes
+OF_MLSM_DEBERTA: dict[str, Any] = {
+    **dict.fromkeys(("relative_attention", "share_att_key", "tie_word_embeddings"), True),
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm",
+    "type_vocab_size": 0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": EPSILON,
+}
 
 
 def stock_model(interface: Any, ids: Tensor) -> Any:
-    """Hugging Face's model that computes what ours computes: ``RobertaForMaskedLM`` or ``ModernBertForMaskedLM``.
+    """Hugging Face's model that computes what ours computes.
 
+    It is a ``RobertaForMaskedLM``, a ``ModernBertForMaskedLM`` or a ``DebertaV2ForMaskedLM``.
     ``interface`` is a loaded model, and ``ids`` ``(len(dictionary),)``, a permutation, has for each id of the
     dictionary its id in the exported model. ValueError if stock RoBERTa lacks a part of it, or transformers is too old.
     """
-    from transformers import RobertaForMaskedLM
+    from transformers import DebertaV2ForMaskedLM, RobertaForMaskedLM
 
-    state = interface.model.state_dict()
-    if isinstance(model_parts.sentence_encoder(interface.model), ModernTransformer):
+    state, encoder = interface.model.state_dict(), model_parts.sentence_encoder(interface.model)
+    if isinstance(encoder, DebertaTransformer):
+        model: Any = DebertaV2ForMaskedLM(deberta_config(interface, ids))
+        weights = deberta_weights(state, ids)
+    elif isinstance(encoder, ModernTransformer):
         model = library_classes()[1](modernbert_config(interface, ids))
         weights = modernbert_weights(state, ids)
     else:
@@ -187,3 +218,78 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
 def modernbert_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
     """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
     return renamed(state, modernbert_names(len(model_parts.layer_numbers(state))), ids.argsort())
+
+
+def deberta_names(layers: int, *, legacy: bool = True) -> dict[str, str]:
+    """For each weight of a ``DebertaV2ForMaskedLM`` its name among those that :func:`divided` gives.
+
+    ``legacy`` is a setting of the library's: which of its two heads the model has.
+    """
+    dense, norm = DEBERTA_HEADS[legacy]
+    pairs = {
+        "deberta.embeddings.LayerNorm": f"{model_parts.ENCODER}embedding_norm",
+        "deberta.encoder.LayerNorm": f"{model_parts.ENCODER}distance_norm",
+        dense: f"{model_parts.LM_HEAD}dense",
+        norm: f"{model_parts.LM_HEAD}layer_norm",
+    }
+    pairs |= {
+        f"deberta.encoder.layer.{layer}.{theirs}": f"{model_parts.LAYERS}{layer}.{ours}"
+        for layer in range(layers)
+        for theirs, ours in OF_DEBERTA_LAYER.items()
+    }
+    biases = ("cls.predictions.bias", "cls.predictions.decoder.bias") if legacy else ("lm_predictions.lm_head.bias",)
+    return {
+        "deberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
+        "deberta.encoder.rel_embeddings.weight": f"{model_parts.ENCODER}embed_distances.weight",
+        **({"cls.predictions.decoder.weight": model_parts.OUTPUT} if legacy else {}),
+        **dict.fromkeys(biases, model_parts.OUTPUT_BIAS),
+        **{f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")},
+    }
+
+
+def divided(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of ``mlsm_deberta`` with the projections to queries, keys and values apart."""
+    found = dict(state)
+    for name in [name for name in state if JOINT in name]:
+        parts = zip(PARTS, found.pop(name).chunk(len(PARTS)), strict=True)
+        found |= {name.replace(JOINT, part): rows for part, rows in parts}
+    return found
+
+
+def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of :func:`divided`."""
+    found: dict[str, list[Tensor]] = {}
+    for name, values in state.items():
+        for part in PARTS:
+            name = name.replace(f".{part}.", f".{JOINT}.")
+        found.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def deberta_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+    """Weights of ``DebertaV2ForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
+    return renamed(divided(state), deberta_names(len(model_parts.layer_numbers(state))), ids.argsort())
+
+
+def deberta_config(interface: Any, ids: Tensor) -> Any:
+    """The ``transformers.DebertaV2Config``; arguments as of :func:`stock_model`."""
+    from transformers import DebertaV2Config
+
+    size: DebertaSize = model_parts.sentence_encoder(interface.model).size
+    dictionary = interface.task.source_dictionary
+    begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
+    special = {"bos_token_id": begin, "cls_token_id": begin, "eos_token_id": end, "sep_token_id": end}
+    special["pad_token_id"] = int(ids[dictionary.pad()])
+    settings: dict[str, Any] = {**OF_MLSM_DEBERTA, **special, "position_buckets": size.buckets or -1}
+    return DebertaV2Config(
+        vocab_size=size.num_symbols,
+        hidden_size=size.dim,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.ffn_dim,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=size.attention_dropout,
+        max_position_embeddings=int(interface.model.max_positions()),
+        max_relative_positions=size.longest,
+        **settings,
+    )

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.conftest import CRITERIONS, PLUGIN, TINY_MODEL, TINY_TRAINING, mlsm
 from tests.denoising_flags import TINY
-from tests.hub.modern_models import make_modernbert
+from tests.hub.modern_models import make_stock
 from tests.tiny_models import TinyData, save_untrained, save_untrained_npm
 
 Words = tuple[object, ...]
@@ -66,7 +66,7 @@ class Inputs:
         save_untrained_npm(tiny, self.npm.parent)
         options = {"task": "span_denoising", "criterion": "cross_entropy", "arch": "denoising_small"}
         save_untrained(self.data_bin, self.denoising.parent, *TINY, **options)
-        make_modernbert(self.text, self.modernbert)
+        make_stock("modernbert", self.text, self.modernbert)
         np.save(self.published, np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32))
         lines = [f"x | INFO | train_inner | epoch 001: {n} / 9 loss={9 - n}, num_updates={n}" for n in (1, 2, 3)]
         self.log.write_text("\n".join(lines).replace("x |", "2026-01-01 00:00:00 |"))

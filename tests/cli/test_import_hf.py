@@ -15,13 +15,13 @@ from tests.conftest import PLUGIN, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_models import TinyData
 
 import_transformers()  # before the helper imports it
-from tests.hub.modern_models import make_modernbert  # noqa: E402
+from tests.hub.modern_models import make_stock  # noqa: E402
 
 Capture = pytest.CaptureFixture[str]
 
 
 def test_command_says_what_it_proved_and_what_follows(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    make_modernbert(tiny.text, tmp_path / "library")
+    make_stock("modernbert", tiny.text, tmp_path / "library")
     capsys.readouterr()
     mlsm("convert", f"hf:{tmp_path}/library", tmp_path / "model", "--text", tiny.text, "--lines", 20)
     printed = capsys.readouterr().out
@@ -51,8 +51,11 @@ def training_words(printed: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_printed_command_trains_the_imported_weights(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    make_modernbert(tiny.text, tmp_path / "library")
+@pytest.mark.parametrize("kind", ["modernbert", "deberta-v2"])
+def test_printed_command_trains_the_imported_weights(
+    kind: str, tiny: TinyData, tmp_path: Path, capsys: Capture
+) -> None:
+    make_stock(kind, tiny.text, tmp_path / "library")
     mlsm("convert", tmp_path / "library", tmp_path / "model", "--text", tiny.text, "--lines", 5)
     words = training_words(capsys.readouterr().out)
     texts = ("--train", tiny.text, "--valid", tiny.text)

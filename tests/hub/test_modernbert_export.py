@@ -1,4 +1,4 @@
-"""Checkpoints of ``mlsm_modern`` as stock ModernBERT: the library computes the same, also in padded batches."""
+"""Checkpoints of ``mlsm_modern`` and ``mlsm_deberta`` as stock models of the library, also in padded batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 from mlsm_plugin import hub
 from mlsm_plugin.hub import hf_export, stock_models
 from tests.conftest import failing_mlsm, mlsm
-from tests.hub.modern_models import NPM, POSITIONS, WINDOW, save_modern
+from tests.hub.modern_models import BUCKETS, NPM, POSITIONS, WINDOW, save_modern
 from tests.tiny_hf_models import make_tokenizer
 from tests.tiny_models import TinyData
 
@@ -38,12 +38,21 @@ def logits_of_both(ours: Any, exported: Path) -> tuple[Tensor, Tensor]:
         return ours.model(batch)[0][seen], theirs[seen][:, ids]
 
 
-@pytest.mark.parametrize("flags", [(), WINDOW], ids=["all layers global", "local layers"])
-def test_stock_classes_compute_what_the_model_computes(flags: Any, tiny: TinyData, tmp_path: Path) -> None:
-    checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *flags)
+DEBERTA = "mlsm_deberta_tiny"
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags"),
+    [("mlsm_modern_tiny", ()), ("mlsm_modern_tiny", WINDOW), (DEBERTA, ()), (DEBERTA, BUCKETS),
+     (DEBERTA, ("--position-buckets", 0, "--max-relative-positions", 9))],
+    ids=["all layers global", "local layers", "deberta", "few buckets", "no buckets"],
+)  # fmt: skip
+def test_stock_classes_compute_what_the_model_computes(arch: str, flags: Any, tiny: TinyData, tmp_path: Path) -> None:
+    checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *flags, arch=arch)
     mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 40)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["architectures"] == ["ModernBertForMaskedLM"]
+    modern = arch == "mlsm_modern_tiny"
+    assert config["architectures"] == ["ModernBertForMaskedLM" if modern else "DebertaV2ForMaskedLM"]
     assert not list((tmp_path / "out").glob("*.py"))
     ours = hub.from_pretrained(checkpoint)
     found, expected = logits_of_both(ours, tmp_path / "out")
@@ -53,24 +62,28 @@ def test_stock_classes_compute_what_the_model_computes(flags: Any, tiny: TinyDat
     assert tokenizer.model_max_length == config["max_position_embeddings"] == POSITIONS
     names = ("cls_token_id", "bos_token_id", "pad_token_id", "eos_token_id", "sep_token_id")
     assert [config[name] for name in names] == [0, 0, 1, 2, 2]
-    names = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")  # of version 4 of the library
-    assert [config[name] for name in names] == ([3, 160_000, 500] if flags else [1, 10_000, 10_000])
+    if modern:
+        names = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")  # of version 4 of the library
+        assert [config[name] for name in names] == ([3, 160_000, 500] if flags else [1, 10_000, 10_000])
     filled = FillMaskPipeline(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), tokenizer, top_k=3)
     found_scores = [score for _, score, _ in ours.fill_mask("The <mask> is bound.", topk=3)]
     assert [found["score"] for found in filled("The <mask> is bound.")] == pytest.approx(found_scores, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("arch", "name", "value"),
     [
-        ("local_attention", 10),
-        ("layer_types", ["full_attention"] * 4),
-        ("rope_parameters", {kind: {"rope_type": "default", "rope_theta": 500.0} for kind in
+        ("mlsm_modern_tiny", "local_attention", 10),
+        ("mlsm_modern_tiny", "layer_types", ["full_attention"] * 4),
+        ("mlsm_modern_tiny", "rope_parameters", {kind: {"rope_type": "default", "rope_theta": 500.0} for kind in
                              ("full_attention", "sliding_attention")}),
+        (DEBERTA, "max_relative_positions", 12),
+        (DEBERTA, "pos_att_type", ["c2p"]),
+        (DEBERTA, "norm_rel_ebd", "none"),
     ],
 )  # fmt: skip
-def test_window_and_angles_matter(name: str, value: Any, tiny: TinyData, tmp_path: Path) -> None:
-    checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *WINDOW)
+def test_positions_matter(arch: str, name: str, value: Any, tiny: TinyData, tmp_path: Path) -> None:
+    checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *(BUCKETS if arch == DEBERTA else WINDOW), arch=arch)
     ours = hub.from_pretrained(checkpoint)
     hf_export.export(ours, tmp_path / "out", ["The name is bound."])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -80,13 +93,16 @@ def test_window_and_angles_matter(name: str, value: Any, tiny: TinyData, tmp_pat
     assert (found - expected).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("npm", [False, True])
-def test_a_hugging_face_tokenizer_keeps_its_ids(npm: bool, tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(("npm", "arch"), [(False, "mlsm_modern_tiny"), (True, "mlsm_modern_tiny"), (True, DEBERTA)])
+def test_a_hugging_face_tokenizer_keeps_its_ids(
+    npm: bool, arch: str, tiny: TinyData, tmp_path: Path, capsys: Capture
+) -> None:
     make_tokenizer("modern_byte_level", tiny.text, tmp_path / "tokenizer")
     texts = ("--train", tiny.text, "--valid", tiny.text)
     tokenizer = f"hf:{tmp_path}/tokenizer"
     mlsm("binarize", "--tokenizer", tokenizer, *texts, "--output", tmp_path / "data", "--workers", 1)
-    checkpoint = save_modern(tmp_path / "data", tmp_path / "run", *WINDOW, **(NPM if npm else {}))
+    flags = BUCKETS if arch == DEBERTA else WINDOW
+    checkpoint = save_modern(tmp_path / "data", tmp_path / "run", *flags, arch=arch, **(NPM if npm else {}))
     mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 40)
     assert "ids are the same on 40 lines" in capsys.readouterr().out
     own, theirs = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("tokenizer", "out"))
@@ -112,15 +128,19 @@ def test_span_masks_of_npm_are_kept(tiny: TinyData, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-def test_latent_head_follows_the_head_of_the_library(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
-    checkpoint = save_modern(tiny.data_bin, tmp_path / "run", *WINDOW, "--num-atoms", 12)
+@pytest.mark.parametrize("arch", ["mlsm_modern_tiny", DEBERTA])
+def test_latent_head_follows_the_head_of_the_library(
+    arch: str, tiny: TinyData, tmp_path: Path, capsys: Capture
+) -> None:
+    checkpoint = save_modern(tiny.data_bin, tmp_path / "run", "--num-atoms", 12, arch=arch)
     mlsm("convert", checkpoint, tmp_path / "out", "--text", tiny.text, "--lines", 5)
     assert "the projection to 12 atoms" in capsys.readouterr().out
     ours, theirs = hub.from_pretrained(checkpoint), AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
     head = load_file(tmp_path / "out" / "latent_head.safetensors")
     tokens = ours.encode("The name is bound, and it is bound to the value of an expression.")
     with torch.no_grad():
-        transformed = theirs.head(theirs.model(input_ids=tokens[None]).last_hidden_state)
+        hidden = theirs.base_model(input_ids=tokens[None]).last_hidden_state
+        transformed = (theirs.cls.predictions.transform if arch == DEBERTA else theirs.head)(hidden)
         latent = torch.nn.functional.linear(transformed, head["weight"], head["bias"]).softmax(dim=-1)
     torch.testing.assert_close(latent, ours.latent_distribution(tokens), rtol=1e-4, atol=1e-6)
 
@@ -152,9 +172,11 @@ def test_an_old_library_is_named(knows_modernbert: bool, monkeypatch: pytest.Mon
         stock_models.library_classes()
 
 
-def test_every_weight_has_its_counterpart(tiny: TinyData, tmp_path: Path) -> None:
-    ours = hub.from_pretrained(save_modern(tiny.data_bin, tmp_path / "run"))
-    names = stock_models.modernbert_names(2)
-    assert sorted(names.values()) == sorted(ours.model.state_dict())
+@pytest.mark.parametrize("arch", ["mlsm_modern_tiny", DEBERTA])
+def test_every_weight_has_its_counterpart(arch: str, tiny: TinyData, tmp_path: Path) -> None:
+    ours = hub.from_pretrained(save_modern(tiny.data_bin, tmp_path / "run", arch=arch))
+    state = stock_models.divided(ours.model.state_dict()) if arch == DEBERTA else ours.model.state_dict()
+    names = (stock_models.deberta_names if arch == DEBERTA else stock_models.modernbert_names)(2)
+    assert {*names.values()} == {*state}
     theirs = stock_models.stock_model(ours, hf_export.exported_ids(ours))
     assert sorted(names) == sorted(theirs.state_dict())

@@ -1,4 +1,4 @@
-"""A ModernBERT of the library becomes a checkpoint that computes the same, and that training starts from."""
+"""A stock ModernBERT or DeBERTa-v2 becomes a checkpoint that computes the same, and that training starts from."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertCo
 from mlsm_plugin import hub
 from mlsm_plugin.core.files.hf_files import global_every
 from mlsm_plugin.fairseq_door.seams.model_parts import OUTPUT_BIAS
-from mlsm_plugin.hub import modernbert_import
-from mlsm_plugin.hub.modernbert_import import architecture_flags, import_modernbert
+from mlsm_plugin.hub import deberta_import, modernbert_import
+from mlsm_plugin.hub.hf_import import import_model
+from mlsm_plugin.hub.modernbert_import import architecture_flags
 from tests.conftest import mlsm
-from tests.hub.modern_models import POSITIONS, make_modernbert
+from tests.hub.modern_models import POSITIONS, make_stock
 from tests.tiny_models import TinyData
 
 LINES = ["The name is bound to the value of an expression.", "(a) 1,000.5%", "Ünïcödé — 雪"]
@@ -30,14 +31,21 @@ ALL_GLOBAL = {"layer_types": ["full_attention"] * 4}
 @pytest.fixture(scope="module")
 def library(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("library") / "modernbert"
-    make_modernbert(tiny.text, folder, rows=8)
+    make_stock("modernbert", tiny.text, folder, rows=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deberta(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("library") / "deberta"
+    make_stock("deberta-v2", tiny.text, folder, rows=8)
     return folder
 
 
 @pytest.fixture(scope="module")
 def imported(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("imported") / "model"
-    import_modernbert(library, folder, LINES)
+    import_model(library, folder, LINES)
     return folder
 
 
@@ -52,18 +60,28 @@ def padded(ours: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("kind", "settings"),
     [
-        {"rows": 8},
-        ALL_GLOBAL,
-        {"decoder_bias": False, "local_attention": 7},
-        {"layer_types": ["full_attention", "sliding_attention"] * 2, "max_position_embeddings": 2048},
-        {"layer_types": ["full_attention"] + ["sliding_attention"] * 3, "embedding_dropout": 0.1, "mlp_dropout": 0.2},
+        ("modernbert", {"rows": 8}),
+        ("modernbert", ALL_GLOBAL),
+        ("modernbert", {"decoder_bias": False, "local_attention": 7}),
+        ("modernbert", {"layer_types": ["full_attention", "sliding_attention"] * 2, "max_position_embeddings": 2048}),
+        (
+            "modernbert",
+            {
+                "layer_types": ["full_attention"] + ["sliding_attention"] * 3,
+                "embedding_dropout": 0.1,
+                "mlp_dropout": 0.2,
+            },
+        ),
+        ("deberta-v2", {"rows": 8}),
+        ("deberta-v2", {"legacy": False, "max_relative_positions": 12, "hidden_dropout_prob": 0.1}),
+        ("deberta-v2", {"position_buckets": -1, "pos_att_type": ["c2p", "p2c"]}),
     ],
 )
-def test_logits_are_those_of_the_library(settings: dict[str, Any], tiny: TinyData, tmp_path: Path) -> None:
-    theirs = make_modernbert(tiny.text, tmp_path / "library", **settings)
-    proof = import_modernbert(f"hf:{tmp_path}/library", tmp_path / "model", LINES)
+def test_logits_are_those_of_the_library(kind: str, settings: dict[str, Any], tiny: TinyData, tmp_path: Path) -> None:
+    theirs = make_stock(kind, tiny.text, tmp_path / "library", **settings)
+    proof = import_model(f"hf:{tmp_path}/library", tmp_path / "model", LINES)
     assert (proof.lines, proof.reordered) == (3, 0)
     assert 0 < proof.largest_difference <= 1e-4
     ours = hub.from_pretrained(tmp_path / "model")
@@ -76,19 +94,36 @@ def test_logits_are_those_of_the_library(settings: dict[str, Any], tiny: TinyDat
     assert found.std() > 0.3
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert ours.model.max_positions() == theirs.config.max_position_embeddings
-    size = ours.model.encoder.sentence_encoder.size
-    assert (size.dropout, size.activation_dropout) == (theirs.config.embedding_dropout, theirs.config.mlp_dropout)
+    size, config = ours.model.encoder.sentence_encoder.size, theirs.config
+    if kind == "modernbert":
+        assert (size.dropout, size.activation_dropout) == (config.embedding_dropout, config.mlp_dropout)
+    else:
+        assert (size.dropout, size.attention_dropout) == (
+            config.hidden_dropout_prob, config.attention_probs_dropout_prob,
+        )  # fmt: skip
 
 
 def test_half_precision_weights_are_read(library: Path, tmp_path: Path) -> None:
     AutoModelForMaskedLM.from_pretrained(library).bfloat16().save_pretrained(tmp_path / "half")
     AutoTokenizer.from_pretrained(library).save_pretrained(tmp_path / "half")
-    proof = import_modernbert(tmp_path / "half", tmp_path / "model", LINES)
+    proof = import_model(tmp_path / "half", tmp_path / "model", LINES)
     assert 0 < proof.largest_difference <= 1e-4
     assert hub.from_pretrained(tmp_path / "model").model.encoder.lm_head.bias.dtype == torch.float32
 
 
-def test_export_of_the_import_is_the_original(library: Path, imported: Path, tiny: TinyData, tmp_path: Path) -> None:
+OF_LAYERS = {
+    "modernbert": ("local_attention", "layer_types", "rope_parameters"),
+    "deberta-v2": ("position_buckets", "pos_att_type", "share_att_key", "norm_rel_ebd", "position_biased_input"),
+}
+
+
+@pytest.mark.parametrize("kind", OF_LAYERS)
+def test_export_of_the_import_is_the_original(
+    kind: str, library: Path, imported: Path, deberta: Path, tiny: TinyData, tmp_path: Path
+) -> None:
+    if kind == "deberta-v2":
+        library, imported = deberta, tmp_path / "imported"
+        import_model(library, imported, LINES)
     mlsm("convert", imported, tmp_path / "out", "--text", tiny.text, "--lines", 30)
     first, second = (AutoModelForMaskedLM.from_pretrained(path).eval() for path in (library, tmp_path / "out"))
     tokenizer = AutoTokenizer.from_pretrained(library)
@@ -98,7 +133,7 @@ def test_export_of_the_import_is_the_original(library: Path, imported: Path, tin
         logits = [model(**batch.convert_to_tensors("pt")).logits for model in (first, second)]
     seen = torch.as_tensor(batch["attention_mask"]).bool()
     torch.testing.assert_close(logits[1][seen], logits[0][seen][:, : len(tokenizer)], rtol=0, atol=1e-6)
-    for name in ("local_attention", "layer_types", "rope_parameters", "cls_token_id", "pad_token_id", "sep_token_id"):
+    for name in (*OF_LAYERS[kind], "cls_token_id", "pad_token_id", "sep_token_id"):
         assert getattr(first.config, name) == getattr(second.config, name)
 
 
@@ -130,6 +165,19 @@ def test_flags_are_those_of_the_configuration(library: Path) -> None:
     )
 
 
+def test_flags_of_a_deberta_are_those_of_its_configuration(deberta: Path) -> None:
+    config = AutoConfig.from_pretrained(deberta)
+    expected = (
+        "--encoder-layers 4 --encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-attention-heads 2 "
+        "--max-positions 48 --position-buckets 8 --max-relative-positions 48 --dropout 0.1 --attention-dropout 0.1 "
+        "--tokens-per-sample 48"
+    )
+    assert " ".join(deberta_import.architecture_flags(config)) == expected
+    config.max_relative_positions, config.position_buckets = 70, -1
+    changed = expected.replace("buckets 8 --max-relative-positions 48", "buckets 0 --max-relative-positions 70")
+    assert " ".join(deberta_import.architecture_flags(config)) == changed
+
+
 def test_number_of_layers_between_global_ones() -> None:
     def of(pattern: str) -> int | None:
         return global_every([{"g": "full_attention", "l": "sliding_attention"}[kind] for kind in pattern])
@@ -143,7 +191,7 @@ def refused(folder: Path, tmp_path: Path, lines: list[str] = LINES) -> str:
     """The message of an import that fails and leaves nothing."""
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
-        import_modernbert(folder, tmp_path / "model", lines)
+        import_model(folder, tmp_path / "model", lines)
     assert sorted(tmp_path.iterdir()) == before
     return str(error.value)
 
@@ -183,10 +231,35 @@ def test_models_that_ours_cannot_be_are_refused(
     assert message in refused(changed(library, tmp_path / "changed", **values), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"relative_attention": False}, "has relative_attention False; only True can be imported"),
+        ({"position_biased_input": True}, "has position_biased_input True; only False can be imported"),
+        ({"share_att_key": False}, "has share_att_key False"),
+        ({"pos_att_type": ["p2c"]}, r"has pos_att_type ['p2c']; only ['p2c', 'c2p'] can be imported"),
+        ({"norm_rel_ebd": "none"}, "has norm_rel_ebd none; only layer_norm"),
+        ({"type_vocab_size": 2}, "has type_vocab_size 2; only 0"),
+        ({"hidden_act": "relu"}, "has hidden_act relu; only gelu"),
+        ({"layer_norm_eps": 1e-5}, "has layer_norm_eps 1e-05; only 1e-07"),
+        ({"tie_word_embeddings": False}, "has tie_word_embeddings False"),
+        ({"conv_kernel_size": 3}, "has conv_kernel_size 3; only 0"),
+        ({"embedding_size": 16}, "has embedding_size 16; only 32"),
+        ({"attention_head_size": 8}, "has attention_head_size 8; only 16"),
+        ({"legacy": False}, "lacks"),
+        ({"max_relative_positions": 5}, "--max-relative-positions must be at least 6 with --position-buckets 8, got 5"),
+    ],
+)  # fmt: skip
+def test_a_deberta_that_ours_cannot_be_is_refused(
+    values: dict[str, object], message: str, deberta: Path, tmp_path: Path
+) -> None:
+    assert message in refused(changed(deberta, tmp_path / "changed", **values), tmp_path)
+
+
 def test_folders_without_a_whole_model_are_refused(library: Path, imported: Path, tmp_path: Path) -> None:
     bert = shutil.copytree(library, tmp_path / "bert")
     BertConfig().save_pretrained(bert)
-    assert "is a model of type bert; supported types: modernbert" in refused(bert, tmp_path)
+    assert "is a model of type bert; supported types: deberta-v2, modernbert" in refused(bert, tmp_path)
     headless = shutil.copytree(library, tmp_path / "headless")
     weights = load_file(headless / "model.safetensors")
     kept = {name: value for name, value in weights.items() if not name.startswith(("head", "decoder"))}
@@ -199,7 +272,7 @@ def test_folders_without_a_whole_model_are_refused(library: Path, imported: Path
     assert "has no readable tokenizer" in refused(headless, tmp_path)
     assert "is not a folder of a Hugging Face model" in refused(tmp_path / "nowhere", tmp_path)
     with pytest.raises(ValueError, match="exists already; an import needs a new folder"):
-        import_modernbert(library, imported, LINES)
+        import_model(library, imported, LINES)
 
 
 def test_files_that_do_not_prove_themselves_are_not_written(

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from mlsm_plugin.core.files.hf_files import save_pretrained
 from tests.conftest import REPOSITORY, made_once, mlsm
 from tests.hub.in_library import opened
-from tests.hub.modern_models import NPM, WINDOW, save_modern, spread_weights
+from tests.hub.modern_models import BUCKETS, NPM, WINDOW, save_modern, spread_weights
 from tests.tiny_hf_models import make_model, make_tokenizer
 from tests.tiny_models import MASKED_LM, POSITIONS, TinyData, positions, save_model
 from tests.tiny_run import seeded_model, training_config
@@ -54,7 +54,7 @@ def install_version(version: str, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def folders(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Exports of RoBERTa-like and modern models, and adapted models of Hugging Face."""
+    """Exports of RoBERTa-like, modern and DeBERTa-like models, and adapted models of Hugging Face."""
     root = tmp_path_factory.mktemp("written")
     cfg = training_config(tiny.data_bin, *positions(POSITIONS), **MASKED_LM)
     roberta = seeded_model(cfg, tasks.setup_task(cfg.task))
@@ -69,6 +69,7 @@ def folders(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
         "roberta": save_model(cfg, roberta, root / "run-roberta", tiny.data_bin),
         "npm": save_modern(tiny.data_bin, root / "run-npm", **NPM),
         "modern": save_modern(tiny.data_bin, root / "run-modern", *WINDOW),
+        "deberta": save_modern(tiny.data_bin, root / "run-deberta", *BUCKETS, arch="mlsm_deberta_tiny"),
         "own-tokenizer": save_modern(root / "data", root / "run-own", *WINDOW, **NPM),
     }
     for name, checkpoint in checkpoints.items():

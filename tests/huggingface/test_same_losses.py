@@ -15,7 +15,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.core.losses.token_contrastive import sample_pairs
 from mlsm_plugin.fairseq_door.seams import model_parts
 from mlsm_plugin.hub.hf_export import export
-from mlsm_plugin.hub.stock_models import modernbert_weights, roberta_weights, stock_model
+from mlsm_plugin.hub.stock_models import deberta_weights, modernbert_weights, roberta_weights, stock_model
 from mlsm_plugin.huggingface import LatentSemanticModel, SpanContrastiveModel, TokenContrastiveModel
 from mlsm_plugin.huggingface.collators import IGNORED
 from tests.conftest import Pipeline
@@ -24,7 +24,7 @@ from tests.tiny_run import batches, seeded_model, training_config
 
 SLOW = pytest.mark.slow
 FEWEST = 15  # gradients to compare, so that no name is missed
-ARCHS = [pytest.param("mlsm_roberta_tiny", marks=SLOW), "mlsm_modern_tiny"]
+ARCHS = [pytest.param("mlsm_roberta_tiny", marks=SLOW), "mlsm_modern_tiny", "mlsm_deberta_tiny"]
 FURTHER = [(1.0, 0.0), (0.5, 2.0), (0.0, 1.0)]
 FLAGS = ("--dropout", 0, "--attention-dropout", 0, "--max-positions", 64, "--tokens-per-sample", 48)
 
@@ -37,7 +37,7 @@ class Both:
         self.task = tasks.setup_task(self.cfg.task)
         self.model = seeded_model(self.cfg, self.task).eval()
         self.criterion = self.task.build_criterion(self.cfg.criterion).eval()
-        self.modern = arch.startswith("mlsm_modern")
+        self.arch = arch
         self.pad = self.task.source_dictionary.pad()
         self.ids = torch.arange(len(self.task.source_dictionary))
         self.stock = stock_model(SimpleNamespace(model=self.model, task=self.task), self.ids)
@@ -58,7 +58,10 @@ class Both:
         own = {}
         for name, values in self.model.named_parameters(remove_duplicate=False):
             own[name] = torch.zeros_like(values) if values.grad is None else values.grad
-        found = modernbert_weights(own, self.ids) if self.modern else roberta_weights(own, self.ids, self.pad)
+        if self.arch.startswith("mlsm_roberta"):
+            found = roberta_weights(own, self.ids, self.pad)
+        else:
+            found = (modernbert_weights if "modern" in self.arch else deberta_weights)(own, self.ids)
         head = "encoder.lm_head.atom_projection."
         return found | {f"latent_head.{name[len(head) :]}": own[name] for name in own if name.startswith(head)}
 

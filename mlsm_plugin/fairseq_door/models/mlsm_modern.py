@@ -5,7 +5,7 @@ Long Context Finetuning and Inference", 2024, arXiv 2412.13663.
 """
 
 import argparse
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fairseq.models import register_model
@@ -84,36 +84,47 @@ class MlsmModernModel(LatentHeadModel):
         else:
             sentence_encoder(self).scale_down_residual_projections()
 
-    @staticmethod
-    def add_args(parser: argparse.ArgumentParser) -> None:
+    initialization = BY_BERT
+    ffn = "GeGLU", "8/3 of the width, as many parameters as 4x MLP"  # its name, and its default width
+    whole_options: ClassVar = {  # of positions
+        "attention-window": f"tokens that a local layer sees; 0: all layers are global (default: {DEFAULT_WINDOW} "
+        f"from {POSITIONS_WITH_WINDOW} positions on, else 0)",
+        "global-attention-every": "every N-th layer is global, the others are local (default: 3)",
+    }
+    real_options: ClassVar = {
+        "rope-theta": "base of the rotary angles in global layers (default: 10000)",
+        "local-rope-theta": "base of the rotary angles in local layers (default: 10000)",
+    }
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the options of the encoder and its heads, named as those of ``mlsm_roberta``."""
+        kind, width = cls.ffn
         whole = {
             "encoder-layers": "number of layers",
             "encoder-embed-dim": "width of the hidden states",
-            "encoder-ffn-embed-dim": "width of the GeGLU (default: 8/3 of the width, as many parameters as 4x MLP)",
+            "encoder-ffn-embed-dim": f"width of the {kind} (default: {width})",
             "encoder-attention-heads": "number of attention heads (default: one for every 64 of the width)",
             "max-positions": "longest sample in tokens (default: --tokens-per-sample)",
-            "attention-window": f"tokens that a local layer sees; 0: all layers are global (default: {DEFAULT_WINDOW} "
-            f"from {POSITIONS_WITH_WINDOW} positions on, else 0)",
-            "global-attention-every": "every N-th layer is global, the others are local (default: 3)",
+            **cls.whole_options,
         }
         for name, text in whole.items():
             parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
         shares = {
             "dropout": "dropout of the embeddings and of what each block adds (default: 0)",
             "attention-dropout": "dropout of the attention weights (default: 0)",
-            "activation-dropout": "dropout in the GeGLU (default: 0)",
+            "activation-dropout": f"dropout in the {kind} (default: 0)",
             "pooler-dropout": "dropout in the head of a fine-tuned model (default: 0)",
-            "rope-theta": "base of the rotary angles in global layers (default: 10000)",
-            "local-rope-theta": "base of the rotary angles in local layers (default: 10000)",
+            **cls.real_options,
         }
         for name, text in shares.items():
             parser.add_argument(f"--{name}", type=float, metavar="X", help=text)
         parser.add_argument(
             "--initialization",
             choices=[BY_BERT, BY_WIDTH],
-            help="how the weights of the layers are drawn. bert (default): with a standard deviation of 0.02. "
-            "width: of 1 / sqrt(width), and the dense layer of the LM head begins near the identity; learns faster",
+            help="how the weights of the layers are drawn. bert: with a standard deviation of 0.02. width: of "
+            "1 / sqrt(width), and the dense layer of the LM head begins near the identity; learns faster (default: "
+            f"{cls.initialization})",
         )
         text = "activation in the head of a fine-tuned model (default: tanh)"
         parser.add_argument("--pooler-activation-fn", choices=get_available_activation_fns(), help=text)

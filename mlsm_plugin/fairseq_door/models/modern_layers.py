@@ -91,28 +91,32 @@ def rows_of(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:
     return mask.expand(batch, -1, -1, -1).gather(2, rows)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None = None
+) -> Tensor:
     """Scaled dot-product attention of queries ``(B, H, M, d)`` to keys and values ``(B, H, T, d)``: ``(B, H, M, d)``.
 
-    The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other.
+    The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other. Products of
+    queries and keys count ``scale`` times; None: ``1 / sqrt(d)``.
     """
     short = key.size(2) <= LONGEST_UNFUSED and not torch.compiler.is_compiling()
     if short and query.device.type == "cpu" and query.dtype == torch.bfloat16:
-        scores = (query * (1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
+        scores = (query * (scale or 1 / math.sqrt(query.size(3)))) @ key.transpose(2, 3)
         weights = (scores if mask is None else scores + mask).softmax(dim=-1)
         return F.dropout(weights, dropout, training=dropout > 0) @ value
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
 
 
 class Norm(nn.LayerNorm):
-    """A layer norm without bias, in the precision of its input also under ``torch.autocast``."""
+    """A layer norm, by default without bias, in the precision of its input also under ``torch.autocast``."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, bias=False)
+    def __init__(self, dim: int, *, bias: bool = False, eps: float = 1e-5) -> None:
+        super().__init__(dim, eps, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(hidden.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.layer_norm(hidden, self.normalized_shape, self.weight.to(hidden.dtype), None, self.eps)
+            return F.layer_norm(hidden, self.normalized_shape, self.weight.to(hidden.dtype), bias, self.eps)
 
 
 class ModernLayer(nn.Module):
@@ -199,8 +203,11 @@ class ModernTransformer(nn.Module):
         self.size = size
         self.embed_tokens = embed_tokens
         self.embedding_norm = Norm(size.dim)
-        self.layers: Any = nn.ModuleList(ModernLayer(size, number) for number in range(size.layers))
+        self.layers: Any = nn.ModuleList(self._layer(number) for number in range(size.layers))
         self.layer_norm: Norm | None = Norm(size.dim)
+
+    def _layer(self, number: int) -> nn.Module:
+        return ModernLayer(self.size, number)
 
     def scale_down_residual_projections(self, std: float = 0.02) -> None:
         """Draw the weights of what each block adds with ``std / sqrt(2 layers)`` (GPT-2; Radford et al., 2019)."""
@@ -244,10 +251,10 @@ class ModernTransformer(nn.Module):
         hidden = F.dropout(hidden, self.size.dropout, self.training)
         states = [hidden]
         masks = self._masks(hidden, padding if has_padding else None)
-        angles = self._angles(hidden)
+        positions = self._positions(hidden)
         for number, layer in enumerate(self.layers, start=1):
             is_last = number == len(self.layers)
-            hidden = layer(hidden, angles[layer.is_local], masks[layer.is_local], only if is_last else None)
+            hidden = layer(hidden, positions[layer.is_local], masks[layer.is_local], only if is_last else None)
             if return_all_hiddens:
                 states.append(hidden)
         if only is not None:
@@ -261,8 +268,8 @@ class ModernTransformer(nn.Module):
         embedded, kind = self.embed_tokens(src_tokens), src_tokens.device.type
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
-    def _angles(self, hidden: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
-        """The rotary angles of global (False) and local (True) layers."""
+    def _positions(self, hidden: Tensor) -> dict[bool, Any]:
+        """What global (False) and local (True) layers know of positions: their rotary angles."""
         size, length = self.size, hidden.size(1)
         angles = of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
         if size.window > 0 and size.local_theta != size.theta:

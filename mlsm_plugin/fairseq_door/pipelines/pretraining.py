@@ -51,8 +51,9 @@ def default_flags(
 ) -> list[str]:
     """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
 
-    The learning rate rises and falls over ``max_update`` updates. ``mlsm_modern`` has no dropout, learns at a higher
-    rate, and begins with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps those that it began with.
+    The learning rate rises and falls over ``max_update`` updates. ``mlsm_modern`` and ``mlsm_deberta`` have no dropout,
+    learn at a higher rate, and begin with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps those that
+    it began with.
     Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
     """
     modern = _is_modern(arch)
@@ -74,19 +75,20 @@ def default_flags(
         flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
     if modern:
         chosen = dict(pairwise(given)).get("--optimizer", optimizer)
-        flags += _beginning(run, chosen, masks=not DECIDE_MASKS & set(given))
+        weights = "bert" if chosen == "muon" and arch.startswith("mlsm_modern") else "width"
+        flags += _beginning(run, weights, masks=not DECIDE_MASKS & set(given))
     if "--mask-prob-end" in {*flags, *given}:  # a part of the run has another --max-update
         flags += ["--mask-updates", str(max_update)]
     return flags
 
 
 def _is_modern(arch: str) -> bool:
-    return arch.startswith("mlsm_modern")
+    return arch.startswith(("mlsm_modern", "mlsm_deberta"))
 
 
-def _beginning(run: Path | None, optimizer: str, *, masks: bool) -> list[str]:
-    """The flags of the initial weights, and perhaps of the ``masks``, of a run, which may be there."""
-    options: dict[str, object] = {**MASKS, "initialization": "bert" if optimizer == "muon" else "width"}
+def _beginning(run: Path | None, weights: str, *, masks: bool) -> list[str]:
+    """The flags of the initial ``weights``, and perhaps of the ``masks``, of a run, which may be there."""
+    options: dict[str, object] = {**MASKS, "initialization": weights}
     if run is not None and run.exists():
         parts = parts_of(read_contents(run))
         options = {name: {**parts["model"], **parts["task"]}.get(name) for name in options}

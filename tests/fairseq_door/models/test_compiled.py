@@ -1,4 +1,4 @@
-"""The encoder as one compiled graph."""
+"""The encoders as one compiled graph."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
+from mlsm_plugin.fairseq_door.models.deberta_layers import DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer
 
 pytestmark = pytest.mark.slow  # a compilation takes several seconds
 SIZE = ModernSize(num_symbols=60, padding=1, layers=3, dim=32, ffn_dim=48, heads=2, window=8)
 
 
-@pytest.fixture
-def encoder() -> ModernTransformer:
+DEBERTA = DebertaSize(num_symbols=60, padding=1, layers=3, dim=32, ffn_dim=48, heads=2, buckets=8, longest=24)
+
+
+@pytest.fixture(params=["modern", "deberta"])
+def encoder(request: pytest.FixtureRequest) -> ModernTransformer:
     torch._dynamo.reset()
     torch.manual_seed(1)
-    model = ModernTransformer(SIZE, nn.Embedding(SIZE.num_symbols, SIZE.dim, SIZE.padding))
+    kind, size = (ModernTransformer, SIZE) if request.param == "modern" else (DebertaTransformer, DEBERTA)
+    model = kind(size, nn.Embedding(SIZE.num_symbols, SIZE.dim, SIZE.padding))
     model.draw_weights_by_width()
     return model
 

@@ -21,7 +21,7 @@ from tests.tiny_run import seeded_model, training_config
 HEAD = {f"{ATOM_PROJECTION}weight", f"{ATOM_PROJECTION}bias"}
 
 
-@pytest.fixture(scope="module", params=["mlsm_roberta_tiny", "mlsm_modern_tiny"])
+@pytest.fixture(scope="module", params=["mlsm_roberta_tiny", "mlsm_modern_tiny", "mlsm_deberta_tiny"])
 def run(pipeline, request):
     cfg = training_config(pipeline.data_bin, arch=request.param)
     return SimpleNamespace(data=pipeline.data_bin, cfg=cfg, task=tasks.setup_task(cfg.task), arch=request.param)

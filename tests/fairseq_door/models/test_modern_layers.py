@@ -1,7 +1,8 @@
-"""The modern encoder against a plain oracle in float64, and what it does with padding, windows and precisions."""
+"""The modern encoder against a plain oracle in float64, and what encoders do with padding, windows and precisions."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,20 +14,27 @@ from torch import Tensor, nn
 
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
 from mlsm_plugin.fairseq_door.models import modern_layers
+from mlsm_plugin.fairseq_door.models.deberta_layers import DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer, attend, geglu_dim
 
 PAD, SYMBOLS = 1, 40
 
 
-def size_with(**settings: Any) -> ModernSize:
+def size_with(kind: type[ModernSize] = ModernSize, **settings: Any) -> ModernSize:
     defaults = {"num_symbols": SYMBOLS, "padding": PAD, "layers": 4, "dim": 16, "ffn_dim": 24, "heads": 2}
-    return ModernSize(**{**defaults, **settings})
+    return kind(**{**defaults, **settings})
+
+
+DEBERTA = size_with(DebertaSize, buckets=4, longest=8)
+SIZES = [size_with(), size_with(window=4, theta=50.0, local_theta=7.0), DEBERTA]
+NAMES = ["all layers global", "local layers", "deberta"]
 
 
 def transformer(size: ModernSize, seed: int = 1) -> ModernTransformer:
     """An encoder with random norms and large weights, so that every part shows in the result."""
     torch.manual_seed(seed)
-    model = ModernTransformer(size, nn.Embedding(size.num_symbols, size.dim, size.padding))
+    kind = DebertaTransformer if isinstance(size, DebertaSize) else ModernTransformer
+    model = kind(size, nn.Embedding(size.num_symbols, size.dim, size.padding))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -125,9 +133,9 @@ def test_rotation_and_its_gradient() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.sampled_from([0, 2, 6]), st.integers(0, 99))
-def test_padding_changes_nothing(lengths: list[int], window: int, seed: int) -> None:
-    model = transformer(size_with(window=window)).double()
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.sampled_from(SIZES), st.integers(0, 99))
+def test_padding_changes_nothing(lengths: list[int], size: ModernSize, seed: int) -> None:
+    model = transformer(size).double()
     tokens = tokens_of(lengths, seed)
     together = model(tokens)["encoder_out"][0]
     for row, length in enumerate(lengths):
@@ -136,11 +144,11 @@ def test_padding_changes_nothing(lengths: list[int], window: int, seed: int) -> 
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.sampled_from([0, 2, 6]), st.integers(0, 99), st.data())
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.sampled_from(SIZES), st.integers(0, 99), st.data())
 def test_chosen_tokens_have_the_states_and_gradients_of_the_whole_batch(
-    lengths: list[int], window: int, seed: int, data: st.DataObject
+    lengths: list[int], size: ModernSize, seed: int, data: st.DataObject
 ) -> None:
-    model = transformer(size_with(window=window, theta=50.0, local_theta=7.0)).double()
+    model = transformer(size).double()
     tokens = tokens_of(lengths, seed)
     real = tokens.ne(PAD)
     flags = data.draw(st.lists(st.booleans(), min_size=real.numel(), max_size=real.numel()))
@@ -158,8 +166,9 @@ def test_chosen_tokens_have_the_states_and_gradients_of_the_whole_batch(
         torch.testing.assert_close(gradient, gradients[1][name])
 
 
-def test_the_last_layer_computes_chosen_tokens_only() -> None:
-    model, tokens = transformer(size_with()), tokens_of([6, 9])
+@pytest.mark.parametrize("size", SIZES, ids=NAMES)
+def test_the_last_layer_computes_chosen_tokens_only(size: ModernSize) -> None:
+    model, tokens = transformer(size), tokens_of([6, 9])
     rows: list[int] = []
     for layer in model.layers:
         layer.fc1.register_forward_pre_hook(lambda _module, given: rows.append(given[0].flatten(0, -2).size(0)))
@@ -180,9 +189,9 @@ def test_no_mask_is_made_where_there_is_no_padding(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("window", [0, 4])
-def test_batches_of_padding_and_of_one_token_are_finite(dtype: torch.dtype, window: int) -> None:
-    model = transformer(size_with(window=window)).to(dtype)
+@pytest.mark.parametrize("size", SIZES, ids=NAMES)
+def test_batches_of_padding_and_of_one_token_are_finite(dtype: torch.dtype, size: ModernSize) -> None:
+    model = transformer(size).to(dtype)
     batches = [torch.full((2, 9), PAD), tokens_of([1]), tokens_of([12, 1])]
     for tokens, chosen in [(batch, which) for batch in batches for which in (None, batch < 9, batch.ne(PAD))]:
         out = model(tokens, only=chosen if chosen is None else ChosenTokens.of(chosen))["encoder_out"][0]
@@ -233,9 +242,11 @@ def test_long_samples_take_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == [513]
 
 
-def test_dropout_is_for_training_only() -> None:
+@pytest.mark.parametrize("size", SIZES, ids=NAMES)
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
+def test_dropout_is_for_training_only(name: str, size: ModernSize) -> None:
     tokens = tokens_of([8, 8])
-    model = transformer(size_with(dropout=0.3, attention_dropout=0.3, activation_dropout=0.3))
+    model = transformer(dataclasses.replace(size, **{name: 0.3}))
     assert torch.equal(model(tokens)["encoder_out"][0], model(tokens)["encoder_out"][0])
     model.train()
     assert not torch.equal(model(tokens)["encoder_out"][0], model(tokens)["encoder_out"][0])

@@ -48,6 +48,10 @@ def test_todays_encoder_has_no_dropout_a_higher_rate_and_more_masks_at_first() -
     assert (old.mask_prob, old.mask_prob_end) == (0.15, None)
     assert (new.mask_prob, new.mask_prob_end, new.mask_updates, new.initialization) == (0.3, 0.15, 1000, "bert")
     assert parsed([], arch="mlsm_modern_tiny").initialization == "width"  # with AdamW
+    deberta = parsed([], arch="mlsm_deberta_tiny", optimizer="muon")
+    assert {**vars(new), "initialization": "width"}.items() >= {
+        name: getattr(deberta, name) for name in ("dropout", "lr", "mask_prob", "mask_prob_end", "initialization")
+    }.items()
     given = parsed(["--mask-prob", "0.2", "--initialization", "bert"], arch="mlsm_modern_tiny")
     assert (given.mask_prob, given.mask_prob_end, given.initialization) == (0.2, None, "bert")
 

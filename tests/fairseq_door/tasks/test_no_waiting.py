@@ -18,6 +18,7 @@ OBJECTIVES = {
     "mlsm": ("masked_latent_semantic", "latent_semantic_kl", ()),
     "mlsm+mlm": ("masked_latent_semantic", "latent_semantic_kl", ("--mlm-weight", 1)),
 }
+ARCHS = ["mlsm_modern_tiny", "mlsm_deberta_tiny"]
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
 
 
@@ -36,10 +37,10 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step(pipeline: Any, objective: str, *flags: Any) -> tuple[Any, Any, Any, Any]:
+def step(pipeline: Any, objective: str, *flags: Any, arch: str = "mlsm_modern_tiny") -> tuple[Any, Any, Any, Any]:
     """Task, model, criterion and a batch."""
     task_name, criterion_name, more = OBJECTIVES[objective]
-    named = {"task": task_name, "criterion": criterion_name, "arch": "mlsm_modern_tiny"}
+    named = {"task": task_name, "criterion": criterion_name, "arch": arch}
     cfg = training_config(pipeline.data_bin, *more, *flags, **named)
     task = tasks.setup_task(cfg.task)
     sample = batches(cfg, task=task)[0]
@@ -59,9 +60,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("autocast", ["off", "bf16"])
-def test_no_operation_of_a_step_waits(pipeline: Any, waits: Waits, objective: str, autocast: str) -> None:
-    parts = step(pipeline, objective, "--autocast", autocast)
+@pytest.mark.parametrize(("autocast", "arch"), [(how, arch) for how in ("off", "bf16") for arch in ARCHS])
+def test_no_operation_of_a_step_waits(pipeline: Any, waits: Waits, objective: str, autocast: str, arch: str) -> None:
+    parts = step(pipeline, objective, "--autocast", autocast, arch=arch)
     with waits:
         train(*parts)
     assert waits.found == []
@@ -77,9 +78,10 @@ def test_what_waits_is_noticed(pipeline: Any, waits: Waits) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_no_step_waits_for_a_gpu(pipeline: Any, objective: str) -> None:
-    task, model, criterion, sample = step(pipeline, objective, "--autocast", "bf16", "--compile", "off")
+def test_no_step_waits_for_a_gpu(pipeline: Any, objective: str, arch: str) -> None:
+    task, model, criterion, sample = step(pipeline, objective, "--autocast", "bf16", "--compile", "off", arch=arch)
     model, sample = model.cuda(), utils.move_to_cuda(sample)
     train(task, model, criterion, sample)  # the first step sets up
     torch.cuda.set_sync_debug_mode("warn")

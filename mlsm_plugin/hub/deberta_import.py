@@ -1,0 +1,59 @@
+"""What becomes of a ``DebertaV2ForMaskedLM`` of Hugging Face that is imported as ``mlsm_deberta`` (``hf_import``)."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mlsm_plugin.fairseq_door.models.mlsm_deberta import MlsmDebertaModel
+from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS, OUTPUT, flags_of
+from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
+from mlsm_plugin.hub.stock_models import OF_MLSM_DEBERTA, deberta_names, joined, renamed
+
+LIBRARY_CLASS, ARCHITECTURE = "DebertaV2ForMaskedLM", "mlsm_deberta"
+
+
+def check_importable(config: Any, folder: Path) -> None:
+    """Raise ValueError unless ``mlsm_deberta`` computes what a model with this configuration computes."""
+    width, kinds = config.hidden_size, config.pos_att_type or []
+    width_of_head = width // max(1, config.num_attention_heads)
+    further = {"embedding_size": width, "attention_head_size": width_of_head, "conv_kernel_size": 0}
+    found = {name: getattr(config, name, None) for name in OF_MLSM_DEBERTA}
+    found |= {name: getattr(config, name, value) for name, value in further.items()}
+    found["pos_att_type"] = sorted(kinds, reverse=True)
+    for name, value in {**OF_MLSM_DEBERTA, **further}.items():
+        if found[name] != value:
+            raise ValueError(f"{folder} has {name} {found[name]}; only {value} can be imported")
+
+
+def architecture_flags(config: Any) -> list[str]:
+    """Flags of ``fairseq-train`` that make the model of a ``DebertaV2Config``.
+
+    Samples are as long as the default, or as the model can take if that is less.
+    """
+    positions = int(config.max_position_embeddings)
+    longest = int(config.max_relative_positions)
+    values = {
+        "encoder_layers": int(config.num_hidden_layers),
+        "encoder_embed_dim": int(config.hidden_size),
+        "encoder_ffn_embed_dim": int(config.intermediate_size),
+        "encoder_attention_heads": int(config.num_attention_heads),
+        "max_positions": positions,
+        "position_buckets": max(0, int(getattr(config, "position_buckets", 0))),
+        "max_relative_positions": longest if longest > 0 else positions,
+        "dropout": float(config.hidden_dropout_prob),
+        "attention_dropout": float(config.attention_probs_dropout_prob),
+    }
+    flags = flags_of(MlsmDebertaModel.add_args, Namespace(**values), without=())
+    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
+
+
+def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:
+    """Weights of ``mlsm_deberta`` from the state dict of a ``DebertaV2ForMaskedLM``, float32.
+
+    ``ids`` has for each id of the dictionary Hugging Face's.
+    """
+    names = deberta_names(int(config.num_hidden_layers), legacy=bool(getattr(config, "legacy", True)))
+    found = renamed(state, {ours: theirs for theirs, ours in names.items()}, ids)
+    return joined({OUTPUT: found[EMBEDDINGS], **found})
