@@ -63,6 +63,8 @@ def test_it_computes_the_same(encoder: ModernTransformer, backend: str, chooses:
     whole = results(encoder, bf16=False)
     for expected, found in zip(whole, results(compiled, bf16=False), strict=True):
         assert (expected - found).norm() <= 1e-5 * expected.norm()
+    if isinstance(encoder, DebertaTransformer):  # `--compile on` refuses it in bfloat16 on a CPU
+        return
     halves = zip(whole, results(encoder, bf16=True), results(compiled, bf16=True), strict=True)
     for expected, half, found in halves:  # as far from float32 as without compiling
         assert (found - expected).norm() <= 1.5 * (half - expected).norm()
