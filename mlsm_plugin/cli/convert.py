@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "What SOURCE holds decides. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM, "
-        "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of the last two: a checkpoint that training starts from. "
-        "Several checkpoints, or --last: one with the mean of their weights. An SAE of this package: a folder of "
-        "SAELens. A folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms: a dictionary of this "
-        "package."
+        "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of these, or of BERT, XLM-R, CamemBERT: a checkpoint that "
+        "training starts from. Several checkpoints, or --last: one with the mean of their weights. An SAE of this "
+        "package: a folder of SAELens. A folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms: "
+        "a dictionary of this package."
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folder or file; a hub name begins with hf:")
     parser.add_argument("output", metavar="OUTPUT", help="folder (of checkpoints: file) to write")
@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--text", metavar="FILE", help="text on which ids and logits of both models are compared")
     models.add_argument("--lines", type=int, metavar="N", help="largest number of lines to compare (default: 1000)")
     models.add_argument("--last", type=int, metavar="N", help="average the N newest numbered checkpoints of the folder")
+    text = "import a model of Min et al. (2022) for `mlsm npm`, which retrieves phrases (facebook/npm) or single tokens"
+    models.add_argument("--npm", choices=("phrase", "single"), help=text)
     dictionaries = parser.add_argument_group("options of dictionaries")
     add_settings(dictionaries, CoderImport)
     dictionaries.add_argument("--overwrite", action="store_true", help="replace what is already there")
@@ -114,11 +116,14 @@ def _export_model(args: argparse.Namespace) -> None:
 def _import_model(args: argparse.Namespace) -> None:
     """Import, load the result, and compare; fail if something differs. Then print the next command."""
     from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
-    from mlsm_plugin.hub.hf_import import CHECKPOINT, OBJECTIVE, import_model
+    from mlsm_plugin.hub.hf_import import CHECKPOINT, import_model
 
-    proof = import_model(args.sources[0], args.output, _lines_to_compare(args))
+    proof = import_model(args.sources[0], args.output, _lines_to_compare(args), npm=args.npm)
     _print_comparison(args.output, proof)
-    words = ["fairseq-train", "DATA_BIN", "--user-dir", args.user_dir or PACKAGE_DIR, *OBJECTIVE, *proof.flags]
+    if args.npm:
+        words = ["mlsm", "npm", "datastore", "DATA_BIN", "--checkpoint", args.output, "--output", "STORE"]
+        print_next("Retrieve from a dataset of its tokenizer with a datastore", shlex.join(words))
+    words = ["fairseq-train", "DATA_BIN", "--user-dir", args.user_dir or PACKAGE_DIR, *proof.flags]
     words += ["--finetune-from-model", f"{args.output}/{CHECKPOINT}"]
     print_next(
         f"Train it further on a dataset that `mlsm binarize --tokenizer {args.output}` wrote (add the optimizer)",
@@ -175,7 +180,7 @@ def _export_sae(args: argparse.Namespace) -> None:
 # what a source is -> what converts it, and the options that this has
 CONVERSIONS = {
     "a checkpoint": (_export_model, ("text", "lines")),
-    "a model of Hugging Face": (_import_model, ("text", "lines")),
+    "a model of Hugging Face": (_import_model, ("text", "lines", "npm")),
     "several checkpoints": (_average, ("last",)),
     "a dictionary of this package": (_export_sae, ("overwrite",)),
     "a dictionary of another program": (

@@ -11,7 +11,7 @@ from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS, OUTPUT, flags
 from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
 from mlsm_plugin.hub.stock_models import OF_MLSM_DEBERTA, deberta_names, joined, renamed
 
-LIBRARY_CLASS, ARCHITECTURE = "DebertaV2ForMaskedLM", "mlsm_deberta"
+ARCHITECTURE = "mlsm_deberta"
 
 
 def check_importable(config: Any, folder: Path) -> None:

@@ -1,40 +1,52 @@
 """A stock masked LM of Hugging Face as a checkpoint of the encoder that computes the same; training starts from it."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
-from mlsm_plugin.core.files.hf_files import hf_folder, import_transformers
+from mlsm_plugin.core.files.hf_files import WEIGHTS, first_line, hf_folder, import_transformers
 from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of, write_untrained
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceTextTokenizer
-from mlsm_plugin.hub import deberta_import, from_pretrained, modernbert_import
+from mlsm_plugin.hub import deberta_import, from_pretrained, modernbert_import, roberta_import
 from mlsm_plugin.hub.comparison import Comparison, compare
 
 CHECKPOINT = "model.pt"
-OBJECTIVE = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
-
-
-KINDS = {"deberta-v2": deberta_import, "modernbert": modernbert_import}  # by the type of the library's model
+MASKED_LM = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
+# as Min et al. (2022) query their models: the mask is that of RoBERTa, and probabilities of closed sets are flatter
+NPM = (
+    *("--task", "nonparametric_masked_lm", "--span-mask-symbols", "shared"),
+    *("--criterion", "span_contrastive", "--closed-set-temperature", "5.0"),
+)
+# by the type of the library's model
+KINDS = {
+    "deberta-v2": deberta_import,
+    "modernbert": modernbert_import,
+    **dict.fromkeys(roberta_import.TYPES, roberta_import),
+}
+EMBEDDINGS = "embeddings.word_embeddings.weight"
 
 
 @dataclass(frozen=True)
 class ImportProof(Comparison):
     """What was found when the written files were loaded."""
 
-    flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model
+    flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model for the same objective
 
 
-def import_model(name: PathLike, output: PathLike, lines: Sequence[str]) -> ImportProof:
+def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm: str | None = None) -> ImportProof:
     """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with Hugging Face's model.
 
-    The checkpoint is that of an untrained ``plain_masked_lm``; the dictionary is the one that ``mlsm binarize`` makes
-    with this tokenizer. ValueError if the model is none that an encoder of ours can compute, its weights or its
-    tokenizer cannot be read, ids differ, a logit differs by more than 1e-4, or the folder is not new. Nothing appears
-    in it unless the comparison on ``lines`` of text succeeds.
+    The checkpoint is that of an untrained ``plain_masked_lm`` or, if ``npm`` says whether it retrieves a ``phrase`` or
+    a ``single`` token, of ``nonparametric_masked_lm``; the head may then be missing, and is drawn. The dictionary is
+    the one that ``mlsm binarize`` makes with this tokenizer. ValueError if the model is none that an encoder of ours
+    can compute, its weights or its tokenizer cannot be read, ids differ, a logit differs by more than 1e-4, or the
+    folder is not new. Nothing appears in it unless the comparison on ``lines`` of text succeeds.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -46,15 +58,36 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str]) -> Impo
     kind.check_importable(config, folder)
     tokenizer = HuggingFaceTextTokenizer(folder)
     check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
-    model = load_model(folder, config, kind.LIBRARY_CLASS).float().eval()
+    state = lightning_weights(folder)
+    model = load_model(folder, config, "AutoModelForMaskedLM", state=state, needs_head=npm is None).float().eval()
     ids = torch.from_numpy(tokenizer.tokenizer.hf_ids)
-    flags = ["--arch", kind.ARCHITECTURE, *kind.architecture_flags(config)]
+    flags = [*(MASKED_LM if npm is None else (*NPM, "--span-mode", npm)), "--arch", kind.ARCHITECTURE]
+    flags += kind.architecture_flags(config)
     with atomic_directory(output) as temporary:
         tokenizer.write_to(temporary)
         weights = kind.imported_weights(model.state_dict(), ids, config)
-        write_untrained(temporary / CHECKPOINT, configuration_of([str(output.resolve()), *OBJECTIVE, *flags]), weights)
+        write_untrained(temporary / CHECKPOINT, configuration_of([str(output.resolve()), *flags]), weights)
         interface = from_pretrained(temporary)
         # as it is: that of HuggingFaceTextTokenizer takes special tokens as text
         theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         found = compare(interface, ids, theirs, model, lines, word="imported")
     return ImportProof(**vars(found), flags=tuple(flags))
+
+
+def lightning_weights(folder: Path) -> dict[str, Tensor] | None:
+    """The weights in the one checkpoint of Lightning (``*.ckpt``) in a folder without others, named as transformers
+    names them; None if there is none. ValueError if it holds anything but plain data.
+    """
+    files = list(folder.glob("*.ckpt"))
+    if len(files) != 1 or any((folder / name).is_file() for name in WEIGHTS):
+        return None
+    try:
+        state = torch.load(files[0], map_location="cpu", weights_only=True)["state_dict"]
+        whole = next(name for name in state if name.endswith(EMBEDDINGS))
+    except Exception as error:  # reading another kind of file raises errors of no common type
+        # torch's own message advises to load without its protection
+        objects = isinstance(error, pickle.UnpicklingError)
+        why = "it holds Python objects, which are not loaded" if objects else first_line(error)
+        raise ValueError(f"{files[0]} is not a readable checkpoint of Lightning ({why})") from None
+    front = whole.removesuffix(EMBEDDINGS).removesuffix("roberta.").removesuffix("bert.")
+    return {name.removeprefix(front): values for name, values in state.items() if name.startswith(front)}

@@ -13,7 +13,7 @@ from mlsm_plugin.fairseq_door.seams.model_parts import flags_of
 from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
 from mlsm_plugin.hub.stock_models import library_classes, modernbert_names, renamed
 
-LIBRARY_CLASS, ARCHITECTURE = "ModernBertForMaskedLM", "mlsm_modern"
+ARCHITECTURE = "mlsm_modern"
 OF_MLSM_MODERN = {
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
     **dict.fromkeys(("hidden_activation", "classifier_activation"), "gelu"),

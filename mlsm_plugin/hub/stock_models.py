@@ -1,6 +1,6 @@
 """The stock models of Hugging Face that compute what an encoder of ours computes: RoBERTa, ModernBERT, DeBERTa-v2."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,14 @@ from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTran
 from mlsm_plugin.fairseq_door.seams import model_parts
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
+TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
+# how names of RoBERTa begin -> how those of BERT do; the first that fits counts
+OF_BERT = {
+    "roberta.": "bert.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.": "cls.predictions.",
+}
 # by the keys of model_parts.LAYER_PARTS
 OF_LAYER = {
     "query": "attention.self.query",
@@ -128,30 +136,42 @@ def roberta_config(interface: Any, ids: Tensor) -> Any:
     )
 
 
+def roberta_names(layers: Iterable[int]) -> dict[str, str]:
+    """For each weight of a ``RobertaForMaskedLM``, but :data:`TOKEN_TYPES`, its name in a checkpoint of
+    ``mlsm_roberta``; ``layers`` are the numbers of the layers.
+    """
+    pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
+    pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
+    for layer in layers:
+        pairs += [
+            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{model_parts.LAYERS}{layer}.{ours}")
+            for part, ours in model_parts.LAYER_PARTS.items()
+        ]
+    return {
+        "roberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
+        POSITIONS: model_parts.POSITIONS,
+        "lm_head.decoder.weight": model_parts.OUTPUT,
+        **dict.fromkeys(("lm_head.bias", "lm_head.decoder.bias"), model_parts.OUTPUT_BIAS),  # the last is what counts
+        **{f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")},
+    }
+
+
+def bert_name(name: str) -> str:
+    """The name in a ``BertForMaskedLM`` of a weight of a ``RobertaForMaskedLM``."""
+    old, new = next(pair for pair in OF_BERT.items() if name.startswith(pair[0]))
+    return new + name.removeprefix(old)
+
+
 def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
     """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`.
 
     Positions begin after the dictionary's padding id ``pad``, and in the exported model after ``ids[pad]``.
     """
-    pairs = [("roberta.embeddings.LayerNorm", model_parts.EMBEDDING_NORM)]
-    pairs += [(f"lm_head.{name}", f"{model_parts.LM_HEAD}{name}") for name in model_parts.LM_HEAD_PARTS]
-    for layer in model_parts.layer_numbers(state):
-        pairs += [
-            (f"roberta.encoder.layer.{layer}.{OF_LAYER[part]}", f"{model_parts.LAYERS}{layer}.{ours}")
-            for part, ours in model_parts.LAYER_PARTS.items()
-        ]
-    names = {
-        "roberta.embeddings.word_embeddings.weight": model_parts.EMBEDDINGS,
-        POSITIONS: model_parts.POSITIONS,
-        "lm_head.decoder.weight": model_parts.OUTPUT,
-        **dict.fromkeys(("lm_head.decoder.bias", "lm_head.bias"), model_parts.OUTPUT_BIAS),
-        **{f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs for kind in ("weight", "bias")},
-    }
-    found = renamed(state, names, ids.argsort())
+    found = renamed(state, roberta_names(model_parts.layer_numbers(state)), ids.argsort())
     positions = found[POSITIONS]
     unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
     found[POSITIONS] = torch.cat([unused, positions[pad + 1 :]])
-    found["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, positions.size(1))
+    found[TOKEN_TYPES] = torch.zeros(1, positions.size(1))
     return found
 
 

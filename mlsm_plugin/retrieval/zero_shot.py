@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.losses.span_contrastive import similarities
+from mlsm_plugin.core.losses.span_contrastive import similarities, temperature_of
 from mlsm_plugin.core.text.text_files import numbered_lines
 from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
@@ -86,6 +86,7 @@ class RetrievalClassifier:
         self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
     ) -> None:
         self.filler, self.labels = filler, list(verbalizer)
+        self.temperature = temperature_of(filler.interface.cfg, filler.datastore.dim, closed_set=True)
         rows: list[np.ndarray] = []
         for label, words in verbalizer.items():
             rows.append(np.concatenate([self._occurrences(word, max_occurrences) for word in words]))
@@ -110,7 +111,7 @@ class RetrievalClassifier:
         filler = self.filler
         total = torch.zeros(len(self.labels), dtype=torch.float64)
         for keys, queries in zip(self.keys, filler.queries(text), strict=True):
-            scores = similarities(queries[:1], keys, filler.similarity)[0] / filler.temperature
+            scores = similarities(queries[:1], keys, filler.similarity)[0] / self.temperature
             total.index_add_(0, self.owners, scores.double().softmax(dim=0).cpu())
         return (total / total.sum()).numpy()
 

@@ -12,7 +12,7 @@ import torch
 from fairseq import checkpoint_utils
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertConfig, ModernBertConfig
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, ElectraConfig, ModernBertConfig
 
 from mlsm_plugin import hub
 from mlsm_plugin.core.files.hf_files import global_every
@@ -257,9 +257,10 @@ def test_a_deberta_that_ours_cannot_be_is_refused(
 
 
 def test_folders_without_a_whole_model_are_refused(library: Path, imported: Path, tmp_path: Path) -> None:
-    bert = shutil.copytree(library, tmp_path / "bert")
-    BertConfig().save_pretrained(bert)
-    assert "is a model of type bert; supported types: deberta-v2, modernbert" in refused(bert, tmp_path)
+    electra = shutil.copytree(library, tmp_path / "electra")
+    ElectraConfig().save_pretrained(electra)
+    supported = "bert, camembert, deberta-v2, modernbert, roberta, xlm-roberta"
+    assert f"is a model of type electra; supported types: {supported}" in refused(electra, tmp_path)
     headless = shutil.copytree(library, tmp_path / "headless")
     weights = load_file(headless / "model.safetensors")
     kept = {name: value for name, value in weights.items() if not name.startswith(("head", "decoder"))}

@@ -134,20 +134,33 @@ def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -
         )
 
 
-def load_model(folder: Path, config: Any = None, kind: str = "AutoModel") -> Any:
+def load_model(
+    folder: Path,
+    config: Any = None,
+    kind: str = "AutoModel",
+    *,
+    state: dict[str, Tensor] | None = None,
+    needs_head: bool = True,
+) -> Any:
     """A model of Hugging Face's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
 
-    ``config`` is that of the model to make; None: the one in the folder. Code from the hub never runs. ValueError if
-    the weights cannot be read, have other shapes, or some of them are missing.
+    ``config`` is that of the model to make; None: the one in the folder. ``state`` are its weights by name, which then
+    needs a ``config``; None: those in the folder. A head that is not needed is drawn if it is missing. Code from the
+    hub never runs. ValueError if the weights cannot be read, have other shapes, or some of them are missing.
     """
     transformers = import_transformers()
+    how = {"config": config, "output_loading_info": True}
     try:
-        model, info = getattr(transformers, kind).from_pretrained(
-            folder, config=config, output_loading_info=True, trust_remote_code=False
-        )
+        found = getattr(transformers, kind)
+        if state is None:
+            model, info = found.from_pretrained(folder, trust_remote_code=False, **how)
+        else:  # the classes that choose a class want a folder
+            model, info = type(found.from_config(config)).from_pretrained(None, state_dict=state, **how)
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
+    if not needs_head:
+        missing = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
     if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
         raise ValueError(
             f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '

@@ -40,9 +40,13 @@ def similarity_of(cfg: Any) -> str:
     return str(getattr(cfg.criterion, "similarity", None) or "inner")
 
 
-def temperature_of(cfg: Any, dim: int) -> float:
-    """The temperature with which a model of width ``dim`` was trained; ``cfg`` is as in :func:`similarity_of`."""
-    return getattr(cfg.criterion, "similarity_temperature", None) or math.sqrt(dim)
+def temperature_of(cfg: Any, dim: int, *, closed_set: bool = False) -> float:
+    """The temperature with which a model of width ``dim`` was trained; ``cfg`` is as in :func:`similarity_of`.
+
+    For a ``closed_set`` of candidates, it is that of zero-shot classification.
+    """
+    flatter = float(getattr(cfg.criterion, "closed_set_temperature", None) or 1.0) if closed_set else 1.0
+    return flatter * (getattr(cfg.criterion, "similarity_temperature", None) or math.sqrt(dim))
 
 
 class SpanTerms(NamedTuple):

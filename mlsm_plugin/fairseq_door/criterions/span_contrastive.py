@@ -42,6 +42,9 @@ class SpanContrastiveConfig(FairseqDataclass):
     similarity_temperature: Optional[float] = option(  # noqa: UP045
         None, help="divisor of the scores (default: square root of the width)"
     )
+    closed_set_temperature: float = option(
+        1.0, help="further divisor of the scores in zero-shot classification, which training does not use"
+    )
     negatives_across_ranks: bool = option(False, help="retrieve from the sequences of all ranks' batches")
     negative_group_size: Optional[int] = option(  # noqa: UP045
         None, help="number of ranks that share their sequences, with --negatives-across-ranks (default: all)"
@@ -61,6 +64,8 @@ class SpanContrastiveCriterion(SummedCriterion):
         if not hasattr(task.cfg, "span_mode"):
             raise ValueError("--criterion span_contrastive needs --task nonparametric_masked_lm, which masks its spans")
         check_similarity(str(cfg.similarity), cfg.similarity_temperature)
+        if not cfg.closed_set_temperature > 0:
+            raise ValueError(f"--closed-set-temperature must be positive, got {cfg.closed_set_temperature}")
         if cfg.negative_group_size is not None and not cfg.negatives_across_ranks:
             raise ValueError("--negative-group-size needs --negatives-across-ranks")
         self.cfg = cfg

@@ -7,8 +7,10 @@ from typing import Any
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaModel, base_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture as transformer_architecture
+from fairseq.utils import safe_getattr
 
 from mlsm_plugin.fairseq_door.models.latent_head_model import SIZES, LatentHeadModel, register_sizes, set_missing
+from mlsm_plugin.fairseq_door.seams.model_parts import set_layer_norm_epsilon
 
 
 @register_model("mlsm_roberta")
@@ -19,6 +21,15 @@ class MlsmRobertaModel(LatentHeadModel):
     def add_args(parser: argparse.ArgumentParser) -> None:
         RobertaModel.add_args(parser)
         LatentHeadModel.add_atoms_option(parser)
+        text = "what layer norms add to the variance (default: 1e-5; BERT has 1e-12)"
+        parser.add_argument("--layer-norm-eps", type=float, metavar="E", help=text)
+
+    def finish_parameters(self) -> None:
+        epsilon = safe_getattr(self.args, "layer_norm_eps", None)
+        if epsilon is not None:
+            if not epsilon > 0:
+                raise ValueError(f"--layer-norm-eps must be positive, got {epsilon}")
+            set_layer_norm_epsilon(self, epsilon)
 
 
 def _architecture(args: Any, layers: int, dim: int) -> None:

@@ -95,6 +95,13 @@ def final_norm(encoder: Any) -> Any:
     return encoder.layer_norm
 
 
+def set_layer_norm_epsilon(model: Any, epsilon: float) -> None:
+    """Let all layer norms of a model, also those of apex, add ``epsilon`` to the variance."""
+    for part in model.modules():
+        if hasattr(part, "normalized_shape"):
+            part.eps = epsilon
+
+
 def keep_first_layers(encoder: Any, number: int) -> Any:
     """``encoder``, cut down to its first ``number`` layers; only after the last one comes the model's final norm."""
     if number < num_layers(encoder):

@@ -1,0 +1,65 @@
+"""What becomes of a RoBERTa, XLM-R, CamemBERT or BERT of Hugging Face that is imported as ``mlsm_roberta``."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.hidden_states.hf_encoder import positions_of
+from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD
+from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
+from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
+from mlsm_plugin.hub.stock_models import TOKEN_TYPES, bert_name, renamed, roberta_names
+
+ARCHITECTURE = "mlsm_roberta"
+TYPES = ("bert", "camembert", "roberta", "xlm-roberta")
+OF_MLSM_ROBERTA = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    **dict.fromkeys(("is_decoder", "add_cross_attention"), False),
+}
+
+
+def check_importable(config: Any, folder: Path) -> None:
+    """Raise ValueError unless ``mlsm_roberta`` computes what a model with this configuration computes."""
+    for name, value in OF_MLSM_ROBERTA.items():
+        if getattr(config, name, value) != value:
+            raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
+
+
+def architecture_flags(config: Any) -> list[str]:
+    """Flags of ``fairseq-train`` that make the model of a ``RobertaConfig`` or ``BertConfig``.
+
+    Samples are as long as the default, or as the model can take if that is less.
+    """
+    positions = positions_of(config)
+    values = {
+        "encoder_layers": int(config.num_hidden_layers),
+        "encoder_embed_dim": int(config.hidden_size),
+        "encoder_ffn_embed_dim": int(config.intermediate_size),
+        "encoder_attention_heads": int(config.num_attention_heads),
+        "max_positions": positions,
+        "layer_norm_eps": float(config.layer_norm_eps),
+        "dropout": float(config.hidden_dropout_prob),
+        "attention_dropout": float(config.attention_probs_dropout_prob),
+        "untie_weights_roberta": not getattr(config, "tie_word_embeddings", True),
+    }
+    flags = model_parts.flags_of(MlsmRobertaModel.add_args, Namespace(**values), without=())
+    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
+
+
+def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:
+    """Weights of ``mlsm_roberta`` from the state dict of a ``RobertaForMaskedLM`` or ``BertForMaskedLM``, float32.
+
+    ``ids`` has for each id of the dictionary Hugging Face's. Every token is of the first type, of which the embedding
+    is added to those of the positions. BERT's positions begin at 0, RoBERTa's after the padding id.
+    """
+    named = bert_name if config.model_type == "bert" else str
+    names = {ours: named(theirs) for theirs, ours in roberta_names(range(int(config.num_hidden_layers))).items()}
+    found = renamed(state, names, ids)
+    used = found[model_parts.POSITIONS][-positions_of(config) :] + state[named(TOKEN_TYPES)][0].float()
+    found[model_parts.POSITIONS] = torch.cat([used.new_zeros(FAIRSEQ_PAD + 1, used.size(1)), used])
+    return found | {f"{model_parts.ENCODER}version": torch.tensor([3.0])}  # as fairseq writes it
