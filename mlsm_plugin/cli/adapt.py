@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_settings(parser, Adaptation, only=("objective", "valid_texts", "max_length", "max_unk_rate"))
     add_settings(parser, Masking, without=("seed",))
+    add_settings(parser, Adaptation, only=("teacher", "temperature"))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
     of_learning = [name for name in OF_LEARNING if name != "seed"]

@@ -11,6 +11,7 @@ _NAMES_IN = {
     "huggingface.coding": "encode_sequences learn_from_sequences",
     "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "
     "TokenContrastiveCollator",
+    "huggingface.distilled_model": "DistilledModel",
     "huggingface.latent_semantic_model": "LatentSemanticModel",
     "huggingface.pretraining_model": "MaskedLmModel SpanContrastiveModel TokenContrastiveModel",
     "huggingface.pretraining_sequences": "PretrainingSequences SpanGroups",

@@ -37,6 +37,7 @@ from mlsm_plugin.huggingface.collators import (
     SpanGroupsCollator,
     TokenContrastiveCollator,
 )
+from mlsm_plugin.huggingface.distilled_model import DistilledModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
@@ -55,6 +56,7 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
     "mlsm+mlm": (LatentSemanticModel, LatentSemanticCollator),
     "taco": (TokenContrastiveModel, TokenContrastiveCollator),
     "npm": (SpanContrastiveModel, SpanGroupsCollator),
+    "distill": (DistilledModel, MaskedLmCollator),
 }
 WITH_CODES = ("mlsm", "mlsm+mlm")
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
@@ -88,6 +90,10 @@ class Adaptation(KnownText):
     auxiliary: str | None = option(
         None, metavar="MODEL", help="model whose hidden states are coded (default: MODEL itself, as it is)"
     )
+    teacher: str | None = option(
+        None, metavar="MODEL", help="model with the same vocabulary whose predictions are learned, for distill"
+    )
+    temperature: float = option(2.0, above=0, help="of the predictions, for distill")
     learning: LearningSettings | None = None
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     masking: Masking = field(default_factory=Masking)
@@ -96,6 +102,11 @@ class Adaptation(KnownText):
     )
     training: TrainingSettings = field(default_factory=TrainingSettings)
     epochs: float | None = option(None, above=0, help="passes over the text (default: 3)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.objective == "distill") is (self.teacher is None):
+            raise ValueError("--objective distill needs --teacher, and no other objective takes one")
 
     @property
     def coded_model(self) -> str:
@@ -154,12 +165,11 @@ class _Run:
             rules = SpanRules(mask_prob=settings.masking.mask_prob)
             options = {"max_length": positions_of(config), "rules": rules, "seed": settings.masking.seed}
         self.collator = collator(self.tokenizer, **options)
-        if settings.auxiliary is not None:
-            other = HuggingFaceTokenizer(settings.auxiliary)
-            if other.vocabulary_fingerprint != own.vocabulary_fingerprint:
+        others = {"auxiliary model": settings.auxiliary, "teacher": settings.teacher}
+        for kind, other in others.items():
+            if other and HuggingFaceTokenizer(other).vocabulary_fingerprint != own.vocabulary_fingerprint:
                 raise ValueError(
-                    f"the auxiliary model {settings.auxiliary} has another vocabulary than {settings.model}; their "
-                    "tokens must be the same"
+                    f"the {kind} {other} has another vocabulary than {settings.model}; their tokens must be the same"
                 )
         self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
@@ -167,10 +177,12 @@ class _Run:
             device = "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
             self.learning = replace(settings.learning or LearningSettings(layer=last, coder="topk"), device=device)
         self.length = settings.max_length or default_max_length(source)
-        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {settings.model, settings.coded_model}))
+        models = {settings.model, settings.coded_model, settings.teacher or settings.model}
+        limit = min(map(HuggingFaceEncoder.usual_tokens_of, models))
         if self.length > limit:
             raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
-        head_of(load_masked_lm(source))  # last, as it takes longest; the training opens it again
+        # last, as it takes longest; the training opens them again
+        head_of(load_masked_lm(source)) if self.learning is not None else self._without_codes()
 
     def _processes(self) -> int:
         """Their number for the plan: it decides batches and updates, but any number may read what is finished."""
@@ -198,6 +210,9 @@ class _Run:
         }
         if settings.valid_texts:
             plan["valid_texts"] = sha256_of_files(*settings.valid_texts)
+        if settings.teacher is not None:
+            plan["teacher"] = HuggingFaceEncoder.fingerprint_of(settings.teacher)
+            plan["temperature"] = settings.temperature
         if self.learning is not None:
             plan |= {
                 "learning": {name: value for name, value in asdict(self.learning).items() if name != "device"},
@@ -278,16 +293,23 @@ class _Run:
 
     def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:
         """The model, and what it is trained and evaluated on."""
-        stock, objective = load_masked_lm(self.settings.model), self.settings.objective
+        objective = self.settings.objective
         if self.learning is None:
             dataset: Any = SpanGroups if objective == "npm" else PretrainingSequences
-            return self.kind.of(stock), [dataset(text) for text in texts]
+            return self._without_codes(), [dataset(text) for text in texts]
         stores = [self.output / f"{name}.codes" for name in PARTS]
         datasets = [PretrainingSequences(*pair) for pair in zip(texts, stores, strict=True)]
         options = {"num_atoms": datasets[0].num_atoms, "mlm_weight": float(objective == "mlsm+mlm")}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.training.seed)
-            return self.kind.of(stock, **options), datasets
+            return self.kind.of(load_masked_lm(self.settings.model), **options), datasets
+
+    def _without_codes(self) -> Any:
+        """The model of an objective without codes."""
+        more = {}
+        if self.settings.teacher is not None:
+            more = {"teacher": load_masked_lm(self.settings.teacher), "temperature": self.settings.temperature}
+        return self.kind.of(load_masked_lm(self.settings.model), **more)
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:

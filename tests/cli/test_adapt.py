@@ -6,11 +6,13 @@ import ast
 import json
 import random
 import shlex
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from mlsm_plugin.cli import adapt
@@ -262,3 +264,42 @@ def test_models_that_do_not_belong_together_are_one_line(start: Path, tmp_path: 
     short.write_text("one line\n", encoding="utf-8")
     line = failing_mlsm(capsys, "adapt", start / "model", "--text", short, "--output", tmp_path / "out")
     assert "too few to hold some out" in line
+
+
+@pytest.mark.slow
+def test_a_student_comes_closer_to_its_teacher(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    teacher = make_model("bert", start / "text.txt", tmp_path / "teacher", kind=AutoModelForMaskedLM)
+    for path in (start / "model").glob("*token*"):  # the library does not train a tokenizer twice the same
+        shutil.copy(path, teacher)
+    model = AutoModelForMaskedLM.from_pretrained(teacher)
+    torch.manual_seed(3)
+    for name, values in model.named_parameters():
+        if values.dim() > 1 and "position" not in name:
+            torch.nn.init.normal_(values, std=0.2)
+    model.save_pretrained(teacher)
+    long = ("--updates", 30, "--evaluate-every", 15, "--learning-rate", 4e-3)
+    command = words(start, tmp_path / "out", *long, "--teacher", teacher, objective="distill")
+    mlsm(*command)
+    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["after"]["teacher_kl"] < 0.9 * figures["before"]["teacher_kl"]
+    assert "held-out teacher_kl: " in capsys.readouterr().out
+    _, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
+    assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
+    assert "settings" in failing_mlsm(capsys, *command, "--temperature", 1)
+
+
+def test_a_teacher_belongs_to_distillation(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out"
+    for objective, more in (("distill", ()), ("mlm", ("--teacher", start / "model"))):
+        line = failing_mlsm(capsys, *words(start, output, *more, objective=objective))
+        assert "--objective distill needs --teacher, and no other objective takes one" in line
+    (tmp_path / "other.txt").write_text("Quite another text, from which other pieces come. " * 50)
+    other = make_model("bert", tmp_path / "other.txt", tmp_path / "other", kind=AutoModelForMaskedLM)
+    line = failing_mlsm(capsys, *words(start, output, "--teacher", other, objective="distill"))
+    assert f"the teacher {other} has another vocabulary than" in line
+    headless = make_model("bert", start / "text.txt", tmp_path / "headless")
+    for path in (start / "model").glob("*token*"):
+        shutil.copy(path, headless)
+    line = failing_mlsm(capsys, *words(start, output, "--teacher", headless, objective="distill"))
+    assert "it was saved without a masked-LM head" in line
+    assert not output.exists()

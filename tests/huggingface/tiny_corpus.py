@@ -52,4 +52,4 @@ def tiny_bert(seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForMaskedLM(BertConfig(vocab_size=5 + WORDS, pad_token_id=PAD, **{**sizes, **off, **settings}))
+    return BertForMaskedLM(BertConfig(pad_token_id=PAD, **{"vocab_size": 5 + WORDS, **sizes, **off, **settings}))

@@ -1,0 +1,54 @@
+"""Distillation for masked LMs of Hugging Face (Hinton et al., 2015)."""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlsm_plugin.core.losses.distillation import check_temperature, distillation_kl
+from mlsm_plugin.huggingface.collators import IGNORED
+from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
+
+
+class DistilledModel(PretrainingModel):
+    """A masked LM that learns what a teacher predicts for the masked tokens of the same masked text.
+
+    ``mlm_loss`` is logged only: the student never sees the masked tokens.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        teacher: a masked LM with the same vocabulary, such as ``AutoModelForMaskedLM`` opens; it is not trained.
+        temperature: divisor of both logits, positive.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = ("teacher_kl", "mlm_loss", "masked_share")
+
+    def set_objective(self, *, teacher: Any, temperature: float = 1.0) -> None:
+        """Set the options of the class; raises ValueError if one is out of range, or the vocabularies differ."""
+        check_temperature(temperature)
+        sizes = [one.config.vocab_size for one in (self, teacher)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"the student has {sizes[0]} tokens, the teacher {sizes[1]}; they must be the same")
+        head_of(teacher)
+        # in a tuple, it is no part of this module: it is neither trained nor saved
+        self.temperature, self._teacher = temperature, (teacher.eval().requires_grad_(False),)
+
+    def _objective(self, labels: Tensor, **inputs: Any) -> Objective:
+        masked = labels != IGNORED
+        logits = _logits(self, self._encoded(**inputs)[0][masked])
+        with torch.no_grad():
+            (teacher,) = self._teacher
+            if teacher.device != labels.device:
+                teacher.to(labels.device)
+            expected = _logits(teacher, teacher.base_model(return_dict=True, **inputs)[0][masked])
+            mlm = F.cross_entropy(logits.float(), labels[masked], reduction="none")
+        losses = distillation_kl(logits, expected, self.temperature)
+        number = masked.sum(dim=1)
+        parts = [sums_of_rows(losses, masked), number, sums_of_rows(mlm, masked), number, number]
+        return losses.sum(), number.sum(), parts
+
+
+def _logits(model: Any, hidden: Tensor) -> Tensor:
+    """Vocabulary logits ``(n, V)`` of hidden states ``(n, d)``."""
+    head = head_of(model)
+    return head.project(head.transform(hidden))
