@@ -11,10 +11,11 @@ _NAMES_IN = {
     "huggingface.coding": "encode_sequences learn_from_sequences",
     "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "
     "TokenContrastiveCollator",
-    "huggingface.distilled_model": "DistilledModel",
+    "huggingface.distilled_model": "DistilledModel SentenceVectorModel",
     "huggingface.latent_semantic_model": "LatentSemanticModel",
     "huggingface.pretraining_model": "MaskedLmModel SpanContrastiveModel TokenContrastiveModel",
     "huggingface.pretraining_sequences": "PretrainingSequences SpanGroups",
+    "huggingface.sentence_vectors": "SentenceCollator SentenceVectors write_vectors",
     "huggingface.text_sequences": "write_text_sequences",
     "huggingface.token_sequences": "TokenSequences",
     "huggingface.trainer_callback": "PretrainingCallback loss_metrics prepare",

@@ -14,6 +14,7 @@ from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import save_pretrained
+from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.settings import option
@@ -37,7 +38,7 @@ from mlsm_plugin.huggingface.collators import (
     SpanGroupsCollator,
     TokenContrastiveCollator,
 )
-from mlsm_plugin.huggingface.distilled_model import DistilledModel
+from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVectorModel
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
@@ -46,10 +47,12 @@ from mlsm_plugin.huggingface.pretraining_model import (
     head_of,
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
+from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, train
 
+VECTORS = "distill-vectors"
 OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
     "mlm": (MaskedLmModel, MaskedLmCollator),
     "mlsm": (LatentSemanticModel, LatentSemanticCollator),
@@ -57,6 +60,7 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
     "taco": (TokenContrastiveModel, TokenContrastiveCollator),
     "npm": (SpanContrastiveModel, SpanGroupsCollator),
     "distill": (DistilledModel, MaskedLmCollator),
+    VECTORS: (SentenceVectorModel, SentenceCollator),
 }
 WITH_CODES = ("mlsm", "mlsm+mlm")
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
@@ -91,7 +95,10 @@ class Adaptation(KnownText):
         None, metavar="MODEL", help="model whose hidden states are coded (default: MODEL itself, as it is)"
     )
     teacher: str | None = option(
-        None, metavar="MODEL", help="model with the same vocabulary whose predictions are learned, for distill"
+        None,
+        metavar="MODEL",
+        help="model with the same vocabulary whose predictions are learned, for distill; for "
+        "distill-vectors any encoder of the same width, of which sentence vectors are learned",
     )
     temperature: float = option(2.0, above=0, help="of the predictions, for distill")
     learning: LearningSettings | None = None
@@ -105,8 +112,8 @@ class Adaptation(KnownText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.objective == "distill") is (self.teacher is None):
-            raise ValueError("--objective distill needs --teacher, and no other objective takes one")
+        if self.objective.startswith("distill") is (self.teacher is None):
+            raise ValueError("--objective distill and distill-vectors need --teacher, and no other objective takes one")
 
     @property
     def coded_model(self) -> str:
@@ -164,21 +171,25 @@ class _Run:
         if settings.objective == "npm":
             rules = SpanRules(mask_prob=settings.masking.mask_prob)
             options = {"max_length": positions_of(config), "rules": rules, "seed": settings.masking.seed}
+        elif settings.objective == VECTORS:
+            options = {}
         self.collator = collator(self.tokenizer, **options)
-        others = {"auxiliary model": settings.auxiliary, "teacher": settings.teacher}
+        same = [settings.model, settings.coded_model]
+        others = {"auxiliary model": settings.auxiliary}
+        if settings.objective == "distill":
+            same, others = [settings.model, str(settings.teacher)], {"teacher": settings.teacher}
         for kind, other in others.items():
             if other and HuggingFaceTokenizer(other).vocabulary_fingerprint != own.vocabulary_fingerprint:
                 raise ValueError(
                     f"the {kind} {other} has another vocabulary than {settings.model}; their tokens must be the same"
                 )
+        self.device = "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
         self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
             last = HuggingFaceEncoder.layers_of(settings.coded_model)
-            device = "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
-            self.learning = replace(settings.learning or LearningSettings(layer=last, coder="topk"), device=device)
+            self.learning = replace(settings.learning or LearningSettings(layer=last, coder="topk"), device=self.device)
         self.length = settings.max_length or default_max_length(source)
-        models = {settings.model, settings.coded_model, settings.teacher or settings.model}
-        limit = min(map(HuggingFaceEncoder.usual_tokens_of, models))
+        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {*same}))
         if self.length > limit:
             raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
         # last, as it takes longest; the training opens them again
@@ -223,8 +234,18 @@ class _Run:
 
     def _sequences(self, texts: Sequence[str], name: str, overwrite: bool) -> TokenSequences:
         options: dict[str, Any] = {"max_length": self.length, "max_unk_rate": self.settings.max_unk_rate}
-        output = self.output / name
-        return write_text_sequences(texts, self.settings.model, output, overwrite=overwrite, **options)[0]
+        output, vectors = self.output / name, self.settings.objective == VECTORS
+        options |= {"overwrite": overwrite, "apart": vectors}
+        found = write_text_sequences(texts, self.settings.model, output, **options)[0]
+        if vectors:
+            of_teacher = self.output / f"{name}.vectors.npy"
+            run: dict[str, Any] = {
+                "device": self.device,
+                "fp16": self.settings.training.in_bf16,
+                "overwrite": overwrite,
+            }
+            write_vectors(texts, found, self.settings.model, str(self.settings.teacher), of_teacher, **run)
+        return found
 
     def prepare(self, *, overwrite: bool) -> Texts:
         """Make the sequences and the dictionary; ``overwrite`` what another plan has made."""
@@ -296,6 +317,8 @@ class _Run:
         objective = self.settings.objective
         if self.learning is None:
             dataset: Any = SpanGroups if objective == "npm" else PretrainingSequences
+            if objective == VECTORS:
+                return self._without_codes(), self._with_vectors(texts)
             return self._without_codes(), [dataset(text) for text in texts]
         stores = [self.output / f"{name}.codes" for name in PARTS]
         datasets = [PretrainingSequences(*pair) for pair in zip(texts, stores, strict=True)]
@@ -304,10 +327,19 @@ class _Run:
             torch.manual_seed(self.settings.training.seed)
             return self.kind.of(load_masked_lm(self.settings.model), **options), datasets
 
+    def _with_vectors(self, texts: Texts) -> list[SentenceVectors]:
+        """Both parts of the text with the teacher's vectors; what is held out lies at the end of the text."""
+        first = map_npy(self.output / "tokens.vectors.npy", ndim=2)
+        number = len(texts[0])
+        second = map_npy(self.output / "valid.vectors.npy", ndim=2) if self.settings.valid_texts else first[number:]
+        return [SentenceVectors(*pair) for pair in zip(texts, (first[:number], second), strict=True)]
+
     def _without_codes(self) -> Any:
         """The model of an objective without codes."""
-        more = {}
-        if self.settings.teacher is not None:
+        more: dict[str, Any] = {}
+        if self.settings.objective == VECTORS:
+            more = {"width": HuggingFaceEncoder.width_of(str(self.settings.teacher))}
+        elif self.settings.teacher is not None:
             more = {"teacher": load_masked_lm(self.settings.teacher), "temperature": self.settings.temperature}
         return self.kind.of(load_masked_lm(self.settings.model), **more)
 

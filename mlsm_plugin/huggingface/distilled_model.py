@@ -7,8 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.core.losses.distillation import check_temperature, distillation_kl
+from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
+from mlsm_plugin.huggingface.sentence_vectors import mean_vectors
 
 
 class DistilledModel(PretrainingModel):
@@ -52,3 +54,32 @@ def _logits(model: Any, hidden: Tensor) -> Tensor:
     """Vocabulary logits ``(n, V)`` of hidden states ``(n, d)``."""
     head = head_of(model)
     return head.project(head.transform(hidden))
+
+
+class SentenceVectorModel(PretrainingModel):
+    """An encoder that learns the sentence vectors of a teacher with any tokenizer: the mean of its last hidden states.
+
+    The loss is the mean squared error of a vector's numbers. The masked-LM head is not trained.
+
+    Args (of :meth:`of` and :meth:`from_pretrained`):
+        width: of the teacher's vectors, which must be that of the model.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = ("vector_loss", "masked_share")
+
+    def set_objective(self, *, width: int) -> None:
+        """Check the width; raises ValueError if it is another one."""
+        if width != self.config.hidden_size:
+            raise ValueError(
+                f"the teacher's vectors are {width} wide, those of the model {self.config.hidden_size}; choose two "
+                "models of the same width"
+            )
+
+    def _objective(self, labels: Tensor, *, vectors: Tensor | None = None, **inputs: Any) -> Objective:
+        if vectors is None:
+            raise ValueError("the batch has no vectors; make it with SentenceCollator")
+        found = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
+        losses = (found.float() - vectors.float()).square().mean(dim=1)
+        number = torch.ones_like(labels[:, 0])
+        loss = losses.sum() + zero_with_gradient(self._parameters_of_the_head()).to(losses.device)
+        return loss, number.sum(), [losses.detach(), number, torch.zeros_like(number)]

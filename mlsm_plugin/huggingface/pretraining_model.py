@@ -113,6 +113,11 @@ class PretrainingModel:
     def _encoded(self, **inputs: Any) -> Any:
         return self.base_model(return_dict=True, **inputs)  # type: ignore[attr-defined]
 
+    def _parameters_of_the_head(self) -> list[nn.Parameter]:
+        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
+        named = self.named_parameters()  # type: ignore[attr-defined]
+        return [parameter for name, parameter in named if not name.startswith(prefix)]
+
     def _masked_lm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The cross entropy of the masked tokens, summed; and for each row its sum and the number of these tokens."""
         head, masked = head_of(self), labels != IGNORED
@@ -207,10 +212,7 @@ class SpanContrastiveModel(PretrainingModel):
             temperature=self.temperature,
         )
         start, end = terms["start"], terms["end"]
-        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
-        named = self.named_parameters()  # type: ignore[attr-defined]
-        idle = [parameter for name, parameter in named if not name.startswith(prefix)]
-        loss = start.loss + end.loss + zero_with_gradient(idle).to(features.device)
+        loss = start.loss + end.loss + zero_with_gradient(self._parameters_of_the_head()).to(features.device)
         counted, of_group = start.counted, labels != IGNORED
         of_spans = (start.losses, counted, end.losses, counted, start.found & end.found, counted, spans["length"])
         return loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]

@@ -52,6 +52,7 @@ def write_text_sequences(
     *,
     max_length: int | None = None,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
+    apart: bool = False,
     overwrite: bool = False,
 ) -> tuple[TokenSequences, bool]:
     """Tokenize text and write sequences of whole lines, see :func:`packed`; the folder appears as a whole.
@@ -62,6 +63,7 @@ def write_text_sequences(
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
         max_unk_rate: largest share of unknown tokens; above it, nothing is written.
+        apart: each line with tokens is a sequence of its own, read without a space before it; too long ones are cut.
         overwrite: replace other sequences that are already there.
 
     Returns:
@@ -83,6 +85,8 @@ def write_text_sequences(
         "texts": sha256_of_files(*texts),
         "max_length": length,
     }
+    if apart:
+        plan["apart"] = True
     advice = "Pass --overwrite to replace it, or choose another --output"
     folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
@@ -96,7 +100,12 @@ def write_text_sequences(
     unknown = UnknownTokens()
 
     def known_lines() -> Iterator[list[int] | None]:
-        yield from ids_of_lines(read_text(texts, progress.update), found, unknown)
+        lines = read_text(texts, progress.update)
+        if apart:
+            cut = ids_of_lines((one for line in lines if line for one in (line, "")), found, unknown)
+            yield from (None if ids is None else ids[: length - 2] for ids in cut)
+        else:
+            yield from ids_of_lines(lines, found, unknown)
         unknown.check("the text", max_unk_rate)  # before the folder appears
 
     with progress_bar("tokenizing", size, show=True) as progress:

@@ -292,7 +292,7 @@ def test_a_teacher_belongs_to_distillation(start: Path, tmp_path: Path, capsys: 
     output = tmp_path / "out"
     for objective, more in (("distill", ()), ("mlm", ("--teacher", start / "model"))):
         line = failing_mlsm(capsys, *words(start, output, *more, objective=objective))
-        assert "--objective distill needs --teacher, and no other objective takes one" in line
+        assert "--objective distill and distill-vectors need --teacher, and no other objective takes one" in line
     (tmp_path / "other.txt").write_text("Quite another text, from which other pieces come. " * 50)
     other = make_model("bert", tmp_path / "other.txt", tmp_path / "other", kind=AutoModelForMaskedLM)
     line = failing_mlsm(capsys, *words(start, output, "--teacher", other, objective="distill"))
@@ -303,3 +303,24 @@ def test_a_teacher_belongs_to_distillation(start: Path, tmp_path: Path, capsys: 
     line = failing_mlsm(capsys, *words(start, output, "--teacher", headless, objective="distill"))
     assert "it was saved without a masked-LM head" in line
     assert not output.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("valid", [False, True])
+def test_a_student_learns_sentence_vectors(valid: bool, start: Path, tmp_path: Path, capsys: Capture) -> None:
+    teacher = make_model("roberta", start / "text.txt", tmp_path / "teacher")
+    texts = ("--valid", start / "valid.txt") if valid else ()
+    long = ("--updates", 30, "--evaluate-every", 15, "--learning-rate", 4e-3, "--teacher", teacher, *texts)
+    command = words(start, tmp_path / "out", *long, objective="distill-vectors")
+    mlsm(*command)
+    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["after"]["vector_loss"] < 0.7 * figures["before"]["vector_loss"]
+    printed = capsys.readouterr().out
+    assert "held-out vector_loss: " in printed
+    assert "feature-extraction" in printed
+    _, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model", output_loading_info=True)
+    assert (set(info["missing_keys"]), set(info["unexpected_keys"])) == (set(), set())
+    wide = make_model("bert", start / "text.txt", tmp_path / "wide", hidden_size=48)
+    line = failing_mlsm(capsys, *words(start, tmp_path / "new", "--teacher", wide, objective="distill-vectors"))
+    assert "the teacher's vectors are 48 wide, those of the model 32" in line
+    assert not (tmp_path / "new").exists()

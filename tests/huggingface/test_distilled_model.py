@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from mlsm_plugin.huggingface import DistilledModel, MaskedLmCollator, Masking, PretrainingSequences
+from mlsm_plugin.huggingface import MaskedLmCollator, Masking, PretrainingSequences
+from mlsm_plugin.huggingface.distilled_model import DistilledModel
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 

@@ -1,0 +1,131 @@
+"""Sentences, and the vectors that a teacher gives them: means of its last hidden states; needs no fairseq."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.core.files.npy_files import npy_header
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
+from mlsm_plugin.core.masking.span_corruption import padded
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+
+logger = logging.getLogger(__name__)
+
+VECTOR_DTYPE = np.dtype("<f4")
+LINES_AT_ONCE, BATCH = 1024, 32  # lines that are sorted by length, and of a forward pass
+
+
+def mean_vectors(hidden: Tensor, attended: Tensor) -> Tensor:
+    """The mean of the hidden states ``(B, T, d)`` of the tokens that are no padding, special ones included: (B, d).
+
+    ``attended`` is ``(B, T)``, 1 for these tokens and 0 for padding. As in sentence-transformers.
+    """
+    weights = attended.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+
+def write_vectors(
+    texts: Sequence[PathLike],
+    sentences: TokenSequences,
+    tokenizer: PathLike,
+    teacher: PathLike,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    **run: Any,
+) -> None:
+    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it is there.
+
+    Args:
+        texts, sentences, tokenizer: what ``write_text_sequences`` was told with ``apart``, and what it gave.
+        teacher: folder or hub name of an encoder with its tokenizer; too long lines are cut for it.
+        output: the file; it appears as a whole.
+        overwrite: write it anew.
+        run: ``device`` and ``fp16``, as of :class:`LibraryEncoder`.
+    """
+    shape = (len(sentences), HuggingFaceEncoder.width_of(teacher))
+    there = npy_header(output)
+    if not overwrite and there is not None and (there.shape, there.dtype) == (shape, VECTOR_DTYPE):
+        return
+    encoder = LibraryEncoder(teacher, layer=HuggingFaceEncoder.layers_of(teacher), **run)
+    own, cut, number = HuggingFaceTokenizer(tokenizer).backend, 0, 0
+    # the lines that have a sequence
+    lines = (line for line in read_text(texts) if line and own.encode(line, add_special_tokens=False).ids)
+    with atomic_open(output) as file, Progress(total=shape[0], desc="vectors of the teacher", unit="line") as progress:
+        header = {"descr": VECTOR_DTYPE.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        while some := list(islice(lines, LINES_AT_ONCE)):
+            vectors, longer = _vectors_of(some, encoder)
+            file.write(vectors.tobytes())
+            cut, number = cut + longer, number + len(some)
+            progress.update(len(some))
+        if number != shape[0]:
+            raise ValueError(f"the text changed while it was read: it had {shape[0]} lines, and has {number} now")
+    if cut:
+        logger.warning("%d of %d lines are longer than the teacher's positions and are cut for it", cut, number)
+
+
+def _vectors_of(lines: list[str], encoder: LibraryEncoder) -> tuple[np.ndarray, int]:
+    """The vectors ``(n, d)`` of lines, and how many of these were cut."""
+    tokenizer, room = encoder.tokenizer, encoder.max_tokens - 2
+    found = [encoding.ids for encoding in tokenizer.backend.encode_batch(lines, add_special_tokens=False)]
+    ids = [[tokenizer.begin_id, *own[:room], tokenizer.end_id] for own in found]
+    vectors = np.zeros((len(lines), encoder.dim), VECTOR_DTYPE)
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    for first in range(0, len(order), BATCH):
+        chosen = order[first : first + BATCH]
+        tokens = padded([ids[index] for index in chosen], encoder.pad)
+        hidden = encoder.hidden_states(tokens)
+        vectors[chosen] = mean_vectors(hidden, tokens.ne(encoder.pad).to(hidden.device)).cpu().numpy()
+    return vectors, sum(len(own) > room for own in found)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence with the teacher's vector."""
+
+    input_ids: np.ndarray  # (T,) int64, special tokens included
+    vector: np.ndarray  # (d,) float32
+
+
+class SentenceVectors(Dataset):
+    """Sentences with the vectors ``(n, d)`` of a teacher; ValueError if their numbers differ."""
+
+    def __init__(self, input_ids: Any, vectors: np.ndarray) -> None:
+        self.sequences, self.vectors = TokenSequences.of(input_ids), vectors
+        if len(self.sequences) != len(vectors):
+            raise ValueError(f"there are {len(self.sequences)} sentences and {len(vectors)} vectors")
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> Sentence:
+        return Sentence(self.sequences[index], np.array(self.vectors[index]))
+
+
+class SentenceCollator:
+    """Pads sentences, of which nothing is masked."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.pad = int(tokenizer.pad_token_id)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> dict[str, Tensor]:
+        """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d); ``labels`` (B, 1), which the Trainer counts."""
+        return {
+            "labels": torch.zeros(len(sentences), 1, dtype=torch.int64),
+            "input_ids": padded([one.input_ids for one in sentences], self.pad),
+            "attention_mask": padded([np.ones_like(one.input_ids) for one in sentences], 0),
+            "vectors": torch.from_numpy(np.stack([one.vector for one in sentences])),
+        }

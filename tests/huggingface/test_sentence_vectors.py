@@ -1,0 +1,87 @@
+"""Sentence vectors of a teacher, and a student that learns them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from mlsm_plugin.huggingface import SentenceVectorModel
+from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
+from mlsm_plugin.huggingface.text_sequences import write_text_sequences
+from tests import tiny_hf_models
+from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
+
+
+@pytest.fixture(scope="module")
+def made(english_text: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``text.txt``, the tokenizer of a ``student``, and a ``teacher`` with another one."""
+    root = tmp_path_factory.mktemp("vectors")
+    lines = [line for line in english_text[0].read_text(encoding="utf-8").splitlines() if line][:60]
+    # a blank line, one without tokens for the student, and one that is too long for both
+    lines[5:5] = ["", "\u200b", "a name is bound " * 40, ""]
+    (root / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tiny_hf_models.make_tokenizer("word_piece", root / "text.txt", root / "student")
+    tiny_hf_models.make_model("roberta", root / "text.txt", root / "teacher")
+    return root
+
+
+def test_vectors_are_the_means_of_the_library(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text, student, teacher = (made / name for name in ("text.txt", "student", "teacher"))
+    sentences, _ = write_text_sequences([text], student, tmp_path / "tokens", max_length=24, apart=True)
+    with caplog.at_level(logging.WARNING):
+        write_vectors([text], sentences, student, teacher, tmp_path / "vectors.npy", device="cpu")
+    lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line not in ("", "\u200b")]
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    long = sum(len(tokenizer(line)["input_ids"]) > 68 for line in lines)
+    assert 0 < long < 20
+    assert f"{long} of 61 lines are longer than the teacher's positions" in caplog.text
+    vectors = np.load(tmp_path / "vectors.npy")
+    assert (vectors.dtype, vectors.shape) == (np.float32, (len(lines), 32))
+    model = AutoModel.from_pretrained(teacher).double().eval()
+    for line, vector in zip(lines, vectors, strict=True):
+        batch = tokenizer(line, truncation=True, max_length=68, return_tensors="pt")
+        with torch.no_grad():
+            expected = model(**batch).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+    own = AutoTokenizer.from_pretrained(student)
+    wanted = [own(line, truncation=True, max_length=24)["input_ids"] for line in lines]
+    assert [ids.tolist() for ids in sentences] == wanted
+    before = (tmp_path / "vectors.npy").stat().st_mtime_ns
+    write_vectors([text], sentences, student, teacher, tmp_path / "vectors.npy", device="cpu")
+    assert (tmp_path / "vectors.npy").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="the text changed while it was read: it had 61 lines, and has 122 now"):
+        write_vectors([text, text], sentences, student, teacher, tmp_path / "other.npy", device="cpu")
+    assert not (tmp_path / "other.npy").exists()
+
+
+def test_the_student_learns_the_vectors() -> None:
+    ids, random = random_ids(6), np.random.default_rng(1)
+    data = SentenceVectors(ids, random.normal(size=(6, 32)).astype(np.float32))
+    batch = SentenceCollator(make_tokenizer())([data[index] for index in range(6)])
+    stock = tiny_bert(1).eval()
+    with torch.no_grad():
+        means = [stock.bert(torch.tensor(own[None])).last_hidden_state[0].mean(dim=0) for own in ids]
+    expected = float((torch.stack(means) - torch.from_numpy(data.vectors)).square().mean())
+    model = SentenceVectorModel.of(tiny_bert(1), width=32)
+    found = model.eval()(**batch)
+    assert float(found["loss"]) == pytest.approx(expected, rel=1e-4)
+    assert model.means_of(found["parts"].sum(0)) == {"vector_loss": pytest.approx(expected, rel=1e-4)}
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(30):
+        optimizer.zero_grad()
+        model.train()(**batch)["loss"].backward()
+        assert all(one.grad is not None for name, one in model.named_parameters() if name.startswith("cls"))
+        optimizer.step()
+    assert float(model.eval()(**batch)["loss"]) < 0.5 * expected
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="the teacher's vectors are 48 wide, those of the model 32"):
+        SentenceVectorModel.of(tiny_bert(), width=48)
+    with pytest.raises(ValueError, match="there are 3 sentences and 2 vectors"):
+        SentenceVectors(random_ids(3), np.zeros((2, 4), np.float32))
