@@ -40,8 +40,8 @@ WITHOUT_FAIRSEQ = ("core", "huggingface")  # by the layers, they import no other
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 LARGEST_FILE = 400
 # what one must hold in mind; each of these is raised with a reason only
-MOST_LINES = 26_620  # 1,250 for `mlsm babylm`, 450 for DeBERTa, 120 for published models, 300 for distillation
-MOST_FILES = 211  # with sentence vectors
+MOST_LINES = 26_740  # 1,250 for `mlsm babylm`, 450 for DeBERTa, 550 for published models, distillation and T5
+MOST_FILES = 213  # with sentence vectors and T5
 MOST_COMMANDS = 17  # with `mlsm babylm`
 MOST_OPTIONS = 117  # 3 of `mlsm babylm` alone, --metric of `mlsm finetune`, `mlsm convert --npm`, 2 of distillation
 MOST_OPTIONS_OF_ALL_COMMANDS = 274  # with the 20 of `mlsm babylm`, and the others that are above

@@ -71,6 +71,7 @@ TOKENIZER_OF = {
     "xlm-roberta": "unigram",
     "camembert": "unigram",
     "modernbert": "modern_byte_level",
+    "deberta": "modern_byte_level",
     "deberta-v2": "deberta_unigram",
 }
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -79,6 +80,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     }},
+    "deberta": {
+        "relative_attention": True, "pos_att_type": "c2p|p2c", "max_relative_positions": -1,
+        "position_biased_input": False, "type_vocab_size": 0,
+    },
     # as DeBERTa-v3, with fewer buckets
     "deberta-v2": {
         "relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "norm_rel_ebd": "layer_norm",

@@ -2,33 +2,46 @@
 
 import argparse
 import sys
+from typing import Any
 
 from mlsm_plugin.cli.coding_options import add_checkpoint, add_device, check_positive
+from mlsm_plugin.core.files.hf_files import is_hf
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "texts with gaps, each in quotes, such as 'The <extra_id_0> walks in <extra_id_1> park'"
     parser.add_argument("texts", nargs="+", metavar="TEXT", help=text)
-    add_checkpoint(parser)
+    add_checkpoint(parser, help="checkpoint of the model, its folder, or hf: and the folder or hub name of a T5")
     parser.add_argument(
         "--beam", type=int, default=4, metavar="N", help="number of hypotheses that the beam search keeps"
     )
     parser.add_argument(
-        "--max-length", type=int, metavar="N", help="longest target in tokens (default: the model's positions)"
+        "--max-length", type=int, metavar="N", help="longest target in tokens (default: the model's positions; T5: 512)"
     )
     add_device(parser)
+
+
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    """Whether the model is not a T5 of Hugging Face."""
+    return not is_hf(args.checkpoint)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Print each text with its gaps filled, and the fillers with their scores."""
     from mlsm_plugin.core.hidden_states.devices import default_device
-    from mlsm_plugin.hub import from_pretrained
-    from mlsm_plugin.hub.infilling import DenoisingHubInterface
 
     check_positive(args, "beam", "max_length")
-    model = from_pretrained(args.checkpoint)
-    if not isinstance(model, DenoisingHubInterface):
-        raise ValueError(f"{args.checkpoint} is not a denoising model; train one with --task span_denoising")
+    model: Any
+    if is_hf(args.checkpoint):
+        from mlsm_plugin.huggingface.t5_infilling import T5Infiller
+
+        model = T5Infiller(args.checkpoint)
+    else:
+        from mlsm_plugin.hub import DenoisingHubInterface, from_pretrained
+
+        model = from_pretrained(args.checkpoint)
+        if not isinstance(model, DenoisingHubInterface):
+            raise ValueError(f"{args.checkpoint} is not a denoising model; train one with --task span_denoising")
     model.to(default_device(args.device))
     for text in args.texts:
         filled = model.infill(text, beam=args.beam, max_length=args.max_length)

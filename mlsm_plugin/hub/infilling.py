@@ -1,44 +1,16 @@
 """Filling the gaps of a text with a trained denoising model."""
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.data import encoders
 from torch import Tensor
 
-from mlsm_plugin.core.masking.span_corruption import filler_places
+from mlsm_plugin.core.masking.span_corruption import filled
+from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.fairseq_door.seams.model_parts import best_hypothesis
-from mlsm_plugin.fairseq_door.text.masked_text import encode_with_sentinels, sentinel_symbols
-
-
-@dataclass(frozen=True)
-class Filler:
-    """The text that the model puts in the place of a sentinel, such as ``<extra_id_0>``.
-
-    The score is the mean log-probability (nats) of the sentinel and the tokens of the filler; -inf if the model did not
-    write the sentinel.
-    """
-
-    sentinel: str
-    text: str
-    score: float
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the model did not write the sentinel."""
-        return self.score == -math.inf
-
-
-@dataclass(frozen=True)
-class Infilling:
-    """A text with its gaps filled."""
-
-    text: str
-    fillers: tuple[Filler, ...]  # in the order of the text
-    target: str  # what the model wrote, as text with sentinels
+from mlsm_plugin.fairseq_door.text.masked_text import encode_with_sentinels
 
 
 class DenoisingHubInterface(torch.nn.Module):
@@ -97,27 +69,18 @@ class DenoisingHubInterface(torch.nn.Module):
         """
         source = self.encode(text)
         check_known([text], self.bpe, self.dictionary, self.max_unk_rate)
-        wanted = [token for token in source.tolist() if token in set(self.sentinels)]
-        if not wanted:
-            raise ValueError(f"the text has no gap: write <extra_id_0> where words are missing, in {text!r}")
+        check_has_gap([token for token in source.tolist() if token in set(self.sentinels)], text)
         limit = int(self.model.decoder.max_positions()) - 1
         target, scores = best_hypothesis(
             self.task, self.model, source.to(self.device), beam=beam, max_length=min(max_length or limit, limit)
         )
-        return self._filled(source.tolist(), wanted, target, scores)
+        return self._filled(source.tolist(), target, scores)
 
-    def _filled(self, source: list[int], wanted: list[int], target: list[int], scores: list[float]) -> Infilling:
-        places = filler_places(target, sentinels=self.sentinels, eos=self.dictionary.eos())
-        fillers, whole = [], []
-        for token in source[:-1]:
-            if token not in wanted:
-                whole.append(token)
-                continue
-            place = places.get(token)
-            tokens = [] if place is None else [target[i] for i in place]
-            own = [] if place is None else [scores[i] for i in (place.start - 1, *place)]
-            whole += tokens
-            score = sum(own) / len(own) if own else -math.inf
-            symbols = [self.dictionary[token] for token in tokens]
-            fillers.append(Filler(self.dictionary[token], self._joined(symbols), score))
+    def _filled(self, source: list[int], target: list[int], scores: list[float]) -> Infilling:
+        marks = {"sentinels": self.sentinels, "eos": self.dictionary.eos()}
+        whole, found = filled(source, target, scores, **marks)
+        fillers = [
+            Filler(self.dictionary[token], self._joined([self.dictionary[one] for one in ids]), score)
+            for token, ids, score in found
+        ]
         return Infilling(self.decode(whole), tuple(fillers), self.decode(target))

@@ -17,8 +17,9 @@ from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # numbered from the padding id + 1
 # encoders whose output is that of their last layer, for ModernBERT after a norm
-SUPPORTED = tuple(sorted(("bert", "deberta-v2", "distilbert", "electra", "modernbert", *POSITIONS_AFTER_PADDING)))
-FEWEST_LAYERS = {"deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
+_OTHERS = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert")  # numbered from 0, or relative
+SUPPORTED = tuple(sorted((*_OTHERS, *POSITIONS_AFTER_PADDING)))
+FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
 PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it collects hidden states
 HEAD_OF_DEBERTA = "lm_predictions."  # transformers reads it only if the configuration says that it is not "legacy"
@@ -167,7 +168,7 @@ def load_model(
             "false in its config.json"
         )
     if missing:
-        why = "" if kind == "AutoModel" else "; it was saved without a masked-LM head"
+        why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
     return model
 

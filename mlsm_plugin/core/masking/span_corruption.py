@@ -4,6 +4,7 @@ Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to
 needs only numpy and torch: :class:`SpanCorruptionCollator` works in any PyTorch training loop.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,6 +222,26 @@ def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: in
         found[tokens[place]] = range(place + 1, end)
         end = place
     return found
+
+
+def filled(
+    source: Sequence[int], target: Sequence[int], scores: Sequence[float], *, sentinels: Sequence[int], eos: int
+) -> tuple[list[int], list[tuple[int, list[int], float]]]:
+    """The ids of a source, without EOS, in which a target's fillers replace the sentinels; and these fillers.
+
+    A filler is its sentinel, its ids, and the mean score of both; ``scores`` are log-probabilities of the target's
+    tokens, in nats. Without its sentinel in the target, a filler is empty and has the score -inf.
+    """
+    places, fillers, whole = filler_places(target, sentinels=sentinels, eos=eos), [], []
+    for token in source:
+        if token not in sentinels:
+            whole += [token] if token != eos else []
+            continue
+        place = places.get(token, range(0))
+        own = [scores[i] for i in (place.start - 1, *place)] if token in places else [-math.inf]
+        fillers.append((token, [target[i] for i in place], sum(own) / len(own)))
+        whole += fillers[-1][1]
+    return whole, fillers
 
 
 def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.word_boundaries import as_rest_of_a_word
+from mlsm_plugin.core.text.infilled_text import sentinel_symbols, sentinels_in
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
 
 MASK = "<mask>"
@@ -65,11 +66,6 @@ def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: i
 DEFAULT_SENTINELS = 100
 
 
-def sentinel_symbols(number: int) -> list[str]:
-    """``<extra_id_0>``, ``<extra_id_1>``, ...: the symbols for the first, second, ... span of a text."""
-    return [f"<extra_id_{i}>" for i in range(number)]
-
-
 def dictionary_with_sentinels(folder: PathLike, number: int) -> tuple[Dictionary, np.ndarray]:
     """The dictionary of a binarized dataset or tokenizer with ``number`` sentinels appended, and their ids.
 
@@ -88,18 +84,9 @@ def encode_with_sentinels(
     sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice.
     """
     ids: list[int] = []
-    seen: set[str] = set()
+    sentinels_in(text, num_sentinels)  # raises the error
     for number, part in enumerate(re.split(r"(<extra_id_\d+>)", text)):
         if number % 2:
-            number_text = part[len("<extra_id_") : -1]
-            if number_text != str(int(number_text)) or int(number_text) >= num_sentinels:
-                raise ValueError(
-                    f"{part} is not one of the {num_sentinels} sentinels; "
-                    f"use <extra_id_0> to <extra_id_{num_sentinels - 1}>"
-                )
-            if part in seen:
-                raise ValueError(f"{part} occurs twice; give each gap its own sentinel")
-            seen.add(part)
             ids.append(dictionary.index(part))
         elif part.strip():
             ids += _ids_after_a_gap(part, pieces_of(part.strip()), dictionary, gap=number > 0)

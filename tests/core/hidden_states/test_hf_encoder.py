@@ -50,7 +50,7 @@ def test_binarized_text_holds_the_librarys_tokens(pipeline: Pipeline, roberta: P
 
 
 # models whose positions are relative: they run on longer samples than they are made for
-RELATIVE = ("deberta-v2", "modernbert")
+RELATIVE = ("deberta", "deberta-v2", "modernbert")
 # further settings that decide how a model is cut: the convolution of DeBERTa-v2-xlarge, embeddings of another width,
 # positions in the embeddings and separate projections of positions; and ModernBERT's type of each layer
 LONG_TO_TRAIN = ("camembert", "xlm-roberta")  # whose tokenizers take a second or two

@@ -1,0 +1,82 @@
+"""Filling the gaps of a text with a stock T5 (v1.0 or v1.1, or one that was trained further); needs no fairseq."""
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.hf_files import hf_folder
+from mlsm_plugin.core.hidden_states.hf_encoder import load_model, supported_config
+from mlsm_plugin.core.masking.span_corruption import filled
+from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
+from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols, sentinels_in
+from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, UnknownTokens
+
+LONGEST_TARGET = 512  # as T5 was trained
+
+
+class T5Infiller:
+    """A ``T5ForConditionalGeneration`` with its tokenizer, in eval mode, from a folder or hub name.
+
+    ValueError if it is no T5, its weights cannot be read, or its tokenizer has no ``<extra_id_0>``.
+    """
+
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that infill() takes
+
+    def __init__(self, name: PathLike) -> None:
+        folder = hf_folder(name, weights=True)
+        self.model = load_model(folder, supported_config(folder, ["t5"]), "T5ForConditionalGeneration").float().eval()
+        self.tokenizer = load_fast_tokenizer(folder)
+        vocabulary = self.tokenizer.get_vocab()
+        number = next(n for n in range(len(vocabulary) + 1) if f"<extra_id_{n}>" not in vocabulary)
+        if number == 0:
+            raise ValueError(f"the tokenizer of {folder} has no <extra_id_0>; use the tokenizer of a T5")
+        self.sentinels = [vocabulary[symbol] for symbol in sentinel_symbols(number)]
+
+    def to(self, device: str | torch.device) -> None:
+        """Move the model."""
+        self.model.to(device)
+
+    @torch.no_grad()
+    def infill(self, text: str, beam: int = 4, *, max_length: int | None = None) -> Infilling:
+        """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
+
+        ``max_length`` is the longest target in tokens; None: 512. The search also ends with the sentinel after the last
+        one of the text. ValueError if the text has no sentinel, one that the tokenizer lacks, or one twice, or too many
+        unknown tokens.
+        """
+        wanted = sentinels_in(text, len(self.sentinels))
+        check_has_gap(wanted, text)
+        source = self._encoded(text)
+        gaps = [self.tokenizer.convert_tokens_to_ids(symbol) for symbol in wanted]
+        closing = self.sentinels[max(map(self.sentinels.index, gaps)) + 1 :][:1]
+        found = self.model.generate(
+            source[None].to(self.model.device),
+            num_beams=beam,
+            do_sample=False,
+            max_new_tokens=max_length or LONGEST_TARGET,
+            eos_token_id=[self.tokenizer.eos_token_id, *closing],
+        )
+        target = found[:, 1:]  # without the token that begins it
+        logits = self.model(input_ids=source[None].to(self.model.device), labels=target).logits.float()
+        scores = logits.log_softmax(dim=-1).gather(2, target[..., None])[0, :, 0].tolist()
+        return self._filled(source.tolist(), target[0].tolist(), scores)
+
+    def _encoded(self, text: str) -> Tensor:
+        """Ids ``(T,)`` of the text, EOS included."""
+        found, unknown = self.tokenizer(text, return_offsets_mapping=True), UnknownTokens()
+        unknown.add(text, found["input_ids"], found["offset_mapping"], self.tokenizer.unk_token_id)
+        unknown.check("the text", self.max_unk_rate, remedy="use a model that knows such text")
+        return torch.tensor(found["input_ids"])
+
+    def _filled(self, source: list[int], target: list[int], scores: list[float]) -> Infilling:
+        whole, found = filled(source, target, scores, sentinels=self.sentinels, eos=self.tokenizer.eos_token_id)
+        fillers = [
+            Filler(self.tokenizer.convert_ids_to_tokens(token), self._text(ids), score) for token, ids, score in found
+        ]
+        return Infilling(self._text(whole), tuple(fillers), self._text(target, special=True))
+
+    def _text(self, ids: list[int], *, special: bool = False) -> str:
+        if special:  # those that begin, end and pad are no text
+            ids = [token for token in ids if token not in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)]
+        how = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(ids, **how)).strip()
