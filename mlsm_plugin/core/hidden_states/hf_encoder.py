@@ -1,5 +1,6 @@
 """Hidden states of one layer of a Hugging Face encoder, for Hugging Face's own ids and for fairseq's."""
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from mlsm_plugin.core.files.hf_files import check_read, first_line, hf_folder, i
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
+
+logger = logging.getLogger(__name__)
 
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # numbered from the padding id + 1
 # encoders whose output is that of their last layer, for ModernBERT after a norm
@@ -161,7 +164,10 @@ def load_model(
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
     if not needs_head:
-        missing = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+        kept = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+        if len(kept) < len(missing):
+            logger.warning("%s has no masked-LM head; a new one is drawn, which is not trained", folder)
+        missing = kept
     if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
         raise ValueError(
             f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '
