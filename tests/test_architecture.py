@@ -40,7 +40,7 @@ WITHOUT_FAIRSEQ = ("core", "huggingface")  # by the layers, they import no other
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
 LARGEST_FILE = 400
 # what one must hold in mind; each of these is raised with a reason only
-MOST_LINES = 26_740  # 1,250 for `mlsm babylm`, 450 for DeBERTa, 550 for published models, distillation and T5
+MOST_LINES = 26_750  # 1,250 for `mlsm babylm`, 450 for DeBERTa, 550 for published models, distillation and T5
 MOST_FILES = 213  # with sentence vectors and T5
 MOST_COMMANDS = 17  # with `mlsm babylm`
 MOST_OPTIONS = 117  # 3 of `mlsm babylm` alone, --metric of `mlsm finetune`, `mlsm convert --npm`, 2 of distillation
