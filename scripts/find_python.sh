@@ -1,8 +1,8 @@
 #!/bin/sh
-# Prints the best Python for this project: 3.12 (fairseq comes as a wheel), then 3.11 (it is built from
-# source). An interpreter counts only if it runs and can make virtual environments.
-# A test compares these versions with requires-python in pyproject.toml.
-for version in 3.12 3.11; do
+# Prints the best Python for this project: 3.12 (fairseq comes as a wheel), then 3.13 and 3.11 (it is built
+# from source). An interpreter counts only if it runs and can make virtual environments.
+# A test compares these versions with pyproject.toml.
+for version in 3.12 3.13 3.11; do
     minor=${version#3.}
     for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version"*/bin/python3 python3 python; do
         if "$candidate" -c "import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, $minor))" >/dev/null 2>&1; then
@@ -15,5 +15,5 @@ for version in 3.12 3.11; do
         fi
     done
 done
-echo "no usable Python 3.12 or 3.11 found (with venv); install one, or name it: make setup PYTHON=/path/to/python3.12" >&2
+echo "no usable Python 3.12, 3.13 or 3.11 found (with venv); install one, or name it: make setup PYTHON=/path/to/python3.12" >&2
 exit 1

@@ -10,6 +10,7 @@ from mlsm_plugin.fairseq_door.seams.installation import (
     conflicts,
     fairseq_problem,
     import_compiled_parts,
+    requires_fairseq,
     versions,
 )
 
@@ -30,11 +31,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     problem = fairseq_problem()
     rows = [("ok", "Python", platform.python_version(), "")]
     rows += [("ok" if version else "--", name, version or "missing", "") for name, version in versions().items()]
-    rows += [("BAD", "fairseq", "", problem)] if problem else []
+    rows += [("BAD" if requires_fairseq() else "--", "fairseq", "", problem)] if problem else []
     rows += [("BAD", name, said, "") for name, _, said in (line.partition(" ") for line in conflicts())]
     bad = sum(mark == "BAD" for mark, *_ in rows)
     if not bad:
-        rows += _imported()
+        rows += _imported(with_fairseq=problem is None)
         bad = sum(mark == "BAD" for mark, *_ in rows)
     for mark, component, version, remark in rows:
         print(f"{mark:>4}  {component:<15} {version:<18} {remark}".rstrip())
@@ -44,15 +45,16 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return int(bad > 0)
 
 
-def _imported() -> Iterator[Row]:
+def _imported(*, with_fairseq: bool) -> Iterator[Row]:
     """What only an import can show: compiled extensions and devices."""
     import torch
 
     from mlsm_plugin.core.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16
 
     try:
-        import_compiled_parts()
-        yield "ok", "fairseq C code", "compiled", ""
+        if with_fairseq:
+            import_compiled_parts()
+            yield "ok", "fairseq C code", "compiled", ""
     except ImportError as error:
         fix = f"fix: {INSTALL} --force-reinstall --no-deps fairseq-fixed"
         yield "BAD", "fairseq C code", "missing", f"{error}; {fix}"

@@ -20,9 +20,10 @@ from tests.conftest import REPOSITORY
 
 pytest.importorskip("setuptools", minversion="70.1", reason="older ones need the package `wheel` to build one")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+FAIRSEQ = 'fairseq-fixed>=0.12.3; python_version < "3.14"'
 SOURCES = (
     *("mlsm_plugin", "tests", "scripts", "research", "examples"),
-    *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
+    *("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", "constraints.txt"),
 )
 
 
@@ -99,13 +100,28 @@ def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
     assert metadata["Version"] == __version__
     assert metadata["License"] == "MIT"
     pythons = SpecifierSet(metadata["Requires-Python"])
-    versions = ("3.10.18", "3.11.0", "3.12.9", "3.13.0")
-    assert [version in pythons for version in versions] == [False, True, True, False]
-    assert metadata.get_all("Provides-Extra") == ["retrieval", "plot", "hf", "test", "dev"]
-    requirements = metadata.get_all("Requires-Dist")
-    assert {"fairseq-fixed>=0.12.3", "torch>=2.6", 'faiss-cpu>=1.8; extra == "retrieval"'} <= set(requirements)
+    versions = ("3.10.18", "3.11.0", "3.13.9", "3.14.0")
+    assert [version in pythons for version in versions] == [False, True, True, True]
+    assert metadata.get_all("Provides-Extra") == ["fairseq", "retrieval", "plot", "hf", "test", "dev"]
+    requirements = set(metadata.get_all("Requires-Dist"))
+    assert {FAIRSEQ, "spams-bin>=2.6", "torch>=2.6", 'faiss-cpu>=1.8; extra == "retrieval"'} <= requirements
     assert len(metadata.get_all("Project-URL")) == 4
     assert metadata.get_payload().startswith("# mlsm_plugin\n")
+
+
+def test_a_source_distribution_leaves_fairseq_to_an_extra(tmp_path: Path) -> None:
+    source, made = copy_sources(tmp_path / "source"), tmp_path / "made"
+    build = "from setuptools import build_meta; build_meta.{}({!r})"
+    for folder, what in ((source, "build_sdist"), (tmp_path / f"mlsm_plugin-{__version__}", "build_wheel")):
+        command = [sys.executable, "-c", build.format(what, str(made))]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True, env=clean_environment())
+        if what == "build_sdist":
+            shutil.unpack_archive(made / f"mlsm_plugin-{__version__}.tar.gz", tmp_path)
+    (wheel,) = made.glob("*.whl")
+    requirements = metadata_of(wheel).get_all("Requires-Dist")
+    named = [text for text in requirements if text.startswith(("fairseq", "spams"))]
+    assert named == [f'{FAIRSEQ} and extra == "fairseq"', 'spams-bin>=2.6; extra == "fairseq"']
+    assert "torch>=2.6" in requirements
 
 
 def test_a_build_with_another_python_is_refused_in_one_line(tmp_path: Path) -> None:

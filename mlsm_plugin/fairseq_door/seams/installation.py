@@ -11,6 +11,7 @@ from importlib import metadata
 DISTRIBUTION = "mlsm_plugin"
 INSTALL = "pip install -c constraints.txt"
 FIXED, ORIGINAL = "fairseq-fixed", "fairseq"  # the second does not import on Python 3.11 and newer
+NO_FAIRSEQ = (3, 14)  # the Python from which on neither imports
 DEVELOPMENT = re.compile(r"extra == .(test|dev)\b")
 # the subcommands of `mlsm` that work where fairseq is not installed
 WITHOUT_FAIRSEQ = ("adapt", "binarize --format sequences", "encode, of sequences", "convert, of dictionaries")
@@ -28,7 +29,7 @@ def installed_version(distribution: str) -> str | None:
 def fairseq_problem() -> str | None:
     """Why fairseq cannot be used, and the fix, in one line; None if nothing speaks against it."""
     fixed, original = installed_version(FIXED), installed_version(ORIGINAL)
-    install = f"{INSTALL} {FIXED}"
+    install = f"{INSTALL} {FIXED}" if requires_fairseq() else f"pip install '{DISTRIBUTION}[fairseq]'"
     if fixed and original:
         return (
             f"fairseq {original} and fairseq-fixed {fixed} are both installed and overwrite each other; "
@@ -36,7 +37,18 @@ def fairseq_problem() -> str | None:
         )
     if original:
         return f"fairseq {original} does not import on Python 3.11 and newer; fix: pip uninstall fairseq; {install}"
+    if sys.version_info >= NO_FAIRSEQ:
+        return "fairseq does not import on Python {}.{} and newer; use an older one".format(*NO_FAIRSEQ)
     return None if fixed else f"fairseq is missing; fix: {install}"
+
+
+def requires_fairseq() -> bool:
+    """Whether this installation requires fairseq, as that of a checkout does; a wheel leaves it to an extra."""
+    try:
+        needed = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return True
+    return any(text.startswith(FIXED) and "extra ==" not in text for text in needed) and sys.version_info < NO_FAIRSEQ
 
 
 def versions() -> dict[str, str | None]:

@@ -81,5 +81,5 @@ for _ in range(3):
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["12.0"] * 3
-    assert found.stderr.count("FutureWarning") == 1
+    assert found.stderr.count(": FutureWarning: ") == 1
     assert "CSR" not in found.stderr
