@@ -1,6 +1,7 @@
 # make demo    set up, then raw text to a trained MLSM model with a report (at most 6 minutes on 2 cores)
 # make test    set up, then lint, types and the tests of the fast lane (at most 5 minutes on 2 cores)
 # make test-all  the same, then the slow lane: everything else that needs no GPU
+# make docs    the documentation site, build/docs/index.html; a broken link or a missing docstring fails
 # PYTHON=...   another interpreter; it gets its own environment, .venv-X.Y
 # CORPUS=...   the demo on your own text (one sentence a line, blank lines between documents)
 SHELL := /bin/sh
@@ -16,12 +17,13 @@ else
 endif
 STAMP := $(VENV)/.installed
 DEMO_DIR ?= demo
+REPORT = $(firstword $(wildcard $(DEMO_DIR)/report.html) build/demo/report.html)
 # test files that run at the same time, each with one thread: more threads do not speed up tiny models
 JOBS ?= 2
 # bytecode is kept: the tests start many processes, which would else compile this package again
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-fast test-slow test-all lint format clean
+.PHONY: setup demo docs test test-fast test-slow test-all lint format clean
 
 setup: $(STAMP)
 
@@ -37,6 +39,18 @@ $(STAMP): pyproject.toml setup.py constraints.txt scripts/find_python.sh
 
 demo: setup
 	$(VENV)/bin/python examples/mlsm/demo.py --output $(DEMO_DIR) $(if $(CORPUS),--corpus '$(CORPUS)')
+
+docs: setup $(REPORT)
+	rm -rf build/docs
+	REPORT=$(REPORT) $(VENV)/bin/sphinx-build -q -W --keep-going -c docs . build/docs
+	@echo '<!doctype html><meta http-equiv="refresh" content="0; url=README.html">' > build/docs/index.html
+	@echo "the site: build/docs/index.html"
+
+# the report on the site is that of the demo, or else of a demo with little text and few updates
+build/demo/report.html: | setup
+	$(VENV)/bin/python scripts/collect_corpus.py --output build/text --max-megabytes 0.6
+	$(VENV)/bin/python examples/mlsm/demo.py --corpus build/text/train.txt --output build/demo \
+	  --auxiliary-updates 300 --updates 20
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -60,4 +74,4 @@ format: setup
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(DEMO_DIR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DEMO_DIR) build docs/reference dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

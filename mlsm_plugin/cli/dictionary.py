@@ -7,6 +7,7 @@ from mlsm_plugin.cli.coding_options import add_auxiliary, add_block_options, add
 from mlsm_plugin.cli.next_commands import encode_command, print_next
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
+from mlsm_plugin.core.files.metric_log import MetricLog
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_auxiliary(parser)
     add_output(parser, "folder for the weights and meta.json")
     add_settings(parser, LearningSettings)
+    add_settings(parser, MetricLog)
     parser.add_argument("--overwrite", action="store_true", help="replace a dictionary that is already there")
     add_block_options(parser)
 
@@ -23,7 +25,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.fairseq_door.coding.corpus_coding import learn_from_split
 
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
-    settings = settings_of(LearningSettings, args)
+    settings = settings_of(LearningSettings, args, log=settings_of(MetricLog, args))
     if not learn_from_split(args.data_bin, args.auxiliary, output, settings, blocks, overwrite=args.overwrite):
         print(f"nothing to do, {output} is complete")
         return 0

@@ -15,10 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="metrics to draw (default: all)")
     parser.add_argument("--dpi", type=int, default=110, help="resolution of the picture")
+    text = "follow the runs until they are over: write NAME.html, too, which a browser loads anew by itself"
+    parser.add_argument("--watch", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Read the logs and draw."""
+    from mlsm_plugin.reports.live_page import watch
     from mlsm_plugin.reports.training_log import draw_curves, log_file_of, read_training_log
 
     check_positive(args, "dpi")
@@ -29,7 +32,16 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     ]
     if len(names) != len(files):
         raise ValueError(f"--names has {len(names)} names for {len(files)} runs")
-    logs = list(zip(names, map(read_training_log, files), strict=True))
-    panels = draw_curves(logs, f"{args.output}.png", metrics=args.metrics, dpi=args.dpi)
-    print(f"{args.output}.png: {panels} panels of {len(logs)} runs")
+
+    def draw() -> None:
+        logs = list(zip(names, map(read_training_log, files), strict=True))
+        panels = draw_curves(logs, f"{args.output}.png", metrics=args.metrics, dpi=args.dpi)
+        if not args.watch:
+            print(f"{args.output}.png: {panels} panels of {len(logs)} runs")
+
+    if args.watch:
+        print(f"following {len(files)} runs; open {args.output}.html", flush=True)
+        watch(files, f"{args.output}.png", f"{args.output}.html", draw)
+    else:
+        draw()
     return 0

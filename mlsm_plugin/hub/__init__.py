@@ -32,8 +32,8 @@ def from_pretrained(
         overrides: further model or task options.
 
     Returns:
-        the model in eval mode, on the CPU: a :class:`MlsmHubInterface`, or a
-        :class:`mlsm_plugin.hub.infilling.DenoisingHubInterface` for a model of ``span_denoising``.
+        a :class:`MlsmHubInterface`, or for a model of ``span_denoising`` a
+        :class:`mlsm_plugin.hub.infilling.DenoisingHubInterface`; in eval mode, on the CPU.
 
     Raises:
         FileNotFoundError: the folder, a checkpoint, the dictionary or the tokenizer is missing.

@@ -118,7 +118,8 @@ class MlsmHubInterface(RobertaHub):
             settings: fields of :class:`mlsm_plugin.retrieval.phrase_filling.FillingSettings`.
 
         Returns:
-            a list of :class:`PhraseCandidate` for the mask; a list of such lists if there are several masks.
+            a list of :class:`~mlsm_plugin.retrieval.phrase_filling.PhraseCandidate` for the mask; a list of such lists
+            if there are several masks.
         """
         from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
         from mlsm_plugin.retrieval.phrase_filling import FillingSettings, PhraseFiller

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import save_pretrained
+from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
@@ -66,6 +67,8 @@ WITH_CODES = ("mlsm", "mlsm+mlm")
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 PARTS = ("train", "valid")  # of the text
+NOT_DECIDING = ("device", "log")  # of what is learned
+LOGS = Path("checkpoints", "runs")  # of TensorBoard
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 
 
@@ -187,13 +190,20 @@ class _Run:
         self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
             last = HuggingFaceEncoder.layers_of(settings.coded_model)
-            self.learning = replace(settings.learning or LearningSettings(layer=last, coder="topk"), device=self.device)
+            learning = settings.learning or LearningSettings(layer=last, coder="topk")
+            self.learning = replace(learning, device=self.device, log=self._log(learning))
         self.length = settings.max_length or default_max_length(source)
         limit = min(map(HuggingFaceEncoder.usual_tokens_of, {*same}))
         if self.length > limit:
             raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
         # last, as it takes longest; the training opens them again
         head_of(load_masked_lm(source)) if self.learning is not None else self._without_codes()
+
+    def _log(self, learning: LearningSettings) -> MetricLog:
+        """Where the training of an SAE is logged: where the Trainer logs, if it is one of these two."""
+        names = self.settings.training.report_to if learning.coder != LASSO else []
+        board = str(self.output / LOGS / "dictionary") if "tensorboard" in names else None
+        return MetricLog(board, os.environ.get("WANDB_PROJECT", "huggingface") if "wandb" in names else None)
 
     def _processes(self) -> int:
         """Their number for the plan: it decides batches and updates, but any number may read what is finished."""
@@ -226,7 +236,7 @@ class _Run:
             plan["temperature"] = settings.temperature
         if self.learning is not None:
             plan |= {
-                "learning": {name: value for name, value in asdict(self.learning).items() if name != "device"},
+                "learning": {name: value for name, value in asdict(self.learning).items() if name not in NOT_DECIDING},
                 "auxiliary": HuggingFaceEncoder.fingerprint_of(settings.coded_model),
                 "latent_top": settings.latent_top,
             }
@@ -301,6 +311,9 @@ class _Run:
         arguments = training.arguments(self.output / "checkpoints")
         optimizers = (training.optimizer_of(model), None)
         trainer = prepare(Trainer(model, arguments, data_collator=self.collator, optimizers=optimizers, **both))
+        for callback in trainer.callback_handler.callbacks:
+            if getattr(callback, "logging_dir", "") is None:  # TensorBoard's, which then logs what is before the
+                callback.logging_dir = str(self.output / LOGS / "training")  # training to the present folder
         before = self.output / "before.json"
         if not before.exists():
             figures = trainer.evaluate()

@@ -70,9 +70,10 @@ class PretrainingSequences(_Samples):
     """Sequences of ids for the collators of this package.
 
     ``input_ids`` are as of :class:`TokenSequences`, or one of these. ``codes``, for MLSM, is the folder of the codes of
-    exactly these sequences, which :func:`encode_sequences` wrote; ValueError as of :class:`SequenceCodes`. In the
-    Trainer, :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing sets
-    it, as in evaluation, the masks are always the same.
+    exactly these sequences, which :func:`~mlsm_plugin.huggingface.coding.encode_sequences` wrote; ValueError as of
+    :class:`SequenceCodes`. In the Trainer,
+    :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing sets it, as in
+    evaluation, the masks are always the same.
     """
 
     def __init__(self, input_ids: Any, codes: PathLike | None = None) -> None:

@@ -19,7 +19,7 @@ from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
 
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
-NOT_DECIDING = ("workers", "cpu", "compile")  # what the result does not depend on, up to rounding
+NOT_DECIDING = ("workers", "cpu", "compile", "report_to")  # what the result does not depend on, up to rounding
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class TrainingSettings:
     seed: int = seed("of everything")
     workers: int = option(0, least=0, help="processes that make batches")
     cpu: bool = option(False, help="do not use a GPU")
+    report_to: list[str] = option([], metavar="NAME", help="log to tensorboard, wandb, trackio, ... (default: nowhere)")
 
     def __post_init__(self) -> None:
         check(self)
@@ -77,9 +78,10 @@ class TrainingSettings:
         return values
 
     def arguments(self, checkpoints: PathLike) -> Any:
-        """Hugging Face's ``TrainingArguments``; raises ValueError if this process sees several GPUs."""
+        """Hugging Face's ``TrainingArguments``; ValueError if this process sees several GPUs, or cannot log."""
         import_transformers()
         from transformers import TrainingArguments
+        from transformers.integrations import get_reporting_integration_callbacks
 
         from mlsm_plugin.huggingface.trainer_callback import check_gpus
 
@@ -103,10 +105,15 @@ class TrainingSettings:
             seed=self.seed,
             dataloader_num_workers=self.workers,
             use_cpu=self.on_cpu,
-            report_to=[],
+            report_to=self.report_to,
             ddp_timeout=SECONDS_TO_WAIT,
             average_tokens_across_devices=True,
         )
+        for callback in get_reporting_integration_callbacks(self.report_to):
+            try:
+                callback()  # what the Trainer does when everything is prepared
+            except RuntimeError as error:
+                raise ValueError(f"report_to names what is not installed: {first_line(error)}") from None
         check_gpus(arguments)
         return arguments
 

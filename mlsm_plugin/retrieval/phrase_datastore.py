@@ -188,7 +188,7 @@ class PhraseDatastore:
         return scores, torch.from_numpy(candidates).to(queries.device).gather(1, order)
 
     def positions_of(self, rows: np.ndarray) -> np.ndarray:
-        """Positions in :attr:`tokens` of the keys in ``rows``: int64, of the shape of ``rows``."""
+        """Positions in ``tokens`` of the keys in ``rows``: int64, of the shape of ``rows``."""
         return self._look_up(np.ravel(rows), 1, np.zeros(np.size(rows), np.int64)).reshape(np.shape(rows))
 
     def keys_of(self, rows: np.ndarray) -> np.ndarray:
@@ -219,7 +219,7 @@ class PhraseDatastore:
         return np.searchsorted(self.block_starts, positions, side="right") - 1
 
     def positions_of_blocks(self, blocks: np.ndarray) -> np.ndarray:
-        """Positions in :attr:`tokens` of all tokens of some blocks, in the order of ``blocks``."""
+        """Positions in ``tokens`` of all tokens of some blocks, in the order of ``blocks``."""
         limits = np.append(self.block_starts, len(self.tokens))
         return np.concatenate([np.arange(limits[block], limits[block + 1]) for block in blocks])
 

@@ -19,6 +19,7 @@ from mlsm_plugin.cli import adapt
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
+from tests.tensorboard_files import scalars
 from tests.tiny_hf_models import make_model, make_tokenizer
 
 Capture = pytest.CaptureFixture[str]
@@ -324,3 +325,29 @@ def test_a_student_learns_sentence_vectors(valid: bool, start: Path, tmp_path: P
     line = failing_mlsm(capsys, *words(start, tmp_path / "new", "--teacher", wide, objective="distill-vectors"))
     assert "the teacher's vectors are 48 wide, those of the model 32" in line
     assert not (tmp_path / "new").exists()
+
+
+def test_the_trainer_and_the_autoencoder_log_for_tensorboard(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # its writers name files by the second in which they begin
+    mlsm(*words(start, tmp_path / "out", "--updates", 60, "--evaluate-every", 30, "--report-to", "tensorboard"))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    runs = tmp_path / "out" / "checkpoints" / "runs"
+    assert {"explained_variance", "dead", "l0"} < set(scalars(runs / "dictionary"))
+    logged = scalars(runs / "training")
+    assert set(logged["eval/kl"]) == {0, 30, 60}
+    assert {f"eval/{name}" for name in ("kl", "mlm_loss", "masked_share")} < set(logged)
+    assert {f"train/{name}" for name in ("loss", "kl", "mlm_loss", "masked_share")} < set(logged)
+    mlsm(*words(start, tmp_path / "out", "--updates", 60, "--evaluate-every", 30))  # complete: a log decides nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("tensorbord", "tensorbord is not supported"), ("comet_ml", "not installed")]
+)
+def test_a_log_that_is_impossible_is_refused_first(
+    name: str, message: str, start: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert message in failing_mlsm(capsys, *words(start, tmp_path / "out", "--report-to", name))
+    assert not (tmp_path / "out" / "tokens").exists()

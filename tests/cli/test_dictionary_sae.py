@@ -19,6 +19,7 @@ from mlsm_plugin.core.sparse_coding.sae_training import SaeTrainer
 from mlsm_plugin.hub import from_pretrained
 from tests.cli.coding_runs import contents, meta_of
 from tests.conftest import failing_mlsm, fairseq_train, logged, mlsm
+from tests.tensorboard_files import scalars
 from tests.tiny_models import TRAINED_TOKENS, TinyData
 
 FEW = ("--atoms", 24, "--tokens", 3000, "--batch-size", 100, "--k", 4, "--threads", 1)
@@ -166,3 +167,23 @@ def test_from_the_sae_to_latent_properties(coder: str, tiny: TinyData, tmp_path:
     for run in ("stored", "online"):
         found = from_pretrained(tmp_path / run).latent_properties("The name of the class", topk=3)
         assert all(len(entry.atoms) == 3 for entry in found)
+
+
+def test_the_training_is_logged_for_tensorboard(tiny: TinyData, tmp_path: Path) -> None:
+    plain, board = learn(tiny, tmp_path / "plain"), tmp_path / "board"
+    sae = learn(tiny, tmp_path / "made", "--tensorboard-logdir", board)
+    assert sae.fingerprint == plain.fingerprint
+    assert meta_of(tmp_path / "made") == meta_of(tmp_path / "plain")
+    figures = scalars(board)
+    assert set(figures) == {"loss", "explained_variance", "l0", "dead"}
+    assert all(list(values) == list(range(1, 31)) for values in figures.values())  # 3,000 tokens in batches of 100
+    assert figures["l0"][30] == pytest.approx(4, abs=0.01)
+    assert figures["explained_variance"][30] > figures["explained_variance"][1]
+
+
+def test_a_dictionary_has_no_training_to_log(
+    tiny: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = failing_mlsm(capsys, *words(tiny, tmp_path / "made", "--tensorboard-logdir", tmp_path / "board"))
+    assert "a log of the training needs coder topk or batchtopk" in line
+    assert not (tmp_path / "board").exists()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from pathlib import Path
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event
 
 from mlsm_plugin.reports.training_log import read_training_log
 from tests.conftest import Pipeline, fairseq_train, logged
+from tests.tensorboard_files import scalars
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +62,6 @@ def test_logged_values_of_the_helper_agree(logs: dict[str, Path]) -> None:
     run = subprocess.CompletedProcess([], 0, logs["simple"].read_text("utf-8"), "")
     losses = [float(value) for value in logged(run, "loss")]
     assert [value for _, value in read_training_log(logs["simple"]).train["loss"]] == losses
-
-
-def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Values by update of every scalar in TensorBoard's event files."""
-    found: dict[str, dict[int, float]] = {}
-    for file in folder.glob("events.*"):
-        content, position = file.read_bytes(), 0
-        while position < len(content):  # length, its checksum, the event, its checksum
-            (length,) = struct.unpack_from("<Q", content, position)
-            event = Event.FromString(content[position + 12 : position + 12 + length])
-            position += 12 + length + 4
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    found.setdefault(value.tag, {})[event.step] = value.simple_value
-    return found
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pickle
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import atomic_open
 from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
 from mlsm_plugin.core.files.settings import check, option, seed
@@ -82,9 +83,12 @@ class LearningSettings(ModelRun):
     )  # fmt: skip
     learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
     seed: int = seed("of the sample and the first atoms")
+    log: MetricLog = field(default_factory=MetricLog)
 
     def __post_init__(self) -> None:
         check(self)
+        if self.coder == LASSO and self.log != MetricLog():
+            raise ValueError(f"a log of the training needs coder topk or batchtopk; {LASSO} has no updates to log")
         own, other = (LASSO_DEFAULTS, SAE_DEFAULTS) if self.coder == LASSO else (SAE_DEFAULTS, LASSO_DEFAULTS)
         for name in other.keys() - own.keys():
             if getattr(self, name) is not None:
@@ -215,14 +219,20 @@ def _learned(
     print(f"learning {settings.atoms} latents from {settings.tokens} hidden states", flush=True)
     start = time.perf_counter()
     with torch_threads(settings.threads):
-        sae = learn_sae(stream, sae_settings(settings), output=output, plan=plan, overwrite=overwrite)
+        sae = learn_sae(stream, sae_settings(settings), output=output, plan=plan, overwrite=overwrite, log=settings.log)
         print(f"learned in {time.perf_counter() - start:.1f} s")
         judged = normalize_rows(stream.sample(HEALTH_TOKENS, device="cpu").numpy())
     return SaeCoder(sae.to("cpu"), meta), judged
 
 
 def learn_sae(
-    stream: HiddenStateStream, settings: SaeSettings, *, output: Path, plan: dict[str, Any], overwrite: bool = False
+    stream: HiddenStateStream,
+    settings: SaeSettings,
+    *,
+    output: Path,
+    plan: dict[str, Any],
+    overwrite: bool = False,
+    log: MetricLog | None = None,
 ) -> SparseAutoencoder:
     """Train on the device of the stream's encoder; the caller removes the checkpoint when the result is saved.
 
@@ -257,8 +267,9 @@ def learn_sae(
             saved = time.monotonic()
 
     # closed also after an error or Ctrl-C, so that the thread of the stream ends
-    with closing(stream.batches(trainer.updates, settings.updates)) as batches:
-        return train_sae(trainer, batches, after_update=save)
+    batches = closing(stream.batches(trainer.updates, settings.updates))
+    with batches as rows, (log or MetricLog()).opened() as write:
+        return train_sae(trainer, rows, after_update=save, log=write)
 
 
 def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:

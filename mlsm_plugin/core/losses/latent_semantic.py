@@ -98,7 +98,7 @@ class LatentSemanticTerms(NamedTuple):
     latent: Tensor | None  # (n,) the latent loss in nats
     nonzeros: Tensor | None  # (n,) the atoms in the code
     mlm: Tensor | None  # (n,) the cross entropy in nats
-    mlm_sum: Tensor | None
+    mlm_sum: Tensor | None  # its sum
 
 
 def check_weights(latent_weight: float, mlm_weight: float) -> None:

@@ -62,8 +62,8 @@ def sample_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Draw a positive and negatives for every valid token of a batch.
 
-    The positive of token t is drawn uniformly from the valid tokens t' of its sequence with 0 < |t - t'| < window; if
-    there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with replacement,
+    The positive of token t is drawn uniformly from the valid tokens t' of its sequence with ``0 < |t - t'| < window``;
+    if there are none, from all other valid tokens of the sequence. The negatives are drawn uniformly, with replacement,
     from the valid tokens of the other sequences (Fu et al., ACL 2022). ValueError if ``window`` or ``num_negatives`` is
     too small, or ``valid`` is not a bool matrix.
 

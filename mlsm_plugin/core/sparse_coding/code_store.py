@@ -14,8 +14,8 @@ A store is the folder ``<data-bin>/<split>.codes/``:
 A non-zero takes 4 bytes (6 with uint32 atoms), and a token 4 bytes. The files do not depend on when, in how many runs
 or by how many processes a store is written: several processes may write different shards at the same time, and any of
 them may seal the store. The order of the keys in ``plan.json`` and ``meta.json`` is part of the format:
-:data:`~.code_store_writer.META_KEYS`.
-:class:`~.code_store_writer.CodeStoreWriter` is the only writer.
+:data:`~mlsm_plugin.core.sparse_coding.code_store_writer.META_KEYS`.
+:class:`~mlsm_plugin.core.sparse_coding.code_store_writer.CodeStoreWriter` is the only writer.
 """
 
 import os

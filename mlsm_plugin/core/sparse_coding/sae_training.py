@@ -5,7 +5,7 @@ The gradients are written by hand, since only the chosen latents have one; see
 :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.ChosenLatents`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -303,16 +303,26 @@ class SaeTrainer:
 
 
 def train_sae(
-    trainer: SaeTrainer, batches: Iterator[Tensor], *, after_update: Callable[[], None] | None = None
+    trainer: SaeTrainer,
+    batches: Iterator[Tensor],
+    *,
+    after_update: Callable[[], None] | None = None,
+    log: Callable[[Mapping[str, float], int], None] | None = None,
 ) -> SparseAutoencoder:
-    """Do the updates that are left, each on a batch (n, dim); after each, ``after_update`` may save the state."""
+    """Do the updates that are left, each on a batch (n, dim); after each, ``after_update`` may save the state.
+
+    ``log`` gets the :class:`Figures` by name, and the number of the update, at most 2,000 times.
+    """
     settings = trainer.settings
+    every = max(1, settings.updates // 1000)
     with Progress(total=settings.updates, initial=trainer.updates, desc="training the SAE", unit="batch") as progress:
         while trainer.updates < settings.updates:
             figures = trainer.update(next(batches))
             shown: dict[str, Any] = {"explained": f"{figures.explained_variance:.3f}", "l0": f"{figures.l0:.1f}"}
             progress.set_postfix(**shown, dead=figures.dead, refresh=False)
             progress.update()
+            if log is not None and (trainer.updates % every == 0 or trainer.updates == settings.updates):
+                log(figures._asdict(), trainer.updates)
             if after_update is not None:
                 after_update()
     return trainer.sae()

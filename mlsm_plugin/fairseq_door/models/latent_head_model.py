@@ -63,6 +63,7 @@ class LatentHeadEncoder(RobertaEncoder):
     can_choose_tokens = True  # forward takes ``only``
 
     def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> LatentHead:
+        """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
         return LatentHead(embed_dim, output_dim, activation_fn, weight)
 
     def forward(
@@ -132,6 +133,7 @@ class LatentHeadModel(RobertaModel):
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
+        """Add ``--num-atoms``."""
         text = "number of atom logits of the latent head (default: number of atoms in the codes of the data)"
         parser.add_argument("--num-atoms", type=int, metavar="N", help=text)
 

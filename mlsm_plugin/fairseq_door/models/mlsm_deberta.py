@@ -27,9 +27,11 @@ class DebertaEncoder(ModernEncoder):
     one_graph = False  # not measured
 
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> DebertaTransformer:
+        """The layers, from the options of the architecture; fairseq calls this."""
         return DebertaTransformer(size_of(args, len(dictionary), dictionary.pad()), embed_tokens)
 
     def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> DebertaHead:
+        """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
         return DebertaHead(embed_dim, output_dim, activation_fn, weight)
 
 

@@ -47,9 +47,11 @@ class ModernEncoder(LatentHeadEncoder):
     one_graph = True  # torch.compile makes one graph of it
 
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> ModernTransformer:
+        """The layers, from the options of the architecture; fairseq calls this."""
         return ModernTransformer(size_of(args, len(dictionary), dictionary.pad()), embed_tokens)
 
     def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> ModernHead:
+        """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
         return ModernHead(embed_dim, output_dim, activation_fn, weight)
 
     def extract_features(

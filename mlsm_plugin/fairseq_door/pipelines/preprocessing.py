@@ -21,7 +21,7 @@ from mlsm_plugin.fairseq_door.text.binarize import binarize
 from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings, train_tokenizer
 from mlsm_plugin.fairseq_door.text.text_tokenizer import tokenizer_inputs
 
-NEUTRAL = {"device", "threads", "batch_tokens"}  # how a step computes, and not what
+NEUTRAL = {"device", "threads", "batch_tokens", "log"}  # how a step computes, and not what
 
 
 def preprocess(

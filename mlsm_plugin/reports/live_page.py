@@ -1,0 +1,48 @@
+"""A page that follows runs: one HTML file with their curves, which the browser loads anew."""
+
+import base64
+import html
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+
+SECONDS = 10.0
+END = "done training"  # what fairseq-train logs last
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+{refresh}<title>{title}</title>
+</head>
+<body style="margin: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff">
+<p>{title}: {state}</p>
+<img alt="curves of the runs" style="max-width: 100%" src="data:image/png;base64,{picture}">
+</body>
+</html>
+"""
+
+
+def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callable[[], object]) -> None:
+    """Let ``draw`` write the PNG ``picture``, and write the ``page``, whenever a log grows, until all runs are over.
+
+    ``files`` are the logs; a run is over when fairseq-train says so. ValueError as of ``draw``.
+    """
+    title, seen = ", ".join(map(str, files)), None
+    while True:
+        now = [file.stat().st_size for file in files]
+        over = all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
+        if now != seen:
+            draw()
+            refresh = "" if over else f'<meta http-equiv="refresh" content="{max(1, round(SECONDS))}">\n'
+            state = f"{'over' if over else 'running'}, {time.strftime('%H:%M:%S')}"
+            content = base64.b64encode(Path(picture).read_bytes()).decode()
+            with atomic_open(page, "w") as out:
+                out.write(PAGE.format(refresh=refresh, title=html.escape(title), state=state, picture=content))
+        if over:
+            return
+        seen = now
+        time.sleep(SECONDS)

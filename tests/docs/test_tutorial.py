@@ -1,0 +1,76 @@
+"""The tutorial, copied from its page and followed in a clean folder; only its numbers are made smaller."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.docs.pages import read
+from tests.documented import run_in
+
+PAGE = read("docs/tutorial.md")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.M | re.S)
+SMALLER = {
+    "--max-megabytes 2": "--max-megabytes 0.3",
+    "--vocab-size 4000": "--vocab-size 500",
+    "--arch mlsm_modern_small --encoder-embed-dim 256": (
+        "--arch mlsm_modern_tiny --encoder-layers 3 --encoder-embed-dim 32 --encoder-attention-heads 2 --cpu"
+    ),
+    "--max-update 1000": "--max-update 20",
+    "--max-update 300": "--max-update 6",
+    "--max-update 200": "--max-update 2",
+    "--validate-interval-updates 50": "--validate-interval-updates 3",
+    "--log-interval 10": "--log-interval 1",
+    "--atoms 512": "--atoms 24",
+    "--tokens 100000 --iterations 200": "--tokens 3000 --iterations 10",
+}
+MOST_BYTES_OF_A_PICTURE = 60_000
+
+
+def shape_of(line: str) -> str:
+    """How a line begins: numbers may differ, and what follows the probability of a prediction."""
+    if re.match(r"0\.\d+ ", line):
+        return r"0\.\d+ .+"
+    return re.sub(r"\d[\\\d.,e-]*", r"[-\\d.,e]+", re.escape(" ".join(line.split())))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
+def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
+    for name in ("mlsm_plugin", "scripts"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    printed, compared = "", 0
+    for language, block in BLOCKS:
+        if language == "text":
+            lines = [" ".join(line.split()) for line in printed.splitlines()]
+            for shown in block.splitlines():
+                assert any(re.match(shape_of(shown), line) for line in lines), f"{shown}\nis not in\n{printed}"
+                compared += 1
+            continue
+        for large, small in SMALLER.items():
+            block = block.replace(large, small)
+        printed = run_in(tmp_path, f"{sys.executable} - <<'END'\n{block}\nEND" if language == "python" else block)
+    assert compared >= 10
+    sources = re.findall(r"^ {12}.*\[\[.+\]\].*$", printed, flags=re.M)
+    assert len(sources) > 4
+    text = " ".join((tmp_path / "corpus" / "train.txt").read_text(encoding="utf-8").split())
+    assert any(" ".join(source.replace("[[", "").replace("]]", "").split()[-4:]) in text for source in sources)
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("report.html", "curves.png"))
+    assert (tmp_path / "model-hf" / "model.safetensors").exists()
+
+
+def test_every_number_that_is_made_smaller_is_on_the_page() -> None:
+    for large in SMALLER:
+        assert any(large in block for language, block in BLOCKS if language == "bash"), large
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((REPOSITORY / "docs" / "images").iterdir())
+    assert pictures
+    for picture in pictures:
+        assert picture.stat().st_size <= MOST_BYTES_OF_A_PICTURE, picture.name
+        assert f"](images/{picture.name})" in PAGE
