@@ -150,8 +150,9 @@ STEPS = [
          "{on}", CODED, TOKENS, seconds=200),
     Step("pretrain", "data", "mlsm pretrain data --save-dir pretrain --arch {arch} {narrow} --max-update {updates} "
          "--stages 50 {codes} --tokens-per-sample {length} --batch-size {batch} {cpu} {on}", SPEED, TOKENS),
-    Step("babylm", "text", "mlsm babylm train . --track custom --words 5M --epochs 1 --arch {arch} {narrow} --vocab-size "
-         "{pieces} --tokens-per-sample {length} --batch-size {batch} --output babylm {cpu} {on}", SPEED, TOKENS),
+    Step("babylm", "text", "mlsm babylm train . --track custom --words 5M --epochs 1 --arch {arch} {narrow} "
+         "--vocab-size {pieces} --tokens-per-sample {length} --batch-size {batch} --output babylm {cpu} {on}", SPEED,
+         TOKENS),
     Step("evaluate-dictionary", "dictionary", "mlsm evaluate dictionary dictionary {teacher}", r"loss\D*([\d.]+)"),
     Step("inspect", "encode-active_set", "mlsm inspect data --output report.html", r"(\d+) atoms", "atoms"),
     Step("datastore", "npm-bf16", "mlsm npm datastore data --checkpoint npm-bf16/checkpoint_last.pt "
