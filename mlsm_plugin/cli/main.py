@@ -33,7 +33,7 @@ COMMANDS = {
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }
-MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode"}
+MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "infill"}
 RENAMED = {
     "tokenize-hf": "binarize --format sequences",
     "encode-hf": "encode",

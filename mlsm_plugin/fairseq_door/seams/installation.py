@@ -12,9 +12,11 @@ DISTRIBUTION = "mlsm_plugin"
 INSTALL = "pip install -c constraints.txt"
 FIXED, ORIGINAL = "fairseq-fixed", "fairseq"  # the second does not import on Python 3.11 and newer
 NO_FAIRSEQ = (3, 14)  # the Python from which on neither imports
-DEVELOPMENT = re.compile(r"extra == .(test|dev)\b")
+DEVELOPMENT = re.compile(r"extra == .(docs|test|dev)\b")
 # the subcommands of `mlsm` that work where fairseq is not installed
-WITHOUT_FAIRSEQ = ("adapt", "binarize --format sequences", "encode, of sequences", "convert, of dictionaries")
+WITHOUT_FAIRSEQ = (
+    *("adapt", "binarize --format sequences", "encode, of sequences", "convert, of dictionaries", "infill, of a T5"),
+)
 
 
 def installed_version(distribution: str) -> str | None:
