@@ -15,7 +15,11 @@ NO_FAIRSEQ = (3, 14)  # the Python from which on neither imports
 DEVELOPMENT = re.compile(r"extra == .(docs|test|dev)\b")
 # the subcommands of `mlsm` that work where fairseq is not installed
 WITHOUT_FAIRSEQ = (
-    *("adapt", "binarize --format sequences", "encode, of sequences", "convert, of dictionaries", "infill, of a T5"),
+    "adapt",
+    "binarize --format sequences",
+    "encode, of sequences",
+    "convert, of dictionaries",
+    "infill, of a T5",
 )
 
 
