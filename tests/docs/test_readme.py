@@ -105,7 +105,7 @@ def test_the_hydra_command_runs(folder: Path) -> None:
 def test_checkpoints_are_used_as_documented(folder: Path) -> None:
     """Fine-tuning, minimal pairs, curves; needs the model of the pipeline table."""
     page = "docs/using_models.md"
-    finetune, pairs, plot, export = bash_blocks(read(page))
+    finetune, pairs, plot, export, published = bash_blocks(read(page))
     rows = [f"{label}\t{text}" for label, text in (("good", "A fine name."), ("bad", "No value at all."))]
     for split in ("train", "valid"):
         (folder / f"{split}.tsv").write_text("\n".join(rows * 8) + "\n", encoding="utf-8")
@@ -122,6 +122,9 @@ def test_checkpoints_are_used_as_documented(folder: Path) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         file.name for file in (folder / export.split()[3]).iterdir()
     }
+    printed = run_in(folder, published.replace("roberta-base model", f"{export.split()[3]} imported"))
+    assert "ids are the same on" in printed
+    assert (folder / "imported" / "dict.txt").is_file()
 
 
 def python_block(page: str, word: str = "") -> str:
