@@ -213,12 +213,10 @@ def train(
     ledger = open_ledger(files, settings, charged)
     flags += ["--seed", str(learning.seed), *block_flags(blocks), *OBJECTIVE.get(settings.objective, ())]
     cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])
+    auxiliary, vocab_size = teacher and sha256_of_files(teacher), new and new.vocab_size
     decides = {
-        **{"track": settings.track, "words": ledger.words_allowed, "epochs": ledger.epochs, "ranks": ranks},
-        **{"objective": settings.objective, "arch": arch, "blocks": asdict(blocks), "seed": learning.seed},
-        **{"batch_size": cfg.dataset.batch_size, "update_freq": list(cfg.optimization.update_freq)},
-        **{"auxiliary": teacher and sha256_of_files(teacher), "vocab_size": new and new.vocab_size},
-        "texts": {one["file"]: {**one, "file": None} for one in ledger.texts if one["of"] == OWN},
+        **_decisions(settings, ledger, learning, blocks, cfg),
+        **{"arch": arch, "ranks": ranks, "auxiliary": auxiliary, "vocab_size": vocab_size},
     }
     plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
     data_bin, save_dir = output / "data-bin", output / "model"
@@ -250,6 +248,18 @@ def train(
     ledger.seconds["training"], ledger.seen = round(seconds, 1), words_of_run(save_dir / LAST)
     export_kept(output, ledger, finished=early is None)
     return ledger, early
+
+
+def _decisions(
+    settings: BabylmSettings, ledger: Ledger, learning: LearningSettings, blocks: BlockSettings, cfg: Any
+) -> dict[str, Any]:
+    """What a run that goes on has to agree in, as JSON."""
+    return {
+        **{"track": settings.track, "words": ledger.words_allowed, "epochs": ledger.epochs},
+        **{"objective": settings.objective, "blocks": asdict(blocks), "seed": learning.seed},
+        **{"batch_size": cfg.dataset.batch_size, "update_freq": list(cfg.optimization.update_freq)},
+        "texts": {one["file"]: {**one, "file": None} for one in ledger.texts if one["of"] == OWN},
+    }
 
 
 def _prepare(files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int) -> None:

@@ -1,15 +1,13 @@
 """What becomes of a ``DebertaV2ForMaskedLM`` of Hugging Face that is imported as ``mlsm_deberta`` (``hf_import``)."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mlsm_plugin.fairseq_door.models.mlsm_deberta import MlsmDebertaModel
-from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS, OUTPUT, flags_of
-from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
-from mlsm_plugin.hub.stock_models import OF_MLSM_DEBERTA, deberta_names, joined, renamed
+from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS, OUTPUT
+from mlsm_plugin.hub.stock_models import OF_MLSM_DEBERTA, deberta_names, encoder_flags, joined, renamed
 
 ARCHITECTURE = "mlsm_deberta"
 
@@ -28,25 +26,16 @@ def check_importable(config: Any, folder: Path) -> None:
 
 
 def architecture_flags(config: Any) -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``DebertaV2Config``.
-
-    Samples are as long as the default, or as the model can take if that is less.
-    """
+    """Flags of ``fairseq-train`` that make the model of a ``DebertaV2Config``."""
     positions = int(config.max_position_embeddings)
     longest = int(config.max_relative_positions)
     values = {
-        "encoder_layers": int(config.num_hidden_layers),
-        "encoder_embed_dim": int(config.hidden_size),
-        "encoder_ffn_embed_dim": int(config.intermediate_size),
-        "encoder_attention_heads": int(config.num_attention_heads),
-        "max_positions": positions,
         "position_buckets": max(0, int(getattr(config, "position_buckets", 0))),
         "max_relative_positions": longest if longest > 0 else positions,
         "dropout": float(config.hidden_dropout_prob),
         "attention_dropout": float(config.attention_probs_dropout_prob),
     }
-    flags = flags_of(MlsmDebertaModel.add_args, Namespace(**values), without=())
-    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
+    return encoder_flags(MlsmDebertaModel, config, positions, values)
 
 
 def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """What becomes of a ``ModernBertForMaskedLM`` of Hugging Face that is imported as ``mlsm_modern`` (``hf_import``)."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every
 from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
-from mlsm_plugin.fairseq_door.seams.model_parts import flags_of
-from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
-from mlsm_plugin.hub.stock_models import library_classes, modernbert_names, renamed
+from mlsm_plugin.hub.stock_models import encoder_flags, library_classes, modernbert_names, renamed
 
 ARCHITECTURE = "mlsm_modern"
 OF_MLSM_MODERN = {
@@ -42,17 +39,9 @@ def check_importable(config: Any, folder: Path) -> None:
 
 
 def architecture_flags(config: Any) -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``.
-
-    Samples are as long as the default, or as the model can take if that is less.
-    """
+    """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``."""
     positions, rope = int(config.max_position_embeddings), config.rope_parameters
     values: dict[str, Any] = {
-        "encoder_layers": int(config.num_hidden_layers),
-        "encoder_embed_dim": int(config.hidden_size),
-        "encoder_ffn_embed_dim": int(config.intermediate_size),
-        "encoder_attention_heads": int(config.num_attention_heads),
-        "max_positions": positions,
         "attention_window": 0,
         "rope_theta": float(rope[GLOBAL]["rope_theta"]),
         "dropout": float(config.embedding_dropout),
@@ -65,8 +54,7 @@ def architecture_flags(config: Any) -> list[str]:
             "global_attention_every": global_every(config.layer_types),
             "local_rope_theta": float(rope[LOCAL]["rope_theta"]),
         }
-    flags = flags_of(MlsmModernModel.add_args, Namespace(**values), without=())
-    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
+    return encoder_flags(MlsmModernModel, config, positions, values)
 
 
 def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:

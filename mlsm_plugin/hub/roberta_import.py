@@ -1,6 +1,5 @@
 """What becomes of a RoBERTa, XLM-R, CamemBERT or BERT of Hugging Face that is imported as ``mlsm_roberta``."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import positions_of
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD
 from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
 from mlsm_plugin.fairseq_door.seams import model_parts
-from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
-from mlsm_plugin.hub.stock_models import TOKEN_TYPES, bert_name, renamed, roberta_names
+from mlsm_plugin.hub.stock_models import TOKEN_TYPES, bert_name, encoder_flags, renamed, roberta_names
 
 ARCHITECTURE = "mlsm_roberta"
 TYPES = ("bert", "camembert", "roberta", "xlm-roberta")
@@ -31,24 +29,15 @@ def check_importable(config: Any, folder: Path) -> None:
 
 
 def architecture_flags(config: Any) -> list[str]:
-    """Flags of ``fairseq-train`` that make the model of a ``RobertaConfig`` or ``BertConfig``.
-
-    Samples are as long as the default, or as the model can take if that is less.
-    """
+    """Flags of ``fairseq-train`` that make the model of a ``RobertaConfig`` or ``BertConfig``."""
     positions = positions_of(config)
     values = {
-        "encoder_layers": int(config.num_hidden_layers),
-        "encoder_embed_dim": int(config.hidden_size),
-        "encoder_ffn_embed_dim": int(config.intermediate_size),
-        "encoder_attention_heads": int(config.num_attention_heads),
-        "max_positions": positions,
         "layer_norm_eps": float(config.layer_norm_eps),
         "dropout": float(config.hidden_dropout_prob),
         "attention_dropout": float(config.attention_probs_dropout_prob),
         "untie_weights_roberta": not getattr(config, "tie_word_embeddings", True),
     }
-    flags = model_parts.flags_of(MlsmRobertaModel.add_args, Namespace(**values), without=())
-    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
+    return encoder_flags(MlsmRobertaModel, config, positions, values)
 
 
 def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The stock models of Hugging Face that compute what an encoder of ours computes: RoBERTa, ModernBERT, DeBERTa-v2."""
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL
 from mlsm_plugin.fairseq_door.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer
 from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
@@ -179,6 +181,24 @@ def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor)
     """Weights by other names (``names``: new to old), float32; of what has a row for each symbol, these ``rows``."""
     of_symbols = {*model_parts.VOCABULARY_WEIGHTS}
     return {new: (state[old][rows] if of_symbols & {new, old} else state[old]).float() for new, old in names.items()}
+
+
+def encoder_flags(model: Any, config: Any, positions: int, options: Mapping[str, Any]) -> list[str]:
+    """Flags of ``fairseq-train`` that make an encoder of the class ``model`` of a configuration of Hugging Face.
+
+    ``options`` are those of the model beside its size. Samples are as long as the default, or as the model can take if
+    that is less.
+    """
+    values = {
+        "encoder_layers": int(config.num_hidden_layers),
+        "encoder_embed_dim": int(config.hidden_size),
+        "encoder_ffn_embed_dim": int(config.intermediate_size),
+        "encoder_attention_heads": int(config.num_attention_heads),
+        "max_positions": positions,
+        **options,
+    }
+    flags = model_parts.flags_of(model.add_args, Namespace(**values), without=())
+    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
 
 
 def modernbert_names(layers: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlsm_plugin.core.losses.distillation import check_temperature, distillation_kl
+from mlsm_plugin.core.losses.cross_entropy import check_temperature, distillation_kl
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows

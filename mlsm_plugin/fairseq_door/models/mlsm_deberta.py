@@ -8,7 +8,7 @@ from torch import nn
 
 from mlsm_plugin.fairseq_door.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_door.models.latent_head_model import SIZES, LatentHead, register_sizes, set_missing
-from mlsm_plugin.fairseq_door.models.mlsm_modern import BY_WIDTH, MlsmModernModel, ModernEncoder
+from mlsm_plugin.fairseq_door.models.mlsm_modern import BY_WIDTH, MlsmModernModel, ModernEncoder, shared_size
 from mlsm_plugin.fairseq_door.models.modern_layers import Norm
 
 
@@ -61,19 +61,7 @@ def size_of(args: Any, num_symbols: int, padding: int) -> DebertaSize:
     if longest < buckets // 2 + 2:
         least = f"{buckets // 2 + 2} with --position-buckets {buckets}"
         raise ValueError(f"--max-relative-positions must be at least {least}, got {longest}")
-    return DebertaSize(
-        num_symbols=num_symbols,
-        padding=padding,
-        layers=args.encoder_layers,
-        dim=dim,
-        ffn_dim=args.encoder_ffn_embed_dim,
-        heads=heads,
-        dropout=args.dropout,
-        attention_dropout=args.attention_dropout,
-        activation_dropout=args.activation_dropout,
-        buckets=buckets,
-        longest=longest,
-    )
+    return DebertaSize(**shared_size(args, num_symbols, padding), buckets=buckets, longest=longest)
 
 
 def architecture(args: Any, layers: int, dim: int) -> None:

@@ -136,6 +136,15 @@ class MlsmModernModel(LatentHeadModel):
         LatentHeadModel.add_atoms_option(parser)
 
 
+def shared_size(args: Any, num_symbols: int, padding: int) -> dict[str, Any]:
+    """What every :class:`ModernSize` has, by the options."""
+    return {
+        **{"num_symbols": num_symbols, "padding": padding, "layers": args.encoder_layers},
+        **{"dim": args.encoder_embed_dim, "ffn_dim": args.encoder_ffn_embed_dim, "heads": args.encoder_attention_heads},
+        **{name: getattr(args, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
+    }
+
+
 def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
     """The encoder's size by the options, of which the window is set if it is not; ValueError for one out of range."""
     dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
@@ -149,15 +158,7 @@ def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
     if window < 0 or window % 2:
         raise ValueError(f"--attention-window must be even and not negative, got {window}")
     return ModernSize(
-        num_symbols=num_symbols,
-        padding=padding,
-        layers=args.encoder_layers,
-        dim=dim,
-        ffn_dim=args.encoder_ffn_embed_dim,
-        heads=heads,
-        dropout=args.dropout,
-        attention_dropout=args.attention_dropout,
-        activation_dropout=args.activation_dropout,
+        **shared_size(args, num_symbols, padding),
         window=window,
         global_every=args.global_attention_every,
         theta=args.rope_theta,

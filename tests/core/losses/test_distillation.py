@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mlsm_plugin.core.losses.distillation import distillation_kl
+from mlsm_plugin.core.losses.cross_entropy import distillation_kl
 
 
 def slow(student: list[float], teacher: list[float], temperature: float) -> float:
