@@ -7,6 +7,7 @@ with Hugging Face alone (:mod:`mlsm_plugin.huggingface`, ``losses``, ``sparse_co
 
 import logging as _logging
 import sys as _sys
+import warnings as _warnings
 
 from mlsm_plugin.cli import command_line as _command_line
 from mlsm_plugin.core.files.output_lock import end_with_parent as _end_with_parent
@@ -17,6 +18,8 @@ _end_with_parent()
 
 # on import, fairseq logs that an optional package of its text-to-speech task is missing
 _logging.getLogger("fairseq.tasks.text_to_speech").setLevel(_logging.WARNING)
+# and it calls what torch 2.14 warns of
+_warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", FutureWarning)
 
 
 def register() -> None:
