@@ -87,7 +87,7 @@ def hidden_states_of(
     all_positions, all_hidden = [], []
     for tokens, positions in batches_of(blocks, pad=reader.pad, max_tokens=max_tokens):
         kept = reader.content_mask(tokens) if keep is None else keep(tokens, positions)
-        all_hidden.append(encoder.hidden_states(tokens)[kept.to(encoder.device)])
+        all_hidden.append(encoder.hidden_states_of(tokens, kept))
         all_positions.append(positions[kept].numpy())
     if not all_positions:
         return np.zeros(0, np.int64), torch.zeros(0, encoder.dim, device=encoder.device)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,22 +10,28 @@ from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.hidden_states.devices import Device
 
 
-class TokenVectors(Protocol):
+class TokenVectors(ABC):
     """What gives a vector for each token of a batch."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where the vectors are."""
+    device: torch.device  # where the vectors are
+    dim: int  # width of the vectors
 
-    @property
-    def dim(self) -> int:
-        """The width of the vectors."""
-
+    @abstractmethod
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """``(B, T, dim)`` float32 for ids ``(B, T)``, right-padded: fairseq's, or those of the blocks."""
+        """``(B, T, dim)`` float32 on ``device``, for ids ``(B, T)``, right-padded: fairseq's, or those of the blocks.
+
+        On a CPU ``mlsm encode`` calls this, or the next one, in several threads at once.
+        """
+
+    def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """``(n, dim)`` as of :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
+
+        A source may save what the others cost.
+        """
+        return self.hidden_states(tokens)[chosen.to(self.device)]
 
 
-class HiddenStateEncoder(ABC):
+class HiddenStateEncoder(TokenVectors):
     """The layers of a trained encoder up to ``layer``, in eval mode.
 
     ``layer`` counts as in ``hidden_states[layer]``: 0 is the output of the embeddings, and the number of layers is the
@@ -46,8 +51,6 @@ class HiddenStateEncoder(ABC):
     layer: int
     num_layers: int  # of the whole model
     max_tokens: int  # longest sample in tokens, BOS included
-    device: torch.device
-    dim: int  # width of the hidden states
 
     @abstractmethod
     def __init__(
@@ -57,20 +60,6 @@ class HiddenStateEncoder(ABC):
     @abstractmethod
     def to(self, device: str | torch.device) -> None:
         """Move the model to ``device``."""
-
-    @abstractmethod
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        """``(B, T, dim)`` float32, on the encoder's device, for fairseq's ids ``(B, T)``, right-padded.
-
-        On a CPU ``mlsm encode`` calls this in several threads at once.
-        """
-
-    def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """``(n, dim)`` as of :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
-
-        A source may save what the others cost.
-        """
-        return self.hidden_states(tokens)[chosen]
 
     @classmethod
     @abstractmethod

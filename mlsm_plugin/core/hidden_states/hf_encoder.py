@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
-from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it 
 HEAD_OF_DEBERTA = "lm_predictions."  # transformers reads it only if the configuration says that it is not "legacy"
 
 
-class LibraryEncoder:
+class LibraryEncoder(TokenVectors):
     """A model of ``transformers`` of one of the types in ``SUPPORTED``; needs no fairseq.
 
     Hidden state ``layer`` is Hugging Face's ``hidden_states[layer]`` with ``output_hidden_states=True``. ValueError if

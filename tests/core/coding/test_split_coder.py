@@ -61,11 +61,11 @@ def test_chunks_are_coded_side_by_side_with_the_threads_that_were_asked_for(
 ) -> None:
     meeting, calls = threading.Barrier(at_once), itertools.count()
     seen: set[tuple[int, int | None, int]] = set()
-    of_model, hidden_states = set(), FairseqEncoder.hidden_states
+    of_model, hidden_states = set(), FairseqEncoder.hidden_states_of
 
-    def watched(encoder: FairseqEncoder, tokens: torch.Tensor) -> torch.Tensor:
+    def watched(encoder: FairseqEncoder, tokens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         of_model.add(torch.get_num_threads())
-        return hidden_states(encoder, tokens)
+        return hidden_states(encoder, tokens, chosen)
 
     class Meeting(ToyCoder):
         def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
@@ -76,7 +76,7 @@ def test_chunks_are_coded_side_by_side_with_the_threads_that_were_asked_for(
 
     before = torch.get_num_threads()
     expected = chunks(reader, encoder, ToyCoder(), batch_tokens=150, threads=1)
-    monkeypatch.setattr(FairseqEncoder, "hidden_states", watched)
+    monkeypatch.setattr(FairseqEncoder, "hidden_states_of", watched)
     found = chunks(reader, encoder, Meeting(), batch_tokens=150, threads=threads)
     assert len(found) > 3 * at_once
     assert len(seen) == at_once
@@ -110,13 +110,13 @@ def test_coder_never_gets_more_than_a_batch_however_long_a_sentence_is(
 def test_only_covered_tokens_are_coded_and_blocks_without_one_not_read(
     reader: BlockReader, encoder: FairseqEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, hidden_states = [], FairseqEncoder.hidden_states
+    seen, hidden_states = [], FairseqEncoder.hidden_states_of
 
-    def counting(encoder: FairseqEncoder, tokens: torch.Tensor) -> torch.Tensor:
+    def counting(encoder: FairseqEncoder, tokens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         seen.append(len(tokens))
-        return hidden_states(encoder, tokens)
+        return hidden_states(encoder, tokens, chosen)
 
-    monkeypatch.setattr(FairseqEncoder, "hidden_states", counting)
+    monkeypatch.setattr(FairseqEncoder, "hidden_states_of", counting)
     found = chunks(reader, encoder, ToyCoder(), coverage=0.002, coverage_seed=3)
     positions = np.concatenate([chunk.positions for chunk in found])
     text = reader.flat_tokens(0, reader.num_tokens)
