@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -102,26 +103,54 @@ def test_the_metadata_says_what_pip_and_a_reader_need(wheel: Path) -> None:
     pythons = SpecifierSet(metadata["Requires-Python"])
     versions = ("3.10.18", "3.11.0", "3.13.9", "3.14.0")
     assert [version in pythons for version in versions] == [False, True, True, True]
-    assert metadata.get_all("Provides-Extra") == ["fairseq", "retrieval", "plot", "hf", "docs", "test", "dev"]
+    assert metadata.get_all("Provides-Extra") == ["fairseq", "retrieval", "plot", "hf", "docs", "test"]
     requirements = set(metadata.get_all("Requires-Dist"))
     assert {FAIRSEQ, "spams-bin>=2.6", "torch>=2.6", 'faiss-cpu>=1.8; extra == "retrieval"'} <= requirements
     assert len(metadata.get_all("Project-URL")) == 4
     assert metadata.get_payload().startswith("# mlsm_plugin\n")
 
 
-def test_a_source_distribution_leaves_fairseq_to_an_extra(tmp_path: Path) -> None:
-    source, made = copy_sources(tmp_path / "source"), tmp_path / "made"
-    build = "from setuptools import build_meta; build_meta.{}({!r})"
-    for folder, what in ((source, "build_sdist"), (tmp_path / f"mlsm_plugin-{__version__}", "build_wheel")):
-        command = [sys.executable, "-c", build.format(what, str(made))]
-        subprocess.run(command, cwd=folder, capture_output=True, check=True, env=clean_environment())
-        if what == "build_sdist":
-            shutil.unpack_archive(made / f"mlsm_plugin-{__version__}.tar.gz", tmp_path)
-    (wheel,) = made.glob("*.whl")
-    requirements = metadata_of(wheel).get_all("Requires-Dist")
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A source distribution and the wheel made from it, as for a package index."""
+    folder = tmp_path_factory.mktemp("distributions")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "made")]
+    source = copy_sources(folder / "source")
+    result = subprocess.run(build, cwd=source, capture_output=True, text=True, check=False, env=clean_environment())
+    assert result.returncode == 0, result.stdout + result.stderr
+    return sorted((folder / "made").iterdir())
+
+
+def test_an_index_would_take_the_distributions(distributions: list[Path]) -> None:
+    version = f"mlsm_plugin-{__version__}"
+    assert [path.name for path in distributions] == [f"{version}-py3-none-any.whl", f"{version}.tar.gz"]
+    check = [sys.executable, "-m", "twine", "check", "--strict", *map(str, distributions)]
+    result = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_source_distribution_leaves_fairseq_to_an_extra(distributions: list[Path]) -> None:
+    requirements = metadata_of(distributions[0]).get_all("Requires-Dist")
     named = [text for text in requirements if text.startswith(("fairseq", "spams"))]
     assert named == [f'{FAIRSEQ} and extra == "fairseq"', 'spams-bin>=2.6; extra == "fairseq"']
     assert "torch>=2.6" in requirements
+
+
+@pytest.mark.slow
+def test_the_command_of_an_installed_wheel_runs(distributions: list[Path], tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    python, mlsm = (tmp_path / "env" / "bin" / name for name in ("python", "mlsm"))
+    install = [*PIP, "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(distributions[0])]
+    subprocess.run(install, check=True, env=clean_environment())
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    (tmp_path / "text").write_text("one two three four\n" * 50, encoding="utf-8")
+    command = [str(mlsm), "tokenizer", "--input", "text", "--vocab-size", "16", "--output", "tokenizer"]
+    subprocess.run(command, cwd=tmp_path, check=True, env=clean_environment())
+    where = [str(python), "-c", "import mlsm_plugin; print(mlsm_plugin.__file__)"]
+    imported = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True, env=clean_environment())
+    assert imported.stdout.strip() == str(packages / "mlsm_plugin" / "__init__.py")
+    assert (tmp_path / "tokenizer" / "dict.txt").exists()
 
 
 def test_a_build_with_another_python_is_refused_in_one_line(tmp_path: Path) -> None:
