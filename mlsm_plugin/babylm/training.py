@@ -33,7 +33,6 @@ from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split, learn_fr
 from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split, training_samples
 from mlsm_plugin.fairseq_door.pipelines.preprocessing import binarized
 from mlsm_plugin.fairseq_door.pipelines.pretraining import (
-    DEFAULT_ARCHITECTURE,
     block_flags,
     default_flags,
     early_end,
@@ -185,7 +184,7 @@ def train(
     learning: LearningSettings,
     blocks: BlockSettings,
     *,
-    arch: str | None = None,
+    arch: str,
     flags: Sequence[str] = (),
     workers: int = 1,
 ) -> tuple[Ledger, str | None] | None:
@@ -209,7 +208,7 @@ def train(
         )
     files, (rank, ranks) = text_files(text_dir), ranks_of(flags)
     teacher, charged = auxiliary_of(settings.auxiliary) if settings.auxiliary else (None, None)
-    arch, new = arch or DEFAULT_ARCHITECTURE, None if teacher else replace(tokenizer, keep_characters=True)
+    new = None if teacher else replace(tokenizer, keep_characters=True)
     ledger = open_ledger(files, settings, charged)
     flags += ["--seed", str(learning.seed), *block_flags(blocks), *OBJECTIVE.get(settings.objective, ())]
     cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])

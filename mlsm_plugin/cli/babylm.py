@@ -49,7 +49,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text_dir", metavar="TEXT_DIR", help=text)
     add_output(parser, "folder of the run: dataset, model, ledger, and the exported checkpoints")
     add_settings(parser, BabylmSettings)
-    add_arch(parser)
+    add_arch(parser, default="mlsm_deberta_small")  # learns most from each word: docs/speed.md
     add_settings(parser, TokenizerSettings, only=("vocab_size",), defaults={"vocab_size": 16_000})
     add_workers(parser)
     add_settings(parser.add_argument_group("dictionary and codes of mlsm+mlm"), LearningSettings, only=OF_CODES)

@@ -91,12 +91,13 @@ def add_run(parser: Parser) -> None:
     parser.add_argument("--max-update", type=int, default=100_000, metavar="N", help="number of updates")
 
 
-def add_arch(parser: Parser) -> None:
+def add_arch(parser: Parser, default: str | None = None) -> None:
     """Add the architecture of a model that is pre-trained."""
     parser.add_argument(
         "--arch",
+        default=default,
         help="fairseq architecture: mlsm_modern_tiny, _small, _medium, _base, mlsm_deberta_tiny, ... (default: "
-        "mlsm_modern_small, or that of the run in DIR)",
+        f"{default or 'mlsm_modern_small, or that of the run in DIR'})",
     )
 
 

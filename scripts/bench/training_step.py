@@ -10,7 +10,8 @@ on the same batches with the same masks; every step goes through fairseq's own `
 - ``roberta float32``, ``roberta bf16``: ``plain_masked_lm`` on ``mlsm_roberta``, ``fused_adamw``, ``--autocast``;
 - ``modern float32``, ``modern bf16``: the same on ``mlsm_modern``;
 - ``recipe``: that of ``mlsm auxiliary``, with Muon and the mean of its shares of masks;
-- ``deberta float32``, ``deberta bf16``: the same on ``mlsm_deberta``;
+- ``compiled``: ``modern bf16`` with ``--compile on``;
+- ``deberta float32``, ``deberta bf16``, ``deberta recipe``: the same on ``mlsm_deberta``;
 - ``mlsm``, ``mlsm + mlm``, ``taco``: the objectives on ``mlsm_modern`` in bf16, compared with ``modern bf16``;
 - ``online``, ``online + mlm``: those of MLSM with ``--latent-source online``. The teacher is ``mlsm_modern`` of
   ``--teacher``, its coder a TopK SAE; both are random.
@@ -100,8 +101,10 @@ def recipes(args: argparse.Namespace, online: tuple[str, ...]) -> dict[str, tupl
         "modern float32": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "modern bf16": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16)),
         "recipe": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE)),
+        "compiled": ("mlsm_modern", (*PLAIN_FLAGS, *modern, *BF16, "--compile", "on")),
         "deberta float32": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *FLOAT32)),
         "deberta bf16": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *BF16)),
+        "deberta recipe": ("mlsm_deberta", (*PLAIN_FLAGS, *modern, *BF16, *RECIPE)),
         "mlsm": ("mlsm_modern", (*MLSM_FLAGS, *modern, *BF16)),
         "mlsm + mlm": ("mlsm_modern", (*MLSM_FLAGS, "--mlm-weight", "1", *modern, *BF16)),
         "online": ("mlsm_modern", (*MLSM_FLAGS, *online, *modern, *BF16)),
@@ -185,7 +188,7 @@ def parse_args() -> argparse.Namespace:
         "--teacher", type=int, nargs=2, default=(6, 384), metavar=("LAYERS", "WIDTH"), help="(default: 6 384)"
     )
     names = ["roberta float32", "roberta bf16", "modern float32", "modern bf16", "deberta float32", "deberta bf16"]
-    names += ["recipe", "mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
+    names += ["recipe", "deberta recipe", "compiled", "mlsm", "mlsm + mlm", "online", "online + mlm", "taco"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="compare only these with stock")
     add_general_options(parser, block=128)
     parser.set_defaults(batch_size=32, vocab=8000)
