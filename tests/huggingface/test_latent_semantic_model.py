@@ -74,15 +74,17 @@ def test_a_saved_model_is_a_stock_one_with_its_head_beside_it(tmp_path: Path, co
 
 
 def test_accumulated_batches_are_one_batch(tmp_path: Path, coded: PretrainingSequences) -> None:
-    once = trained(tmp_path / "once", coded)
+    sgd = {"optim": "sgd", "learning_rate": 0.1}  # unlike Adam, it does not make rounding larger
+    once = trained(tmp_path / "once", coded, **sgd)
     often = trained(
         tmp_path / "often",
         coded,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
         dataloader_num_workers=1,
+        **sgd,
     )
-    assert largest_difference(once, often) < 1e-5
+    assert largest_difference(once, often) < 1e-6
     for one, other in zip(once.state.log_history[:8], often.state.log_history[:8], strict=True):
         assert {name: other[name] for name in ("loss", "kl", "mlm_loss")} == pytest.approx(
             {name: one[name] for name in ("loss", "kl", "mlm_loss")}, rel=1e-5
