@@ -201,11 +201,7 @@ def train(
         blocks: samples of the training and of the coding.
         arch, flags: of ``fairseq-train``, as in :func:`~mlsm_plugin.fairseq_door.pipelines.pretraining.pretrain`.
     """
-    output, flags = Path(output), separate_words(flags)
-    if refused := sorted(REFUSED & set(flags)):
-        raise ValueError(
-            f"{refused[0]} is chosen by `mlsm babylm train`, or would change what an epoch is; leave it out"
-        )
+    output, flags = Path(output), _allowed(flags)
     files, (rank, ranks) = text_files(text_dir), ranks_of(flags)
     teacher, charged = auxiliary_of(settings.auxiliary) if settings.auxiliary else (None, None)
     new = None if teacher else replace(tokenizer, keep_characters=True)
@@ -217,11 +213,8 @@ def train(
         **_decisions(settings, ledger, learning, blocks, cfg),
         **{"arch": arch, "ranks": ranks, "auxiliary": auxiliary, "vocab_size": vocab_size},
     }
-    plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
     data_bin, save_dir = output / "data-bin", output / "model"
-    if not data_bin.exists():  # another vocabulary, say, costs nothing yet
-        plan.forget()
-    plan.begin()
+    _begin(output, decides, anew=not data_bin.exists())  # another vocabulary, say, costs nothing yet
     with in_turn(output):  # the first of several ranks prepares
         if (output / LEDGER).is_file():
             before = Ledger.read(output)
@@ -247,6 +240,24 @@ def train(
     ledger.seconds["training"], ledger.seen = round(seconds, 1), words_of_run(save_dir / LAST)
     export_kept(output, ledger, finished=early is None)
     return ledger, early
+
+
+def _allowed(flags: Sequence[str]) -> list[str]:
+    """The flags as :func:`separate_words`; ValueError if one is in ``REFUSED``."""
+    words = separate_words(flags)
+    if refused := sorted(REFUSED & set(words)):
+        raise ValueError(
+            f"{refused[0]} is chosen by `mlsm babylm train`, or would change what an epoch is; leave it out"
+        )
+    return words
+
+
+def _begin(output: Path, decides: dict[str, Any], *, anew: bool) -> None:
+    """Write down what decides a run; ValueError if the run that is there has other settings, unless it begins anew."""
+    plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
+    if anew:
+        plan.forget()
+    plan.begin()
 
 
 def _decisions(
