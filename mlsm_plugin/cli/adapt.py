@@ -10,9 +10,12 @@ from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.next_commands import print_next
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
+from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 
 EPOCHS = 3.0
+OF_CODES = {name: options_of(LearningSettings)[name].default for name in OF_LEARNING if name != "seed"}  # with defaults
+OF_CODES["coder"] = "topk"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, Adaptation, only=("teacher", "temperature"))
     codes = parser.add_argument_group("codes, for mlsm and mlsm+mlm")
     add_settings(codes, Adaptation, only=("auxiliary", "latent_top"))
-    of_learning = [name for name in OF_LEARNING if name != "seed"]
-    defaults = {"coder": "topk", "layer": Depends("the last")}
-    add_settings(codes, LearningSettings, only=("layer", *of_learning), defaults=defaults)
+    defaults = {**OF_CODES, "layer": Depends("the last")}
+    add_settings(codes, LearningSettings, only=tuple(defaults), defaults=defaults)
     training = parser.add_argument_group("training")
     add_settings(training, Adaptation, only=("epochs",))
     add_settings(training, TrainingSettings, without=("weight_decay",), defaults={"updates": None})
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.files.work_share import work_share
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
-    from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
+    from mlsm_plugin.huggingface.adaptation import ONLY_WITH_CODES, WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -66,12 +68,13 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.updates is None:
         args.updates, args.epochs = 1, EPOCHS if args.epochs is None else args.epochs
     training = settings_of(TrainingSettings, args)
-    parts: dict[str, Any] = {"training": training, "masking": settings_of(Masking, args), "auxiliary": None}
+    parts: dict[str, Any] = {"training": training, "masking": settings_of(Masking, args)}
     if args.objective in WITH_CODES:
         layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
         of_training = dict.fromkeys(("batch_size", "learning_rate"))  # these flags are the Trainer's
         parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16, **of_training)
-        parts["auxiliary"] = args.auxiliary
+    elif hasattr(args, "layer") or any(getattr(args, name) != usual for name, usual in OF_CODES.items()):
+        raise ValueError(f"--layer, --coder and the options of the dictionary go {ONLY_WITH_CODES}")
     settings = settings_of(Adaptation, args, model=args.model, texts=args.text, output=args.output, **parts)
     with torch_threads(args.threads):
         figures = adapt(settings)

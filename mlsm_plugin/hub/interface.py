@@ -100,12 +100,12 @@ class MlsmHubInterface(RobertaHub):
         filled = []
         for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):
             symbol = dictionary[index]
-            token, start = self.bpe.decode(symbol), before.rstrip()
-            if symbol.startswith(SENTENCEPIECE_BEGIN):
-                token = " " + token
-            elif isinstance(self.bpe, HuggingFaceBPE) and self.bpe.is_beginning_of_word(symbol):
-                start = before
-            filled.append((start + token + after, probability, token))
+            if isinstance(self.bpe, HuggingFaceBPE):
+                start, token = self.bpe.continued(before, symbol)
+            else:
+                token = " " * symbol.startswith(SENTENCEPIECE_BEGIN) + self.bpe.decode(symbol)
+                start = before.rstrip() + token
+            filled.append((start + after, probability, token))
         return filled
 
     def fill_phrase(self, text: str, datastore: Any, topk: int = 5, **settings: Any) -> list[Any]:

@@ -64,6 +64,9 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
     VECTORS: (SentenceVectorModel, SentenceCollator),
 }
 WITH_CODES = ("mlsm", "mlsm+mlm")
+ONLY_WITH_CODES = "with the objectives mlsm and mlsm+mlm only"
+MASKS_TAKEN = {"npm": ("mask_prob", "seed"), VECTORS: ("seed",)}  # the others take all of Masking
+TEMPERATURE = 2.0
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 PARTS = ("train", "valid")  # of the text
@@ -103,7 +106,7 @@ class Adaptation(KnownText):
         help="model with the same vocabulary whose predictions are learned, for distill; for "
         "distill-vectors any encoder of the same width, of which sentence vectors are learned",
     )
-    temperature: float = option(2.0, above=0, help="of the predictions, for distill")
+    temperature: float | None = option(None, above=0, help="of the predictions, for distill (default: 2)")
     learning: LearningSettings | None = None
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     masking: Masking = field(default_factory=Masking)
@@ -117,6 +120,15 @@ class Adaptation(KnownText):
         super().__post_init__()
         if self.objective.startswith("distill") is (self.teacher is None):
             raise ValueError("--objective distill and distill-vectors need --teacher, and no other objective takes one")
+        if self.temperature is not None and self.objective != "distill":
+            raise ValueError("temperature is that of distill; no other objective takes one")
+        for name in ("auxiliary", "latent_top", "learning"):
+            if getattr(self, name) is not None and self.objective not in WITH_CODES:
+                raise ValueError(f"{name} goes {ONLY_WITH_CODES}")
+        taken = MASKS_TAKEN.get(self.objective, ())
+        if taken and self.masking != Masking(**{name: getattr(self.masking, name) for name in taken}):
+            others = "but --mask-prob: it masks spans" if "mask_prob" in taken else "of masks: it masks nothing"
+            raise ValueError(f"--objective {self.objective} takes no option {others}")
 
     @property
     def coded_model(self) -> str:
@@ -233,7 +245,7 @@ class _Run:
             plan["valid_texts"] = sha256_of_files(*settings.valid_texts)
         if settings.teacher is not None:
             plan["teacher"] = HuggingFaceEncoder.fingerprint_of(settings.teacher)
-            plan["temperature"] = settings.temperature
+            plan["temperature"] = settings.temperature or TEMPERATURE
         if self.learning is not None:
             plan |= {
                 "learning": {name: value for name, value in asdict(self.learning).items() if name not in NOT_DECIDING},
@@ -253,6 +265,7 @@ class _Run:
                 "device": self.device,
                 "fp16": self.settings.training.in_bf16,
                 "overwrite": overwrite,
+                "max_unk_rate": self.settings.max_unk_rate,
             }
             write_vectors(texts, found, self.settings.model, str(self.settings.teacher), of_teacher, **run)
         return found
@@ -316,7 +329,7 @@ class _Run:
                 callback.logging_dir = str(self.output / LOGS / "training")  # training to the present folder
         before = self.output / "before.json"
         if not before.exists():
-            figures = trainer.evaluate()
+            figures = trainer.evaluate()  # raises ValueError if the loss is not finite
             if self.share.index == 0:
                 write_json(before, {name.removeprefix("eval_"): value for name, value in figures.items()})
         after = train(trainer)
@@ -353,7 +366,10 @@ class _Run:
         if self.settings.objective == VECTORS:
             more = {"width": HuggingFaceEncoder.width_of(str(self.settings.teacher))}
         elif self.settings.teacher is not None:
-            more = {"teacher": load_masked_lm(self.settings.teacher), "temperature": self.settings.temperature}
+            more = {
+                "teacher": load_masked_lm(self.settings.teacher),
+                "temperature": self.settings.temperature or TEMPERATURE,
+            }
         return self.kind.of(load_masked_lm(self.settings.model), **more)
 
 

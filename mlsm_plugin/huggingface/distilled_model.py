@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlsm_plugin.core.losses.cross_entropy import check_temperature, distillation_kl
-from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.huggingface.collators import IGNORED
 from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
 from mlsm_plugin.huggingface.sentence_vectors import mean_vectors
@@ -65,6 +64,7 @@ class SentenceVectorModel(PretrainingModel):
         width: of the teacher's vectors, which must be that of the model.
     """
 
+    trains_head: ClassVar[bool] = False
     figures: ClassVar[tuple[str, ...]] = ("vector_loss", "masked_share")
 
     def set_objective(self, *, width: int) -> None:
@@ -81,5 +81,4 @@ class SentenceVectorModel(PretrainingModel):
         found = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
         losses = (found.float() - vectors.float()).square().mean(dim=1)
         number = torch.ones_like(labels[:, 0])
-        loss = losses.sum() + zero_with_gradient(self._parameters_of_the_head()).to(losses.device)
-        return loss, number.sum(), [losses.detach(), number, torch.zeros_like(number)]
+        return losses.sum(), number.sum(), [losses.detach(), number, torch.zeros_like(number)]

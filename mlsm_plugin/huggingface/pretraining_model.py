@@ -17,7 +17,6 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, span_batch_terms, span_ngrams, stacked
 from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
-from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.huggingface.collators import IGNORED
 
 Step = Callable[[Tensor], Tensor]
@@ -35,6 +34,7 @@ class PretrainingModel:
 
     # the Trainer then gives the number of labels of all batches of an update
     accepts_loss_kwargs: ClassVar[bool] = True
+    trains_head: ClassVar[bool] = True  # whether the objective trains the masked-LM head
     figures: ClassVar[tuple[str, ...]]  # what is logged: a sum divided by a count each; the last one is masked_share
     config: Any
     training: bool
@@ -50,9 +50,13 @@ class PretrainingModel:
         ValueError if the head of the model has an unknown form, or an option is out of range.
         """
         head_of(model)
+        trained = getattr(model, "trains_head", True)
         stock = next(one for one in type(model).__mro__ if not issubclass(one, PretrainingModel))
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
         model.set_objective(**options)
+        if trained is not cls.trains_head:
+            for parameter in model._parameters_of_the_head():
+                parameter.requires_grad_(cls.trains_head)
         return model
 
     @classmethod
@@ -182,6 +186,7 @@ class SpanContrastiveModel(PretrainingModel):
         temperature: divisor of the scores, positive; None: the square root of the width.
     """
 
+    trains_head: ClassVar[bool] = False
     figures: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss", "accuracy", "masked_share")
 
     def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
@@ -212,10 +217,9 @@ class SpanContrastiveModel(PretrainingModel):
             temperature=self.temperature,
         )
         start, end = terms["start"], terms["end"]
-        loss = start.loss + end.loss + zero_with_gradient(self._parameters_of_the_head()).to(features.device)
         counted, of_group = start.counted, labels != IGNORED
         of_spans = (start.losses, counted, end.losses, counted, start.found & end.found, counted, spans["length"])
-        return loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]
+        return start.loss + end.loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]
 
 
 @cache

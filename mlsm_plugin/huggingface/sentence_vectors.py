@@ -19,11 +19,13 @@ from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, Librar
 from mlsm_plugin.core.masking.span_corruption import padded
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 logger = logging.getLogger(__name__)
 
 VECTOR_DTYPE = np.dtype("<f4")
+ANOTHER_TEACHER = "choose a teacher whose tokenizer knows such text, or raise --max-unk-rate"
 LINES_AT_ONCE, BATCH = 1024, 32  # lines that are sorted by length, and of a forward pass
 
 
@@ -44,15 +46,19 @@ def write_vectors(
     output: Path,
     *,
     overwrite: bool = False,
+    max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     **run: Any,
 ) -> None:
     """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it is there.
+
+    ValueError if the teacher's tokenizer does not know a larger share of the tokens than ``max_unk_rate``.
 
     Args:
         texts, sentences, tokenizer: what ``write_text_sequences`` was told with ``apart``, and what it gave.
         teacher: folder or hub name of an encoder with its tokenizer; too long lines are cut for it.
         output: the file; it appears as a whole.
         overwrite: write it anew.
+        max_unk_rate: see above.
         run: ``device`` and ``fp16``, as of :class:`LibraryEncoder`.
     """
     shape = (len(sentences), HuggingFaceEncoder.width_of(teacher))
@@ -60,27 +66,33 @@ def write_vectors(
     if not overwrite and there is not None and (there.shape, there.dtype) == (shape, VECTOR_DTYPE):
         return
     encoder = LibraryEncoder(teacher, layer=HuggingFaceEncoder.layers_of(teacher), **run)
-    own, cut, number = HuggingFaceTokenizer(tokenizer).backend, 0, 0
+    own, unknown, cut, number = HuggingFaceTokenizer(tokenizer).backend, UnknownTokens(), 0, 0
     # the lines that have a sequence
     lines = (line for line in read_text(texts) if line and own.encode(line, add_special_tokens=False).ids)
     with atomic_open(output) as file, Progress(total=shape[0], desc="vectors of the teacher", unit="line") as progress:
         header = {"descr": VECTOR_DTYPE.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         while some := list(islice(lines, LINES_AT_ONCE)):
-            vectors, longer = _vectors_of(some, encoder)
+            vectors, longer = _vectors_of(some, encoder, unknown)
             file.write(vectors.tobytes())
             cut, number = cut + longer, number + len(some)
             progress.update(len(some))
         if number != shape[0]:
             raise ValueError(f"the text changed while it was read: it had {shape[0]} lines, and has {number} now")
+        unknown.check("the text for the teacher", max_unk_rate, remedy=ANOTHER_TEACHER)
+    if unknown.unknown:
+        logger.warning(unknown.describe("the text for the teacher"))
     if cut:
         logger.warning("%d of %d lines are longer than the teacher's positions and are cut for it", cut, number)
 
 
-def _vectors_of(lines: list[str], encoder: LibraryEncoder) -> tuple[np.ndarray, int]:
-    """The vectors ``(n, d)`` of lines, and how many of these were cut."""
+def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownTokens) -> tuple[np.ndarray, int]:
+    """The vectors ``(n, d)`` of lines, and how many of these were cut; ``unknown`` counts their tokens."""
     tokenizer, room = encoder.tokenizer, encoder.max_tokens - 2
-    found = [encoding.ids for encoding in tokenizer.backend.encode_batch(lines, add_special_tokens=False)]
+    encodings = tokenizer.backend.encode_batch(lines, add_special_tokens=False)
+    for line, encoding in zip(lines, encodings, strict=True):
+        unknown.add(line, encoding.ids, encoding.offsets, tokenizer.unknown_id)
+    found = [encoding.ids for encoding in encodings]
     ids = [[tokenizer.begin_id, *own[:room], tokenizer.end_id] for own in found]
     vectors = np.zeros((len(lines), encoder.dim), VECTOR_DTYPE)
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))

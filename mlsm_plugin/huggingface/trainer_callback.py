@@ -1,5 +1,6 @@
 """What the Trainer does not do by itself: the epoch, the parts of the loss, ranks after an evaluation."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,12 +32,23 @@ class PretrainingCallback(TrainerCallback):
             for log in (logs, *state.log_history[-1:]):
                 log.update(parts)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """After an evaluation before the training, let the ranks train together.
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, model: Any = None, metrics: Any = None, **_: Any
+    ) -> None:
+        """Let no training go on without a finite loss; before the training, let the ranks train together.
+
+        ValueError if the loss is not finite. The checkpoint of this update is then not written.
 
         accelerate marks a model that it has prepared, also if it did so for an evaluation only. A training that follows
         then takes it as it is: each rank would train a model of its own.
         """
+        if not math.isfinite((metrics or {}).get("eval_loss", 0.0)):
+            raise ValueError(
+                f"the loss is not finite after {state.global_step} updates; train with a smaller --learning-rate, or "
+                "with --bf16 off, and with another --output"
+                if state.global_step
+                else "the model has no finite loss before it is trained; its weights are damaged"
+            )
         if args.world_size > 1 and not args.fsdp and not args.deepspeed:
             vars(model).pop("_is_accelerate_prepared", None)
 

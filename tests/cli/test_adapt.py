@@ -93,6 +93,26 @@ def test_a_model_without_a_head_is_refused_first(start: Path, tmp_path: Path, ca
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("objective", "more", "message"),
+    [
+        ("taco", ("--temperature", 1), "--temperature is that of distill"),
+        ("taco", ("--auxiliary", "other"), "--auxiliary goes with the objectives mlsm and mlsm+mlm only"),
+        ("mlm", ("--latent-top", 3), "--latent-top goes with the objectives mlsm and mlsm+mlm only"),
+        ("mlm", ("--atoms", 9), "--layer, --coder and the options of the dictionary go"),
+        ("mlm", ("--layer", 1), "--layer, --coder and the options of the dictionary go"),
+        ("mlm", ("--muon-learning-rate", 1), "--muon-learning-rate needs --optimizer muon"),
+        ("npm", ("--whole-words",), "--objective npm takes no option but --mask-prob: it masks spans"),
+        ("distill-vectors", ("--mask-prob", 0.3, "--teacher", "other"), "takes no option of masks: it masks nothing"),
+    ],
+)
+def test_an_option_of_another_objective_is_refused(
+    start: Path, tmp_path: Path, capsys: Capture, objective: str, more: tuple[object, ...], message: str
+) -> None:
+    assert message in failing_mlsm(capsys, *words(start, tmp_path / "out", *more, objective=objective))
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_gpus_need_several_processes(
     start: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from mlsm_plugin.huggingface import SentenceVectorModel
+from mlsm_plugin.huggingface import MaskedLmModel, SentenceVectorModel
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
 from tests import tiny_hf_models
@@ -59,6 +59,26 @@ def test_vectors_are_the_means_of_the_library(made: Path, tmp_path: Path, caplog
     assert not (tmp_path / "other.npy").exists()
 
 
+def test_a_teacher_that_cannot_read_the_text_is_refused(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = (made / "text.txt").read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(lines + "Имя связано .\n" * 20, encoding="utf-8")
+    make_teacher = {"bert": made / "text.txt", "student": tmp_path / "text.txt"}
+    for name, text in make_teacher.items():
+        tiny_hf_models.make_model("bert", text, tmp_path / name)
+    student, vectors = tmp_path / "student", tmp_path / "vectors.npy"
+    both = (
+        [tmp_path / "text.txt"],
+        write_text_sequences([tmp_path / "text.txt"], student, tmp_path / "ids", apart=True)[0],
+    )
+    with pytest.raises(ValueError, match=r"% of the tokens of the text for the teacher are unknown, above .* teacher"):
+        write_vectors(*both, student, tmp_path / "bert", vectors, device="cpu")
+    assert not vectors.exists()
+    write_vectors(*both, student, tmp_path / "bert", vectors, device="cpu", max_unk_rate=0.5)
+    assert "of the text for the teacher are unknown" in caplog.text
+
+
 def test_the_student_learns_the_vectors() -> None:
     ids, random = random_ids(6), np.random.default_rng(1)
     data = SentenceVectors(ids, random.normal(size=(6, 32)).astype(np.float32))
@@ -71,13 +91,17 @@ def test_the_student_learns_the_vectors() -> None:
     found = model.eval()(**batch)
     assert float(found["loss"]) == pytest.approx(expected, rel=1e-4)
     assert model.means_of(found["parts"].sum(0)) == {"vector_loss": pytest.approx(expected, rel=1e-4)}
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    head = [one for name, one in model.named_parameters() if name.startswith("cls")]
+    values = [one.detach().clone() for one in head]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
     for _ in range(30):
         optimizer.zero_grad()
         model.train()(**batch)["loss"].backward()
-        assert all(one.grad is not None for name, one in model.named_parameters() if name.startswith("cls"))
+        assert all((one.grad is None) is any(one is own for own in head) for one in model.parameters())
         optimizer.step()
     assert float(model.eval()(**batch)["loss"]) < 0.5 * expected
+    assert all(map(torch.equal, head, values))  # weight decay does not touch it either
+    assert all(one.requires_grad for one in MaskedLmModel.of(model).parameters())  # another objective trains it again
 
 
 def test_what_does_not_fit_is_refused() -> None:

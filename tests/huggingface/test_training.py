@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from mlsm_plugin.huggingface.collators import MaskedLmCollator
 from mlsm_plugin.huggingface.pretraining_model import MaskedLmModel
@@ -17,11 +17,20 @@ from mlsm_plugin.huggingface.training import TrainingSettings, last_checkpoint, 
 from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
 
 
-def trainer_of(folder: Path, **settings: Any) -> Any:
+class Damage(TrainerCallback):
+    """Makes a weight not finite after the third update."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == 3:
+            model.cls.predictions.bias.data.fill_(float("nan"))
+
+
+def trainer_of(folder: Path, model: Any = None, **settings: Any) -> Any:
     data, tokenizer = PretrainingSequences(random_ids(16)), make_tokenizer()
     options = {"updates": 4, "batch_size": 4, "evaluate_every": 2, "bf16": "off", "cpu": True, **settings}
     arguments, both = TrainingSettings(**options).arguments(folder), {"train_dataset": data, "eval_dataset": data}
-    return prepare(Trainer(MaskedLmModel.of(tiny_bert()), arguments, data_collator=MaskedLmCollator(tokenizer), **both))
+    model = model or MaskedLmModel.of(tiny_bert())
+    return prepare(Trainer(model, arguments, data_collator=MaskedLmCollator(tokenizer), **both))
 
 
 @pytest.mark.slow
@@ -70,15 +79,19 @@ def test_unfinished_checkpoints_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_one_line(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, updates=2, learning_rate=1e-3)
-    trainer.model.cls.predictions.bias.data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="the loss is not finite"):
+    trainer = trainer_of(tmp_path)
+    trainer.add_callback(Damage())
+    with pytest.raises(ValueError, match=r"the loss is not finite after 4 updates; .*, and with another --output"):
         train(trainer)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]  # the last good one stays
+    with pytest.raises(ValueError, match="no finite loss before it is trained; its weights are damaged"):
+        trainer_of(tmp_path, model=trainer.model).evaluate()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"muon_learning_rate": 0.1}, "muon_learning_rate needs --optimizer muon"),
         ({"updates": 0}, "updates must be positive"),
         ({"learning_rate": -1.0}, "learning_rate must be positive"),
         ({"workers": -1}, "workers must be at least 0"),

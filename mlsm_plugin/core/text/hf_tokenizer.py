@@ -93,6 +93,12 @@ class HuggingFaceTokenizer:
                 parts.append(symbol)
         return " ".join(parts)
 
+    def inner_text(self, symbol: str) -> str:
+        """The text of a symbol that is not the first one of a text, with the space that it may begin with."""
+        number = self._id_of_symbol[symbol]
+        once, twice = (self.backend.decode([number] * times, skip_special_tokens=False) for times in (1, 2))
+        return str(twice[len(once) :])
+
     def check_dictionary(self, folder: Path) -> None:
         """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""
         path = folder / DICTIONARY_NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -38,3 +39,21 @@ def test_words_begin_where_the_text_has_a_blank_before_them(kind: str, hf_tokeni
     assert [word.replace(" ", "").removeprefix("##") for word in words] == TEXT.split()
     assert all(bpe.is_beginning_of_word(symbol) for symbol in SPECIAL)
     assert not bpe.is_beginning_of_word("no symbol of the vocabulary")
+
+
+@pytest.mark.parametrize("before", ["The value ", "the value", "(", "a  ", "One, "])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_continued_text_is_read_as_the_symbol(kind: str, before: str, hf_tokenizers: dict[str, Path]) -> None:
+    bpe = HuggingFaceBPE(HuggingFaceBPEConfig(hf_tokenizer=str(hf_tokenizers[kind])))
+    start, numbers = bpe.encode(before).split(), {True: 0, False: 0}
+    for symbol in bpe.tokenizer.symbols:
+        text, token = bpe.continued(before, symbol)
+        assert bpe.continued("", symbol) == (token, token)
+        assert text.startswith(before.rstrip())
+        assert text.endswith(token)
+        plain = re.sub("^(##|Ġ|▁)", "", symbol)
+        possible = {before.rstrip() + space + plain for space in (before[len(before.rstrip()) :], "", " ")}
+        if any(bpe.encode(one).split() == [*start, symbol] for one in possible):
+            numbers[bpe.encode(text).split() == [*start, symbol]] += 1
+    assert numbers[True] > 100
+    assert numbers[False] == 0
