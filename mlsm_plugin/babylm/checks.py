@@ -45,19 +45,21 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
 
 def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
     folder, own = run / CHECKPOINTS / name, ledger.checkpoints.get(name)
+    again = "run `mlsm babylm train` again"
+    lost = again if name == MAIN else "bring it back from a copy, or train in another --output"
     if own is None or not folder.is_dir():
-        yield f"{name} is missing; run `mlsm babylm train` again"
+        yield f"{name} is missing; {again if own is None else lost}"
         return
     if own["words"] < ledger.names.get(name, ledger.planned):
         yield f"{name} has seen only {own['words']:,} words"
     card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
     if len(card) < FEWEST_CHARACTERS:
-        yield f"{name} has no model card of {FEWEST_CHARACTERS} characters ({CARD}); run `mlsm babylm train` again"
+        yield f"{name} has no model card of {FEWEST_CHARACTERS} characters ({CARD}); {again}"
     elif "\nlicense: " not in card.partition("\n---\n")[0]:
-        yield f"{name} has no licence; run `mlsm babylm train` again with --license, such as --license mit"
+        yield f"{name} has no licence; {again} with --license, such as --license mit"
     try:
         if sha256_of_files(*weight_files(folder)) != own["sha256"]:
-            yield f"{name} has other weights than those that were exported; delete {folder}, and train again"
+            yield f"{name} has other weights than those that were exported; delete {folder}, and {lost}"
         else:
             path = folder.with_suffix(".json")
             yield from _of_the_model(folder, name, check_json(read_json(path), LOGITS, path))

@@ -38,8 +38,10 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
     """
     kept = {path.stem: path for path in (run / "model" / KEPT).glob("*.pt")}
     sources = {name: kept[name] for name in ledger.names if name in kept}
-    if finished and MAIN not in ledger.checkpoints:
-        sources[MAIN] = run / "model" / LAST
+    last, exported = run / "model" / LAST, run / CHECKPOINTS / f"{MAIN}.json"
+    there = exported.exists() and exported.with_suffix("").is_dir()
+    if finished and not (there and exported.stat().st_mtime >= last.stat().st_mtime):
+        sources[MAIN] = last
     texts = [word_lines(text) for text in sorted((run / "text").iterdir()) if sources]
     lines = [" ".join(line.split()[:LINE_WORDS]) for text in texts for line in islice(text, COMPARED_LINES) if line]
     for name, checkpoint in sources.items():
@@ -51,7 +53,8 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
         if name != MAIN:
             checkpoint.unlink()
     for name in ledger.checkpoints if finished else sources:
-        write_card(run / CHECKPOINTS / name, name, ledger)
+        if (run / CHECKPOINTS / name).is_dir():  # `mlsm babylm check` says which ones are lost
+            write_card(run / CHECKPOINTS / name, name, ledger)
     if finished:
         ledger.write(run)
 

@@ -36,6 +36,7 @@ from mlsm_plugin.fairseq_door.pipelines.pretraining import (
     block_flags,
     default_flags,
     early_end,
+    optimizer_of_run,
     pretrain,
     separate_words,
 )
@@ -56,7 +57,8 @@ REFUSED = {
     *("--max-tokens", "--skip-remainder-batch", "--train-subset", "--shorten-method", "--fp16", "--bf16", "--amp"),
     *("--restore-file", "--finetune-from-model", "--continue-once", "--reset-dataloader", "--reset-optimizer"),
     *("--reset-meters", "--reset-lr-scheduler", "--update-epoch-batch-itr", "--grouped-shuffling", "--num-atoms"),
-    *("--tokens-per-sample", "--sample-break-mode", "--seed"),
+    *("--tokens-per-sample", "--sample-break-mode", "--seed", "--required-batch-size-multiple"),
+    *("--no-last-checkpoints", "--checkpoint-suffix"),
 }
 OBJECTIVE = {"taco": ("--task", "taco", "--criterion", "token_contrastive")}
 CODED = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl")
@@ -105,6 +107,8 @@ def open_ledger(files: Sequence[Path], settings: BabylmSettings, auxiliary: Ledg
     others = [] if auxiliary is None else [{**one, "of": OF_AUXILIARY} for one in auxiliary.texts]
     texts = own + [one for one in others if one["sha256"] not in contents]
     words, charged = sum(one["words"] for one in own), 0 if auxiliary is None else auxiliary.exposures
+    if not words:
+        raise ValueError("the text has no words")
     if (found := sum(one["words"] for one in texts)) > track.words:
         raise ValueError(
             f"the text has {found:,} words, those of an auxiliary model included, and the track {settings.track} "
@@ -207,14 +211,16 @@ def train(
     new = None if teacher else replace(tokenizer, keep_characters=True)
     ledger = open_ledger(files, settings, charged)
     flags += ["--seed", str(learning.seed), *block_flags(blocks), *OBJECTIVE.get(settings.objective, ())]
-    cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])
+    optimizer = optimizer_of_run(None, flags, arch)
+    cfg = configuration_of([str(output), *default_flags(1, arch, flags, optimizer=optimizer), *flags])
     auxiliary, vocab_size = teacher and sha256_of_files(teacher), new and new.vocab_size
     decides = {
         **_decisions(settings, ledger, learning, blocks, cfg),
         **{"arch": arch, "ranks": ranks, "auxiliary": auxiliary, "vocab_size": vocab_size},
     }
     data_bin, save_dir = output / "data-bin", output / "model"
-    _begin(output, decides, anew=not data_bin.exists())  # another vocabulary, say, costs nothing yet
+    spent = data_bin.exists() or (save_dir / LAST).exists()  # until then, another vocabulary, say, costs nothing
+    _begin(output, decides, anew=not spent)
     with in_turn(output):  # the first of several ranks prepares
         if (output / LEDGER).is_file():
             before = Ledger.read(output)
@@ -238,6 +244,8 @@ def train(
         return None
     seconds = ledger.seconds.get("training", 0) + time.perf_counter() - begin
     ledger.seconds["training"], ledger.seen = round(seconds, 1), words_of_run(save_dir / LAST)
+    if early is None and ledger.seen != ledger.planned:
+        early = f"the training is over after {ledger.seen:,} of {ledger.planned:,} words; train in another --output"
     export_kept(output, ledger, finished=early is None)
     return ledger, early
 
@@ -257,6 +265,7 @@ def _begin(output: Path, decides: dict[str, Any], *, anew: bool) -> None:
     plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
     if anew:
         plan.forget()
+        (output / LEDGER).unlink(missing_ok=True)
     plan.begin()
 
 

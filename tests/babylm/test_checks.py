@@ -60,7 +60,10 @@ def without_license(run: Path) -> None:
 
 
 BREAK: dict[str, Callable[[Path], object]] = {
-    "chck_1K is missing; run `mlsm babylm train` again": lambda run: shutil.rmtree(run / "checkpoints" / "chck_1K"),
+    "chck_1K is missing; bring it back from a copy, or train in another --output": lambda run: shutil.rmtree(
+        run / "checkpoints" / "chck_1K"
+    ),
+    "main is missing; run `mlsm babylm train` again": lambda run: shutil.rmtree(run / "checkpoints" / "main"),
     "main has no model card of 200 characters": lambda run: (run / "checkpoints/main/README.md").write_text("short"),
     "main has no licence; run `mlsm babylm train` again with --license": without_license,
     "main has other weights than those that were exported": lambda run: shutil.copy(

@@ -87,6 +87,8 @@ def test_the_ranks_are_those_of_the_flags_of_torchrun_or_of_fairseq(monkeypatch:
         (("--auxiliary", "{here}"), ("--objective", "mlsm+mlm"), "has no ledger.json, which says what it was trained"),
         (("--max-tokens", 100), CUSTOM, "--max-tokens is chosen by `mlsm babylm train`, or would change what an epoch"),
         (("--finetune-from-model=x.pt",), CUSTOM, "--finetune-from-model is chosen by"),
+        (("--required-batch-size-multiple", 8), CUSTOM, "--required-batch-size-multiple is chosen by"),
+        (("--no-last-checkpoints",), CUSTOM, "--no-last-checkpoints is chosen by"),
         ((), ("--epochs", 11), "--epochs must be at most 10 in the track strict-small, got 11"),
     ],
 )
@@ -100,6 +102,8 @@ def test_what_the_rules_forbid_is_one_line(
 
 def test_a_folder_without_text_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     assert "holds no text to train on" in failing_mlsm(capsys, *words(tmp_path, tmp_path / "run"))
+    (tmp_path / "a.train.txt").write_bytes(b"\x01\n\x02\n")
+    assert "the text has no words" in failing_mlsm(capsys, *words(tmp_path, tmp_path / "run"))
     assert "is not a folder of text files" in failing_mlsm(capsys, *words(tmp_path / "no", tmp_path / "run"))
 
 
@@ -187,6 +191,23 @@ def test_another_text_or_batch_size_is_not_resumed(
     before = models_of(run)
     mlsm(*words(text, run))
     assert models_of(run) == before
+
+
+@SLOW
+def test_an_attempt_that_trained_nothing_decides_nothing(
+    text: Path, tmp_path: Path, capsys: Capture, warm_python_in_module: Path
+) -> None:
+    output = tmp_path / "run"
+    assert "vocabulary of 9999 pieces" in failing_mlsm(capsys, *words(text, output, "--vocab-size", 9999))
+    other = shutil.copytree(text, tmp_path / "text")
+    with open(other / "a.train.txt", "a", encoding="utf-8") as file:
+        file.write("one\n")
+    mlsm(*words(other, output, "--epochs", 1, "--license", "mit", "--muon-lr", 0.01))
+    ledger, wanted = Ledger.read(output), counted_by_wc(*sorted(other.iterdir()))
+    assert (ledger.words, ledger.seen, ledger.epochs) == (wanted, wanted, 1)
+    assert problems_of(output) == []
+    shutil.rmtree(output / "data-bin")  # something was trained: its settings count
+    assert "epochs is 1 there and 2 now" in failing_mlsm(capsys, *words(other, output))
 
 
 def settings_of(folder: Path) -> Any:

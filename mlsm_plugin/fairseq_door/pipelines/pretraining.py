@@ -207,7 +207,7 @@ def train_until(
         )
     source = last if last.exists() else _restored(flags)
     chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
-    optimizer = _optimizer(source, flags, chosen)
+    optimizer = optimizer_of_run(source, flags, chosen)
     defaults = default_flags(max_update, chosen, flags, optimizer=optimizer, run=last)
     status = run_child(
         [
@@ -228,7 +228,7 @@ def _restored(flags: list[str]) -> Path | None:
     return named if named.is_file() else None
 
 
-def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
+def optimizer_of_run(source: Path | None, flags: list[str], arch: str) -> str:
     """The optimizer that can continue the checkpoint ``source``, and that the flags allow; else the best one."""
     if {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags):
         return "adam"

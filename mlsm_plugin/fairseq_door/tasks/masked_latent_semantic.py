@@ -188,7 +188,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
-        return super().valid_step(self._with_codes(sample, criterion), model, criterion)
+        return super().valid_step(self._with_codes(self.with_share(sample, None), criterion), model, criterion)
 
     def _with_codes(self, sample: Any, criterion: Any) -> Any:
         """``sample`` with ``codes`` if they are computed online and ``criterion`` reads them; else ``sample``."""

@@ -196,7 +196,12 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         end = begin if end is None else end
         if split == self.cfg.train_subset:
             return float(max(begin, end))
-        return float(end if valid is None else valid)
+        return self._valid_share
+
+    @property
+    def _valid_share(self) -> float:
+        begin, end, valid = self.cfg.mask_prob, self.cfg.mask_prob_end, self.cfg.valid_mask_prob
+        return float(next(share for share in (valid, end, begin) if share is not None))
 
     def _check_shares_change(self) -> None:
         if not self._mask_updates > 0:
@@ -208,16 +213,22 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
     def _mask_updates(self) -> int:
         return int(self.cfg.max_update if self.cfg.mask_updates is None else self.cfg.mask_updates)
 
-    def with_share(self, sample: Any, update_num: int) -> Any:
-        """A batch of training with the share of masks after ``update_num`` updates; one without ranks stays as it is.
+    def with_share(self, sample: Any, update_num: int | None) -> Any:
+        """A batch with the share of masks after ``update_num`` updates; one without ranks stays as it is.
 
-        The tokens whose ranks are too high for the share are no longer masked: they are inputs again, without targets
-        and codes. What is masked depends on the batch and the number of updates alone.
+        None: with that of validation, on the training split; ValueError if its loader masks less. The tokens whose
+        ranks are too high for the share are no longer masked: they are inputs again, without targets and codes. What is
+        masked depends on the batch and the number of updates alone.
         """
         if "mask_ranks" not in sample:
             return sample
         begin, end, pad = self.cfg.mask_prob, self.cfg.mask_prob_end, self.source_dictionary.pad()
-        share = begin + (end - begin) * min(1.0, update_num / self._mask_updates)
+        part = min(1.0, (update_num or 0) / self._mask_updates)
+        share = self._valid_share if update_num is None else begin + (end - begin) * part
+        if share > max(begin, end):
+            raise ValueError(
+                f"--valid-mask-prob {share:g} is more than the training split masks; validate on another one"
+            )
         sample, target, net_input = dict(sample), sample["target"], dict(sample["net_input"])
         kept = sample.pop("mask_ranks") < int(share / max(begin, end) * MaskRanksDataset.END)
         masked = target != pad
@@ -244,6 +255,9 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         if self.word_count is not None and not ignore_grad:
             self.word_count.add(self._unmasked(sample["net_input"]["src_tokens"], sample["target"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+        return super().valid_step(self.with_share(sample, None), model, criterion)
 
     def begin_run(self, trainer: Any, saved: dict[str, Any]) -> None:
         """Begin to count words, if that is asked for; ValueError if the run that goes on from ``saved`` did not."""

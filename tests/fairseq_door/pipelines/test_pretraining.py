@@ -13,11 +13,11 @@ from fairseq import options
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.fairseq_door.pipelines.pretraining import (
     KEPT_PERCENTAGES,
-    _optimizer,
     _restored,
     _without_restart,
     default_flags,
     early_end,
+    optimizer_of_run,
     pretrain,
     separate_words,
     updates_of,
@@ -118,9 +118,9 @@ def test_optimizer_is_one_that_can_continue_the_run(
         state = torch.load(tiny.model)
         state["optimizer_history"][-1]["optimizer_name"] = saved
         torch.save(state, source)
-    assert _optimizer(source, flags, "mlsm_modern_tiny") == expected
+    assert optimizer_of_run(source, flags, "mlsm_modern_tiny") == expected
     if expected == "muon":
-        assert _optimizer(None, flags, "mlsm_roberta_tiny") == "fused_adamw"
+        assert optimizer_of_run(None, flags, "mlsm_roberta_tiny") == "fused_adamw"
     assert parsed([], optimizer=expected).optimizer == expected
 
 

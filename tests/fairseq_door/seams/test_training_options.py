@@ -90,6 +90,17 @@ def test_a_rate_that_nobody_named_is_refused(parsed: Namespace) -> None:
     check_options(parsed, [*without, "--lr=1e-3"])
 
 
+def test_a_process_of_several_that_would_train_alone_is_refused(
+    parsed: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    args, words = Namespace(**{**vars(parsed), "distributed_world_size": 1}), ["--lr", "1e-3"]
+    with pytest.raises(ValueError, match=r"WORLD_SIZE is 4, .*; pass --distributed-world-size 4"):
+        check_options(args, words)
+    check_options(args, [*words, "--distributed-world-size", "1"])
+    check_options(Namespace(**{**vars(args), "distributed_world_size": 4}), words)
+
+
 @pytest.mark.parametrize("task", CRITERIONS)
 def test_the_command_checks_the_options_of_each_task(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["data", "--task", task, "--criterion", CRITERIONS[task], "--arch", ARCHS.get(task, "mlsm_roberta_tiny")]

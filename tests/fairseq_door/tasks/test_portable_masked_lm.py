@@ -149,6 +149,13 @@ def test_share_of_masks_goes_from_one_to_the_other(tiny: TinyData, flags: tuple[
     assert not (masked[100] & ~masked[50]).any()
     assert shares[50] == pytest.approx(0.35, abs=0.05)
     assert shares[100] == pytest.approx(0.1, abs=0.03)
+    for share, update in ((), 100), (("--valid-mask-prob", 0.35), 50):  # the training split as one of validation
+        task, falling = read("--mask-prob", 0.6, "--mask-prob-end", 0.1, "--max-update", 100, *share)
+        for batch in falling:
+            assert torch.equal(task.with_share(batch, None)["target"], task.with_share(batch, update)["target"])
+    task, falling = read("--mask-prob", 0.2, "--mask-prob-end", 0.1, "--max-update", 100, "--valid-mask-prob", 0.5)
+    with pytest.raises(ValueError, match=r"--valid-mask-prob 0\.5 is more than the training split masks"):
+        task.with_share(falling[0], None)
     valid = read("--mask-prob", 0.6, "--mask-prob-end", 0.1, split="valid")[1]
     for own, other in zip(valid, read("--mask-prob", 0.1, split="valid")[1], strict=True):
         assert torch.equal(own["target"], other["target"])
