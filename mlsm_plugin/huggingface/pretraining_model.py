@@ -55,7 +55,7 @@ class PretrainingModel:
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
         model.set_objective(**options)
         if trained is not cls.trains_head:
-            for parameter in model._parameters_of_the_head():
+            for parameter in model.head_parameters():
                 parameter.requires_grad_(cls.trains_head)
         return model
 
@@ -117,7 +117,7 @@ class PretrainingModel:
     def _encoded(self, **inputs: Any) -> Any:
         return self.base_model(return_dict=True, **inputs)  # type: ignore[attr-defined]
 
-    def _parameters_of_the_head(self) -> list[nn.Parameter]:
+    def head_parameters(self) -> list[nn.Parameter]:
         prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
         named = self.named_parameters()  # type: ignore[attr-defined]
         return [parameter for name, parameter in named if not name.startswith(prefix)]
