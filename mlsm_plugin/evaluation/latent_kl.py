@@ -13,6 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.latent_semantic import latent_semantic_kl
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def evaluate_latent_kl(
     """Evaluate the model of a run's folder and the unigram baseline on the same masked tokens, masked as in training.
 
     ``codes`` is the folder of the codes of ``split`` and ``train``; None: the binarized dataset. ValueError if the
-    model has no latent head, the codes do not belong to the data, or no masked token has one.
+    model has no latent head or predicts other codes, these do not belong to the data, or no masked token has one.
     """
     hub = from_pretrained(run)
     if hub.num_atoms == 0:
@@ -56,9 +57,13 @@ def evaluate_latent_kl(
     hub.task.cfg.latent_source = "store"  # even if the model was trained on codes computed online
     codes = Path(codes or data_bin)
     hub.task.cfg.latent_codes = str(codes)
+    predicted, train = dict(hub.task.state_dict()), CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
+    which = f"the codes in {codes}", f"those that {run} predicts", "pass the folder of those as codes"
+    for found in (hub.task.state_dict(), {CODES_OVER: train.meta["fingerprints"]["dictionary"]}):
+        check_same_codes(predicted, found, *which)
     dataset = hub.task.dataset(split)
-    unigram = torch.from_numpy(mean_code(CodeStore(str(codes / "train.codes")))).log().float()
+    unigram = torch.from_numpy(mean_code(train)).log().float()
     sums = torch.zeros(3, dtype=torch.float64)
     usable = [index for index in range(len(dataset)) if dataset.size(index) <= hub.model.max_positions()]
     if too_long := len(dataset) - len(usable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,22 @@ def test_samples_that_do_not_fit_are_counted_and_without_any_there_is_no_result(
     assert re.search(r"[1-9]\d* samples are longer than the model's positions; the other [1-9]\d* count", caplog.text)
     with pytest.raises(ValueError, match="no masked token of valid has a code"):
         evaluate_latent_kl(saved(coded, tmp_path / "none", mean, 2), coded)
+
+
+def test_codes_that_the_model_does_not_predict_are_refused(coded: Path, tmp_path: Path) -> None:
+    run = saved(coded, tmp_path / "run", np.zeros(32))
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    torch.save({**state, "task_state": {"codes_over": "a" * 64}}, run / "checkpoint_last.pt")
+    said = f"the codes in {coded} are over another dictionary (SHA-256 {'0' * 12}) than those that {run} predicts (aaaa"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        evaluate_latent_kl(run, coded)
+    torch.save({**state, "task_state": {"codes_over": "0" * 64}}, run / "checkpoint_last.pt")
+    assert evaluate_latent_kl(run, coded).num_tokens > 300
+    other = shutil.copytree(coded, tmp_path / "other")
+    meta = other / "train.codes" / "meta.json"
+    meta.write_text(meta.read_text(encoding="utf-8").replace("0" * 64, "b" * 64), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"over another dictionary \(SHA-256 b{12}\)"):
+        evaluate_latent_kl(run, other)
 
 
 def test_model_without_a_latent_head_is_refused(tiny: TinyData, coded: Path) -> None:

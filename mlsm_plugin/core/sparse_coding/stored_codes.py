@@ -11,6 +11,7 @@ from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
+CODES_OVER = "codes_over"  # in the state of a task: the fingerprint of the dictionary; what else decides codes: codes_*
 NO_POSITION = -1  # position of a token that has no row in the code store, such as a prepended BOS or padding
 
 
@@ -25,6 +26,15 @@ def recorded_coverage(meta: Mapping[str, Any], directory: PathLike) -> tuple[flo
     if coverage < 1 and seed is None:
         raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
     return coverage, int(seed or 0)
+
+
+def check_same_codes(before: dict[str, Any], now: dict[str, Any], codes: str, others: str, remedy: str) -> None:
+    """Raise ValueError if, by two states of a task, codes differ in something that both of them say."""
+    for name in (name for name in now if name.startswith("codes_")):
+        if None not in (now[name], before.get(name)) and now[name] != before[name]:
+            what = "over another dictionary (SHA-256 " if name == CODES_OVER else f"of another {name[6:]} ("
+            found, expected = (str(state[name])[:12] for state in (now, before))
+            raise ValueError(f"{codes} are {what}{found}) than {others} ({expected}); {remedy}")
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:

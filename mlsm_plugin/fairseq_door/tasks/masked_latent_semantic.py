@@ -12,7 +12,7 @@ from fairseq.tasks import register_task
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.masking.masked_share import MaskFates
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.sparse_coding.stored_codes import check_top, recorded_coverage
+from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_top, recorded_coverage
 from mlsm_plugin.fairseq_door.coding.online_codes import OnlineCodes
 from mlsm_plugin.fairseq_door.data.token_blocks import check_codes_belong_to, check_is_coded, split_path
 from mlsm_plugin.fairseq_door.data.token_datasets import (
@@ -34,7 +34,6 @@ OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
 }
-CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the dictionary of the codes
 
 
 @dataclass
