@@ -9,8 +9,12 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
+from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER
+from mlsm_plugin.fairseq_door.seams import checkpoint_states
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import architecture_options, check_configuration, read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
+from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
 
 def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
@@ -33,8 +37,8 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.
-        ValueError: there are fewer than two, one is no checkpoint or of another model, or the vocabulary in the folder
-            of the output is another one.
+        ValueError: there are fewer than two, one is no checkpoint, of another model or trained for other heads or codes,
+            or the vocabulary in the folder of the output is another one.
         OSError: the file cannot be written.
     """
     files = [only_checkpoint(path) for path in paths]
@@ -67,10 +71,17 @@ def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: d
     if shapes != others:
         name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
         raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
-    recorded = {(part.get("task_state") or {}).get(VOCABULARY) for part in (content, wanted)} - {None}
+    states = [part.get("task_state") or {} for part in (content, wanted)]
+    vocabularies, dictionaries = ({state.get(name) for state in states} for name in (VOCABULARY, CODES_OVER))
     symbols = {_symbols_beside(path) for path in (file, last)} - {None}
-    if len(recorded) > 1 or len(symbols) > 1:
+    if len(vocabularies - {None}) > 1 or len(symbols) > 1:
         raise ValueError(f"{both}: their vocabularies differ, so that the same ids mean other pieces")
+    remedy = "pass checkpoints of one stage of one run, or a smaller --last"
+    if f"{ATOM_PROJECTION}weight" in shapes and len(dictionaries) > 1:
+        raise ValueError(f"{both}: their latent heads predict codes over different dictionaries; {remedy}")
+    configs = (checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, wanted))
+    if len(untrained := {why_untrained(config) for config in configs}) > 1:
+        raise ValueError(f"{both}: of only one of them, {next(filter(None, untrained))}; {remedy}")
 
 
 def _symbols_beside(checkpoint: Path) -> tuple[bytes, ...] | None:

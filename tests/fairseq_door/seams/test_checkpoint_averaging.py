@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,29 @@ def test_the_newest_checkpoints_of_a_run_are_one_for_each_update(three: list[Pat
     assert [updates_of(path) for path in last_checkpoints(folder, 4)] == [9, 10, 20, 30]
     with pytest.raises(ValueError, match="numbered checkpoints of 4 different updates, fewer than 5; --save-interval"):
         last_checkpoints(folder, 5)
+
+
+def test_heads_that_were_trained_on_other_things_are_refused(tiny: TinyData, tmp_path: Path) -> None:
+    first, last = (
+        save_untrained(tiny.data_bin, tmp_path / name, *SIZES, "--num-atoms", 8, "--mlm-weight", 1)
+        for name in ("first", "last")
+    )
+    output = tmp_path / "averaged.pt"
+    average_checkpoints([first, last], output)  # of an older version
+    for one, other in (("a", "b"), (None, "b"), ("a", None)):
+        for path, over in ((first, one), (last, other)):
+            changed(path, task_state={} if over is None else {"codes_over": over})
+        said = f"{first} and {last} cannot be averaged: their latent heads predict codes over different dictionaries; "
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}pass checkpoints of one stage of one run, or a small"):
+            average_checkpoints([first, last], output)
+    changed(first, task_state={})
+    average_checkpoints([first, last], output)
+    untrained = save_untrained(tiny.data_bin, tmp_path / "untrained", *SIZES, "--num-atoms", 8)
+    said = r"of only one of them, the masked-LM head .* \(--mlm-weight was 0\); pass checkpoints of one"
+    for pair in ([first, untrained], [untrained, first]):
+        with pytest.raises(ValueError, match=said):
+            average_checkpoints(pair, output)
+    average_checkpoints([untrained, shutil.copy(untrained, tmp_path / "untrained" / "again.pt")], output)
 
 
 def test_what_does_not_belong_together_is_refused(three: list[Path], tiny: TinyData, tmp_path: Path) -> None:
