@@ -13,7 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.latent_semantic import latent_semantic_kl
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
+from mlsm_plugin.core.sparse_coding.stored_codes import check_same_codes, origin_of
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def evaluate_latent_kl(
     predicted, train = dict(hub.task.state_dict()), CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
     which = f"the codes in {codes}", f"those that {run} predicts", "pass the folder of those as codes"
-    for found in (hub.task.state_dict(), {CODES_OVER: train.meta["fingerprints"]["dictionary"]}):
+    for found in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
         check_same_codes(predicted, found, *which)
     dataset = hub.task.dataset(split)
     unigram = torch.from_numpy(mean_code(train)).log().float()

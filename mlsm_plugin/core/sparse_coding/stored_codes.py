@@ -28,6 +28,15 @@ def recorded_coverage(meta: Mapping[str, Any], directory: PathLike) -> tuple[flo
     return coverage, int(seed or 0)
 
 
+def origin_of(meta: Mapping[str, Any], top: int | None) -> dict[str, Any]:
+    """What decides codes of which ``top`` atoms are kept, from the ``meta.json`` of their store, for a task's state."""
+    known = {**meta, **meta.get("fingerprints", {})}
+    tops = [number for number in (meta.get("latent_top"), top) if number]
+    names = ("auxiliary", "layer", "lambda", "coder", "activation", "latent_select")
+    own = {f"codes_{name}": known.get(name) for name in names}
+    return {CODES_OVER: known.get("dictionary"), **own, "codes_latent_top": min(tops, default="all")}
+
+
 def check_same_codes(before: dict[str, Any], now: dict[str, Any], codes: str, others: str, remedy: str) -> None:
     """Raise ValueError if, by two states of a task, codes differ in something that both of them say."""
     for name in (name for name in now if name.startswith("codes_")):

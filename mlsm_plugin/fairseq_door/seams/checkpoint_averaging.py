@@ -37,7 +37,7 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.
-        ValueError: there are fewer than two, one is no checkpoint, of another model or trained for other heads or codes,
+        ValueError: there are fewer than two, one is no checkpoint, of another model or for other heads or codes,
             or the vocabulary in the folder of the output is another one.
         OSError: the file cannot be written.
     """
