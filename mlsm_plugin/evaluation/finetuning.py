@@ -14,16 +14,9 @@ import numpy as np
 from fairseq.data import Dictionary
 from scipy import stats
 
-from mlsm_plugin.core.files.atomic_files import (
-    PathLike,
-    atomic_directory,
-    atomic_open,
-    copy_file,
-    link_file,
-    sha256_of_files,
-)
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, atomic_open, link_file, sha256_of_files
 from mlsm_plugin.core.files.json_checks import Check, check_json, fields, number
-from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_dicts, copy_tokenizer, tokenizer_files
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.core.hidden_states.devices import default_device
@@ -186,9 +179,7 @@ class Finetuning:
 
     def _complete(self, folder: Path) -> None:
         """Copy what loading needs into a folder of checkpoints."""
-        for part in ("input0",) if self.settings.regression else ("input0", "label"):
-            (folder / part).mkdir(exist_ok=True)
-            copy_file(self.output / "data" / part / DICTIONARY_NAME, folder / part / DICTIONARY_NAME)
+        copy_dicts(self.output / "data", folder)
         copy_tokenizer(self.checkpoint.parent, folder)
 
     def _evaluated(self, folder: Path) -> dict[str, Any]:

@@ -118,6 +118,27 @@ def test_heads_that_were_trained_on_other_things_are_refused(tiny: TinyData, tmp
     average_checkpoints([untrained, shutil.copy(untrained, tmp_path / "untrained" / "again.pt")], output)
 
 
+def test_a_mean_of_classifiers_has_their_labels(tiny: TinyData, tmp_path: Path) -> None:
+    labels = {"first": "bad 5\ngood 7\n", "last": "bad 1\ngood 2\n", "other": "good 7\nbad 5\n"}
+    for name, content in labels.items():
+        path = save_untrained(tiny.data_bin, tmp_path / name, *SIZES, **MASKED_LM)
+        for part in ("input0", "label"):
+            (path.parent / part).mkdir()
+        shutil.copy(path.parent / "dict.txt", path.parent / "input0")
+        (path.parent / "label" / "dict.txt").write_text(content, encoding="utf-8")
+    first, last, other = (tmp_path / name / "checkpoint_last.pt" for name in labels)
+    output = tmp_path / "mean" / "averaged.pt"
+    output.parent.mkdir()
+    with pytest.raises(ValueError, match="cannot be averaged: their labels differ, so that the same ids mean other"):
+        average_checkpoints([first, other], output)
+    average_checkpoints([first, last], output)
+    for part in ("input0", "label"):
+        assert (output.parent / part / "dict.txt").read_bytes() == (last.parent / part / "dict.txt").read_bytes()
+    shutil.copytree(other.parent / "label", tmp_path / "there" / "label")
+    with pytest.raises(ValueError, match=r"lies the label/dict\.txt of another vocabulary; choose another folder"):
+        average_checkpoints([first, last], tmp_path / "there" / "averaged.pt")
+
+
 def test_what_does_not_belong_together_is_refused(three: list[Path], tiny: TinyData, tmp_path: Path) -> None:
     first, _, last = three
     output = tmp_path / "out" / "averaged.pt"
