@@ -38,6 +38,18 @@ def test_mean_code_is_that_of_all_rows_whatever_is_read_at_once(tmp_path: Path, 
     np.testing.assert_allclose(mean_code(store), found, rtol=1e-12)
 
 
+def test_mean_code_of_the_strongest_atoms_is_that_of_the_targets(tmp_path: Path) -> None:
+    store = CodeStore(write_store(tmp_path / "codes", random_codes(1, 10), BOUNDARIES))
+    total = np.zeros(40)
+    for row in store.rows(0, 10).toarray().astype(np.float64):
+        row[np.argsort(-row, kind="stable")[2:]] = 0
+        total += row / max(row.sum(), 1e-9)
+    expected = total / total.sum() + UNSEEN
+    found = mean_code(store, 2)
+    np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-3)  # of float16
+    assert np.abs(found - mean_code(store)).max() > 0.01
+
+
 @pytest.fixture(scope="module")
 def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny.copy(tmp_path_factory.mktemp("coded") / "data-bin")
@@ -47,9 +59,9 @@ def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def saved(coded: Path, folder: Path, logits: np.ndarray, positions: int = 24) -> Path:
+def saved(coded: Path, folder: Path, logits: np.ndarray, positions: int = 24, flags: tuple[object, ...] = ()) -> Path:
     """A model that says ``logits`` of every token."""
-    cfg = training_config(coded, "--tokens-per-sample", 24, "--max-positions", positions)
+    cfg = training_config(coded, "--tokens-per-sample", 24, "--max-positions", positions, *flags)
     model = seeded_model(cfg, tasks.setup_task(cfg.task))
     state = model.state_dict()
     state[f"{ATOM_PROJECTION}weight"].zero_()
@@ -67,6 +79,12 @@ def test_model_that_says_the_mean_code_is_the_baseline(coded: Path, tmp_path: Pa
     flat = evaluate_latent_kl(saved(coded, tmp_path / "flat", np.zeros_like(mean)), coded)
     assert flat.unigram == pytest.approx(same.unigram, rel=1e-6)
     assert flat.model > same.unigram + 1e-3  # the mean code is the best of the predictions that know no token
+
+
+def test_baseline_of_a_model_of_the_strongest_atoms_is_their_mean_code(coded: Path, tmp_path: Path) -> None:
+    mean = np.log(mean_code(CodeStore(str(coded / "train.codes")), 1))
+    found = evaluate_latent_kl(saved(coded, tmp_path / "run", mean, flags=("--latent-top", 1)), coded)
+    assert found.model == pytest.approx(found.unigram, rel=1e-5)
 
 
 @pytest.mark.slow
