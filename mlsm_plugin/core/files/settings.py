@@ -79,8 +79,6 @@ def plain_type(declared: Any) -> tuple[type, bool]:
 
 def _is_within(field: Field[Any], value: float) -> bool:
     above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
-    if above is None and least is None and most is None:
-        return True
     low = (above is None or value > above) and (least is None or value >= least)
     return low and math.isfinite(value) and (most is None or value <= most)
 
