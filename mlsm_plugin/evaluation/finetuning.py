@@ -94,7 +94,8 @@ class Finetuning:
             self._write_data(folder)
             results = [self._run_seed(seed) for seed in seeds]
             best = max(results, key=lambda result: result["score"])
-            self._keep(best["seed"])
+            link_file(self.output / f"seed-{best['seed']}" / "checkpoint_best.pt", self.output / "model.pt")
+            self._complete(self.output)  # this folder can be loaded
             summary = {**summarized(results), "best_seed": best["seed"], "seeds": results}
             folder.seal(summary)
         return summary
@@ -188,9 +189,7 @@ class Finetuning:
         model.to(default_device())
         model.max_unk_rate = 1  # the files were checked
         found: dict[str, Any] = {}
-        for split in ("valid", "test"):
-            if split not in self.texts:
-                continue
+        for split in (split for split in ("valid", "test") if split in self.texts):
             texts = self.texts[split]
             predicted = model.predict_labels(texts.texts)
             with atomic_open(folder / f"{split}.predictions.tsv", "w") as file:
@@ -216,11 +215,6 @@ class Finetuning:
             return accuracy | (f1 if self.settings.metric == "f1" else {})
         both = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
         return {"pearson": _correlation(stats.pearsonr, *both), "spearman": _correlation(stats.spearmanr, *both)}
-
-    def _keep(self, seed: int) -> None:
-        """Copy the best model to the output folder, so that this folder can be loaded."""
-        link_file(self.output / f"seed-{seed}" / "checkpoint_best.pt", self.output / "model.pt")
-        self._complete(self.output)
 
 
 def _run_logged(command: list[str], log: Path) -> tuple[int, str]:

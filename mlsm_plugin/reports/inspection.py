@@ -74,8 +74,7 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
             return candidate, chosen or candidate
     if not any(folder.glob("*.pt")):
         raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
-    # of a run in stages, the best checkpoint may be of an earlier one
-    newest = newest_whole(folder) if (folder / "stages.json").is_file() else None
+    newest = newest_whole(folder) if (folder / "stages.json").is_file() else None  # the best may be of another stage
     state = read_state(newest[0] if newest else checkpoint_of(folder))
     task = config_in(state).task
     both = (task.data, getattr(task, "latent_codes", None) or task.data)
@@ -95,9 +94,8 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
 def _codes_of_last_stage(folder: Path, data: Path) -> Path:
     """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
     stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    for stage in stages:
-        if any(stage.glob(f"*.codes/{META_FILE}")):
-            return stage
+    if coded := [stage for stage in stages if any(stage.glob(f"*.codes/{META_FILE}"))]:
+        return coded[0]
     for stage in stages:
         if (stage / "dictionary" / META_FILE).is_file():
             model, dictionary = str(stage / "model.pt"), str(stage / "dictionary")

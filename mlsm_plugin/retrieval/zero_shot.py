@@ -85,7 +85,7 @@ class RetrievalClassifier:
     def __init__(
         self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
     ) -> None:
-        self.filler, self.labels = filler, list(verbalizer)
+        self.filler, self.labels, self.was_cut = filler, list(verbalizer), filler.was_cut
         self.temperature = temperature_of(filler.interface.cfg, filler.datastore.dim, closed_set=True)
         rows: list[np.ndarray] = []
         for label, words in label_ids(filler.interface, verbalizer).items():
@@ -113,10 +113,6 @@ class RetrievalClassifier:
             scores = similarities(queries[:1], keys, filler.similarity)[0] / self.temperature
             total.index_add_(0, self.owners, scores.double().softmax(dim=0).cpu())
         return (total / total.sum()).numpy()
-
-    def was_cut(self, text: str) -> bool:
-        """Whether the model sees only a part of a text with one mask."""
-        return self.filler.was_cut(text)
 
 
 class ParametricClassifier:

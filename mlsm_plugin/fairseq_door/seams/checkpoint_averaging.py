@@ -20,8 +20,7 @@ from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
 def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
     """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
-    named = [path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)]
-    of_update = {updates_of(path): path for path in named}
+    of_update = {updates_of(path): path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)}
     if len(of_update) < number:
         raise ValueError(
             f"{folder} has numbered checkpoints of {len(of_update)} different updates, fewer than {number}; "

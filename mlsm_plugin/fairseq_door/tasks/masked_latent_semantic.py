@@ -130,7 +130,13 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._check_masks_fit(split, store, coverages)
         positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
-            inputs, targets = self._masked_where_covered(samples, positions, coverages, split)
+            cfg = self.cfg
+            inputs, targets = CoveredMaskTokensDataset.apply_mask(
+                *(samples, positions, coverages, self.mask_prob_of(split), self.source_dictionary),
+                seed=cfg.seed,
+                fates=MaskFates(leave_unmasked_prob=cfg.leave_unmasked_prob, random_token_prob=cfg.random_token_prob),
+                freq_weighted_replacement=cfg.freq_weighted_replacement,
+            )
         else:
             inputs, targets = self.masked(samples, split)
         codes = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad(), self.cfg.latent_top)
@@ -164,18 +170,6 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 "%.4g, so that the share %g of the content tokens is masked as with full coverage",
                 *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
             )
-
-    def _masked_where_covered(
-        self, samples: Any, positions: Any, coverages: list[SplitCoverage], split: str
-    ) -> tuple[Any, Any]:
-        """As :meth:`masked`, with masks at covered positions only."""
-        cfg = self.cfg
-        return CoveredMaskTokensDataset.apply_mask(
-            *(samples, positions, coverages, self.mask_prob_of(split), self.source_dictionary),
-            seed=cfg.seed,
-            fates=MaskFates(leave_unmasked_prob=cfg.leave_unmasked_prob, random_token_prob=cfg.random_token_prob),
-            freq_weighted_replacement=cfg.freq_weighted_replacement,
-        )
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
