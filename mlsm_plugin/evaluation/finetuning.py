@@ -14,16 +14,9 @@ import numpy as np
 from fairseq.data import Dictionary
 from scipy import stats
 
-from mlsm_plugin.core.files.atomic_files import (
-    PathLike,
-    atomic_directory,
-    atomic_open,
-    copy_file,
-    link_file,
-    sha256_of_files,
-)
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, atomic_open, link_file, sha256_of_files
 from mlsm_plugin.core.files.json_checks import Check, check_json, fields, number
-from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_tokenizer, tokenizer_files
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_dicts, copy_tokenizer, tokenizer_files
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.core.hidden_states.devices import default_device
@@ -101,7 +94,8 @@ class Finetuning:
             self._write_data(folder)
             results = [self._run_seed(seed) for seed in seeds]
             best = max(results, key=lambda result: result["score"])
-            self._keep(best["seed"])
+            link_file(self.output / f"seed-{best['seed']}" / "checkpoint_best.pt", self.output / "model.pt")
+            self._complete(self.output)  # this folder can be loaded
             summary = {**summarized(results), "best_seed": best["seed"], "seeds": results}
             folder.seal(summary)
         return summary
@@ -186,9 +180,7 @@ class Finetuning:
 
     def _complete(self, folder: Path) -> None:
         """Copy what loading needs into a folder of checkpoints."""
-        for part in ("input0",) if self.settings.regression else ("input0", "label"):
-            (folder / part).mkdir(exist_ok=True)
-            copy_file(self.output / "data" / part / DICTIONARY_NAME, folder / part / DICTIONARY_NAME)
+        copy_dicts(self.output / "data", folder)
         copy_tokenizer(self.checkpoint.parent, folder)
 
     def _evaluated(self, folder: Path) -> dict[str, Any]:
@@ -197,9 +189,7 @@ class Finetuning:
         model.to(default_device())
         model.max_unk_rate = 1  # the files were checked
         found: dict[str, Any] = {}
-        for split in ("valid", "test"):
-            if split not in self.texts:
-                continue
+        for split in (split for split in ("valid", "test") if split in self.texts):
             texts = self.texts[split]
             predicted = model.predict_labels(texts.texts)
             with atomic_open(folder / f"{split}.predictions.tsv", "w") as file:
@@ -225,11 +215,6 @@ class Finetuning:
             return accuracy | (f1 if self.settings.metric == "f1" else {})
         both = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
         return {"pearson": _correlation(stats.pearsonr, *both), "spearman": _correlation(stats.spearmanr, *both)}
-
-    def _keep(self, seed: int) -> None:
-        """Copy the best model to the output folder, so that this folder can be loaded."""
-        link_file(self.output / f"seed-{seed}" / "checkpoint_best.pt", self.output / "model.pt")
-        self._complete(self.output)
 
 
 def _run_logged(command: list[str], log: Path) -> tuple[int, str]:

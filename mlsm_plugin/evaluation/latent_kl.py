@@ -13,6 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.latent_semantic import latent_semantic_kl
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.stored_codes import check_same_codes, origin_of, strongest_of_padded
 from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,13 @@ class LatentKl:
     num_tokens: int  # masked tokens that have a code
 
 
-def mean_code(store: CodeStore) -> np.ndarray:
-    """Mean target distribution over the coded tokens of a store, ``(n_atoms,)`` float64, summing to 1."""
+def mean_code(store: CodeStore, top: int | None = None) -> np.ndarray:
+    """Mean target distribution, of the ``top`` strongest atoms, over the tokens of a store, ``(n_atoms,)`` float64."""
     total = np.zeros(store.num_atoms)
     for start in range(0, store.num_tokens, ROWS_AT_ONCE):
-        rows = store.rows(start, min(start + ROWS_AT_ONCE, store.num_tokens))
-        total += np.asarray(rows.sum(axis=0, dtype=np.float64)).ravel()
+        codes = store.lookup(np.arange(start, min(start + ROWS_AT_ONCE, store.num_tokens)))
+        atoms, weights = strongest_of_padded(*codes, top or store.num_atoms)
+        total += np.bincount(atoms[atoms >= 0], weights[atoms >= 0], store.num_atoms)
     total = total + UNSEEN * total.sum()
     return total / total.sum()
 
@@ -47,7 +49,7 @@ def evaluate_latent_kl(
     """Evaluate the model of a run's folder and the unigram baseline on the same masked tokens, masked as in training.
 
     ``codes`` is the folder of the codes of ``split`` and ``train``; None: the binarized dataset. ValueError if the
-    model has no latent head, the codes do not belong to the data, or no masked token has one.
+    model has no latent head or predicts other codes, these do not belong to the data, or no masked token has one.
     """
     hub = from_pretrained(run)
     if hub.num_atoms == 0:
@@ -56,9 +58,13 @@ def evaluate_latent_kl(
     hub.task.cfg.latent_source = "store"  # even if the model was trained on codes computed online
     codes = Path(codes or data_bin)
     hub.task.cfg.latent_codes = str(codes)
+    predicted, train = dict(hub.task.state_dict()), CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
+    which = f"the codes in {codes}", f"those that {run} predicts", "pass the folder of those as codes"
+    for found in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
+        check_same_codes(predicted, found, *which)
     dataset = hub.task.dataset(split)
-    unigram = torch.from_numpy(mean_code(CodeStore(str(codes / "train.codes")))).log().float()
+    unigram = torch.from_numpy(mean_code(train, hub.task.cfg.latent_top)).log().float()
     sums = torch.zeros(3, dtype=torch.float64)
     usable = [index for index in range(len(dataset)) if dataset.size(index) <= hub.model.max_positions()]
     if too_long := len(dataset) - len(usable):
@@ -78,5 +84,5 @@ def _batch_sums(hub: MlsmHubInterface, batch: dict, unigram: Tensor) -> Tensor:
     atoms, weights = batch["codes"]["atoms"], batch["codes"]["weights"]
     baseline = unigram.expand(len(atoms), -1)
     count = weights.gt(0).any(dim=1).sum() if weights.size(1) else torch.tensor(0)
-    parts = [latent_semantic_kl(logits, atoms, weights).sum() for logits in (extra["atom_logits"], baseline)]
-    return torch.stack([*(part.double() for part in parts), count.double()])
+    parts = (latent_semantic_kl(logits, atoms, weights).double() for logits in (extra["atom_logits"], baseline))
+    return torch.stack([*(part.sum() for part in parts), count.double()])

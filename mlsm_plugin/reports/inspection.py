@@ -14,9 +14,11 @@ from mlsm_plugin.core.files.json_checks import check_json, fields, number, optio
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
+from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
 from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
 from mlsm_plugin.fairseq_door.data.token_blocks import check_codes_belong_to, check_is_coded
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import config_in, read_state
+from mlsm_plugin.fairseq_door.seams.resumed_runs import newest_whole
 from mlsm_plugin.reports.latent_report import AtomSummary, render_report, summarize_atoms
 
 QUALITY = fields(
@@ -44,11 +46,11 @@ def inspect(
     --output``, whose figures the page also shows.
 
     Raises:
-        ValueError: the codes do not belong to the text, or the figures to another dictionary.
+        ValueError: the codes do not belong to the text or the run, or the figures are of another dictionary.
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
-    data_bin, found = find_codes(Path(folder), None if codes is None else Path(codes))
+    data_bin, found = find_codes(Path(folder), None if codes is None else Path(codes), split)
     summaries, store = summarize_split(data_bin, split, found, max_tokens=max_tokens)
     facts = {"data": f"{data_bin.name}, {split}", "tokens": f"{store.num_tokens:,}"}
     if max_tokens < store.num_tokens:
@@ -60,24 +62,31 @@ def inspect(
     return summaries
 
 
-def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
+def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -> tuple[Path, Path]:
     """The binarized dataset that ``folder`` is, holds, or was trained on, and the folder of its codes.
 
     ``chosen`` is the folder of the codes; None: the dataset, that of the run, or the last stage of `mlsm pretrain`.
-    FileNotFoundError if there is no such dataset, or it is that of a run in stages without codes.
+    FileNotFoundError if there is no such dataset, or it is that of a run in stages without codes; ValueError if the run
+    predicts codes over another dictionary than that of ``split``.
     """
     for candidate in (folder, folder / "data-bin"):
         if (candidate / "train.idx").exists() or (candidate / "valid.idx").exists():
             return candidate, chosen or candidate
     if not any(folder.glob("*.pt")):
         raise FileNotFoundError(f"{folder} is neither a binarized dataset nor a run (no train.idx, no checkpoint)")
-    task = config_in(read_state(checkpoint_of(folder))).task
+    newest = newest_whole(folder) if (folder / "stages.json").is_file() else None  # the best may be of another stage
+    state = read_state(newest[0] if newest else checkpoint_of(folder))
+    task = config_in(state).task
     both = (task.data, getattr(task, "latent_codes", None) or task.data)
     data, codes = (Path(utils.split_paths(paths)[0]) for paths in both)
     if not (data / "dict.txt").exists():
         raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     if chosen is None and (folder / "stages.json").is_file():
         codes = _codes_of_last_stage(folder, data)
+    if ((store := (chosen or codes) / f"{split}.codes") / META_FILE).is_file():
+        found = {CODES_OVER: CodeStore(store).meta.get("fingerprints", {}).get("dictionary")}
+        which = f"the codes in {store}", f"those that {folder} predicts", "pass --codes with those"
+        check_same_codes(state.get("task_state") or {}, found, *which)
     print(f"{folder} was trained on {data}, which is read")
     return data, chosen or codes
 
@@ -85,9 +94,8 @@ def find_codes(folder: Path, chosen: Path | None = None) -> tuple[Path, Path]:
 def _codes_of_last_stage(folder: Path, data: Path) -> Path:
     """The folder of the last stage that has codes; the best checkpoint may be of an earlier one."""
     stages = sorted(folder.glob("stage-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    for stage in stages:
-        if any(stage.glob(f"*.codes/{META_FILE}")):
-            return stage
+    if coded := [stage for stage in stages if any(stage.glob(f"*.codes/{META_FILE}"))]:
+        return coded[0]
     for stage in stages:
         if (stage / "dictionary" / META_FILE).is_file():
             model, dictionary = str(stage / "model.pt"), str(stage / "dictionary")

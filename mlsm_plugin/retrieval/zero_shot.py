@@ -79,28 +79,27 @@ class RetrievalClassifier:
 
     The score of a word is the sum over its occurrences of exp(start score) and exp(end score), each divided by the sum
     over the occurrences of all words of all labels: a closed set. Of a word, at most ``max_occurrences`` are used,
-    evenly spread over the corpus. ValueError if no word of a label is in the corpus.
+    evenly spread over the corpus. ValueError as of :func:`label_ids`, or if no word of a label is in the corpus.
     """
 
     def __init__(
         self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
     ) -> None:
-        self.filler, self.labels = filler, list(verbalizer)
+        self.filler, self.labels, self.was_cut = filler, list(verbalizer), filler.was_cut
         self.temperature = temperature_of(filler.interface.cfg, filler.datastore.dim, closed_set=True)
         rows: list[np.ndarray] = []
-        for label, words in verbalizer.items():
-            rows.append(np.concatenate([self._occurrences(word, max_occurrences) for word in words]))
+        for label, words in label_ids(filler.interface, verbalizer).items():
+            rows.append(np.concatenate([self._occurrences(ids, max_occurrences) for ids in words]))
             if len(rows[-1]) == 0:
-                raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(words)}")
+                raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(verbalizer[label])}")
         self.owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(own) for own in rows]))
         both = (filler.datastore.keys_of(column) for column in np.concatenate(rows).T)
         # of the first and of the last tokens of the words
         self.keys = [torch.from_numpy(keys).to(filler.interface.device) for keys in both]
 
-    def _occurrences(self, word: str, limit: int) -> np.ndarray:
+    def _occurrences(self, ids: Sequence[int], limit: int) -> np.ndarray:
         """Rows of the keys of the first and the last token of a word: ``(n, 2)``."""
         store = self.filler.datastore
-        ids = word_ids(self.filler.interface, word)
         places = np.concatenate([np.zeros(0, np.int64), *_places(store, ids)])
         rows = np.stack([store.rows_of(places), store.rows_of(places + len(ids) - 1)], axis=1)
         rows = rows[(rows >= 0).all(axis=1)]
@@ -115,10 +114,6 @@ class RetrievalClassifier:
             total.index_add_(0, self.owners, scores.double().softmax(dim=0).cpu())
         return (total / total.sum()).numpy()
 
-    def was_cut(self, text: str) -> bool:
-        """Whether the model sees only a part of a text with one mask."""
-        return self.filler.was_cut(text)
-
 
 class ParametricClassifier:
     """Scores labels by the masked-LM head: the sum over their words of the geometric mean probability of the pieces."""
@@ -126,7 +121,7 @@ class ParametricClassifier:
     def __init__(self, interface: Any, verbalizer: dict[str, list[str]]) -> None:
         self.interface, self.labels = interface, list(verbalizer)
         self.dictionary = interface.task.source_dictionary
-        self.words = [[word_ids(interface, word) for word in words] for words in verbalizer.values()]
+        self.words = list(label_ids(interface, verbalizer).values())
 
     @torch.no_grad()
     def probabilities(self, text: str) -> np.ndarray:
@@ -170,7 +165,18 @@ def word_ids(interface: Any, word: str) -> list[int]:
     return ids
 
 
-def _places(store: PhraseDatastore, ids: list[int]) -> Iterator[np.ndarray]:
+def label_ids(interface: Any, verbalizer: dict[str, list[str]]) -> dict[str, list[tuple[int, ...]]]:
+    """The ids of the words of each label, repeated ones once; ValueError if two labels have the same, or as above."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for label, words in verbalizer.items():
+        own = list(dict.fromkeys(tuple(word_ids(interface, word)) for word in words))
+        if same := [other for other, ids in found.items() if set(ids) == set(own)]:
+            raise ValueError(f"the labels {same[0]!r} and {label!r} have the same words; give each of them its own")
+        found[label] = own
+    return found
+
+
+def _places(store: PhraseDatastore, ids: Sequence[int]) -> Iterator[np.ndarray]:
     """Positions of an n-gram in the text, within blocks, a part of the text at a time."""
     for start in range(0, len(store.tokens), CHUNK_TOKENS):
         part = np.asarray(store.tokens[start : start + CHUNK_TOKENS + len(ids) - 1])

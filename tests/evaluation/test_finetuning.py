@@ -75,6 +75,12 @@ def test_seeds_are_trained_measured_and_the_best_is_kept(
     texts = [line.split("\t") for line in (best / "valid.predictions.tsv").read_text("utf-8").splitlines()]
     assert [model.predict_label(row[3]) for row in texts[:5]] == [row[1] for row in texts[:5]]
 
+    of_seeds = (tmp_path / "out" / f"seed-{seed}" / "checkpoint_best.pt" for seed in (3, 4))
+    (tmp_path / "mean").mkdir()
+    mlsm("convert", *of_seeds, tmp_path / "mean" / "model.pt")
+    assert hub.from_pretrained(tmp_path / "mean").predict_label(texts[0][3]) in {row[1] for row in texts}
+    capsys.readouterr()
+
     before = (best / "checkpoint_best.pt").stat().st_mtime_ns
     mlsm(*words, "--seeds", 3, 4, 5)
     assert (best / "checkpoint_best.pt").stat().st_mtime_ns == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def test_mean_code_is_that_of_all_rows_whatever_is_read_at_once(tmp_path: Path, 
     np.testing.assert_allclose(mean_code(store), found, rtol=1e-12)
 
 
+def test_mean_code_of_the_strongest_atoms_is_that_of_the_targets(tmp_path: Path) -> None:
+    store = CodeStore(write_store(tmp_path / "codes", random_codes(1, 10), BOUNDARIES))
+    total = np.zeros(40)
+    for row in store.rows(0, 10).toarray().astype(np.float64):
+        row[np.argsort(-row, kind="stable")[2:]] = 0
+        total += row / max(row.sum(), 1e-9)
+    expected = total / total.sum() + UNSEEN
+    found = mean_code(store, 2)
+    np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-3)  # of float16
+    assert np.abs(found - mean_code(store)).max() > 0.01
+
+
 @pytest.fixture(scope="module")
 def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny.copy(tmp_path_factory.mktemp("coded") / "data-bin")
@@ -46,9 +59,9 @@ def coded(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def saved(coded: Path, folder: Path, logits: np.ndarray, positions: int = 24) -> Path:
+def saved(coded: Path, folder: Path, logits: np.ndarray, positions: int = 24, flags: tuple[object, ...] = ()) -> Path:
     """A model that says ``logits`` of every token."""
-    cfg = training_config(coded, "--tokens-per-sample", 24, "--max-positions", positions)
+    cfg = training_config(coded, "--tokens-per-sample", 24, "--max-positions", positions, *flags)
     model = seeded_model(cfg, tasks.setup_task(cfg.task))
     state = model.state_dict()
     state[f"{ATOM_PROJECTION}weight"].zero_()
@@ -68,6 +81,12 @@ def test_model_that_says_the_mean_code_is_the_baseline(coded: Path, tmp_path: Pa
     assert flat.model > same.unigram + 1e-3  # the mean code is the best of the predictions that know no token
 
 
+def test_baseline_of_a_model_of_the_strongest_atoms_is_their_mean_code(coded: Path, tmp_path: Path) -> None:
+    mean = np.log(mean_code(CodeStore(str(coded / "train.codes")), 1))
+    found = evaluate_latent_kl(saved(coded, tmp_path / "run", mean, flags=("--latent-top", 1)), coded)
+    assert found.model == pytest.approx(found.unigram, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_samples_that_do_not_fit_are_counted_and_without_any_there_is_no_result(
     coded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -79,6 +98,22 @@ def test_samples_that_do_not_fit_are_counted_and_without_any_there_is_no_result(
     assert re.search(r"[1-9]\d* samples are longer than the model's positions; the other [1-9]\d* count", caplog.text)
     with pytest.raises(ValueError, match="no masked token of valid has a code"):
         evaluate_latent_kl(saved(coded, tmp_path / "none", mean, 2), coded)
+
+
+def test_codes_that_the_model_does_not_predict_are_refused(coded: Path, tmp_path: Path) -> None:
+    run = saved(coded, tmp_path / "run", np.zeros(32))
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    torch.save({**state, "task_state": {"codes_over": "a" * 64}}, run / "checkpoint_last.pt")
+    said = f"the codes in {coded} are over another dictionary (SHA-256 {'0' * 12}) than those that {run} predicts (aaaa"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        evaluate_latent_kl(run, coded)
+    torch.save({**state, "task_state": {"codes_over": "0" * 64}}, run / "checkpoint_last.pt")
+    assert evaluate_latent_kl(run, coded).num_tokens > 300
+    other = shutil.copytree(coded, tmp_path / "other")
+    meta = other / "train.codes" / "meta.json"
+    meta.write_text(meta.read_text(encoding="utf-8").replace("0" * 64, "b" * 64), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"over another dictionary \(SHA-256 b{12}\)"):
+        evaluate_latent_kl(run, other)
 
 
 def test_model_without_a_latent_head_is_refused(tiny: TinyData, coded: Path) -> None:

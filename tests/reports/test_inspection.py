@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
@@ -110,6 +111,36 @@ def test_codes_of_a_run_in_stages_are_those_of_its_last_stage(coded: Path, tmp_p
     assert find_codes(run) == (data, run / "stage-9")
     shutil.copytree(data / "train.codes", last / "train.codes")
     assert find_codes(run) == (data, last)
+
+
+def predicting(checkpoint: Path, dictionary: str) -> None:
+    """Let a checkpoint say over which dictionary the codes are that its model predicts."""
+    state = torch.load(checkpoint, weights_only=True)
+    torch.save({**state, "task_state": {"codes_over": dictionary}}, checkpoint)
+
+
+def test_codes_over_another_dictionary_than_the_run_predicts_are_refused(
+    coded: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    data, run = coded / "data-bin", tmp_path / "run"
+    last = save_untrained(data, run, **MASKED_LM)
+    assert find_codes(run) == (data, data)  # a run of an older version
+    best = shutil.copy(last, run / "checkpoint_best.pt")
+    predicting(best, "a" * 64)
+    problem = failing_mlsm(capsys, "inspect", run, "--output", tmp_path / "page.html")
+    assert f"the codes in {data / 'train.codes'} are over another dictionary (SHA-256 {'0' * 12}) than those" in problem
+    assert f"that {run} predicts ({'a' * 12}); pass --codes with those" in problem
+    assert find_codes(run, split="valid") == (data, data)  # has no codes, which is said later
+    (run / "stages.json").write_text("{}")
+    shutil.copytree(data / "train.codes", run / "stage-1" / "train.codes")
+    newest = run / "checkpoint_1_5.pt"
+    history = [{**torch.load(last, weights_only=True)["optimizer_history"][0], "num_updates": 5}]
+    torch.save({**torch.load(last, weights_only=True), "optimizer_history": history}, newest)
+    predicting(newest, "0" * 64)  # the best checkpoint is of an earlier stage
+    assert find_codes(run) == (data, run / "stage-1")
+    predicting(newest, "b" * 64)
+    with pytest.raises(ValueError, match=r"predicts \(b{12}\)"):
+        find_codes(run, data)
 
 
 def test_non_zeros_are_those_of_a_coded_token(tiny: TinyData, tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def all_phrases(
     return scores
 
 
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf")])
+def test_powers_that_are_not_finite_are_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match=f"^length_alpha must be a finite number, got {alpha}$"):
+        FillingSettings(length_alpha=alpha)
+    assert FillingSettings(length_alpha=-0.5).length_alpha == -0.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
 def test_candidates_are_those_of_the_whole_text(model: Any, store: PhraseDatastore, alpha: float) -> None:

@@ -63,6 +63,16 @@ def test_words_have_to_be_in_the_corpus(filler: PhraseFiller) -> None:
         RetrievalClassifier(filler, {**VERBALIZER, "c": ["雪"]})
 
 
+def test_repeated_words_count_once_and_labels_differ(filler: PhraseFiller, pipeline: Pipeline) -> None:
+    repeated = {"a": ["the", "the target", "the", " the "], "b": ["is", "list", "is"]}
+    model = hub.from_pretrained(pipeline.auxiliary)
+    for classifier, argument in ((RetrievalClassifier, filler), (ParametricClassifier, model)):
+        found, expected = (classifier(argument, words).probabilities(TEXT).tolist() for words in (repeated, VERBALIZER))
+        assert found == expected
+        with pytest.raises(ValueError, match=r"^the labels 'a' and 'c' have the same words; give each .* own$"):
+            classifier(argument, {**VERBALIZER, "c": ["the target", "the", "the"]})
+
+
 def test_parametric_scores_are_those_of_the_masked_lm_head(pipeline: Pipeline) -> None:
     model = hub.from_pretrained(pipeline.auxiliary)
     dictionary = model.task.source_dictionary

@@ -104,6 +104,9 @@ def test_model_is_loaded_once_leaves_random_numbers_alone_and_is_not_pickled(
     assert torch.equal(torch.get_rng_state(), state)
     task.load_dataset("train")
     assert len(loads) == 1
+    stored = tasks.setup_task(training_config(pipeline.data_bin).task)
+    stored.load_dataset("valid")
+    assert task.state_dict() == stored.state_dict()
     tokens, target = torch.tensor([[0, 5, 6, 2]]), torch.tensor([[1, 5, 1, 1]])
     expected = task._online_codes().codes_of_masked(tokens, target)
     whole = pickle.dumps(task._online_codes())

@@ -79,6 +79,7 @@ logger = logging.getLogger(__name__)
 
 MODEL_NAME = "sentencepiece.bpe.model"  # the name that fairseq's hub looks for
 DICTIONARY_NAME = "dict.txt"
+DICTIONARIES = (DICTIONARY_NAME, "input0/dict.txt", "label/dict.txt")  # the last two: of a classifier
 FOLDER_NAME = "hf_tokenizer"  # in a data folder and next to checkpoints
 
 
@@ -109,6 +110,13 @@ def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
         names = [name for name in names if name not in present]
     for name in names:
         os.makedirs(Path(folder, name).parent, exist_ok=True)
+        copy_file(Path(source, name), Path(folder, name))
+
+
+def copy_dicts(source: PathLike, folder: PathLike) -> None:
+    """Copy what loading a classifier needs beside its tokenizer: the dictionaries of its texts and labels, if any."""
+    for name in (name for name in DICTIONARIES[1:] if Path(source, name).is_file()):
+        Path(folder, name).parent.mkdir(exist_ok=True)
         copy_file(Path(source, name), Path(folder, name))
 
 

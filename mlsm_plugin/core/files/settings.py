@@ -57,15 +57,13 @@ def flag_of(field: Field[Any]) -> str:
 def check(settings: Any) -> None:
     """Raise ValueError if an option of a dataclass is not one of its choices, or out of its bounds."""
     for name, field in options_of(type(settings)).items():
-        value = getattr(settings, name)
-        if value is None:
+        if (value := getattr(settings, name)) is None:
             continue
-        choices = field.metadata.get("choices")
-        if choices and value not in choices:
+        if (choices := field.metadata.get("choices")) and value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and not _is_within(field, number):
-                raise ValueError(f"{name} must be {_bounds(field, number)}, got {number:,}")
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and (wanted := _missed(field, number)):
+                raise ValueError(f"{name} must be {wanted}, got {number:,}")
 
 
 def plain_type(declared: Any) -> tuple[type, bool]:
@@ -77,18 +75,13 @@ def plain_type(declared: Any) -> tuple[type, bool]:
     return (declared if declared in (int, float, bool) else str), False
 
 
-def _is_within(field: Field[Any], value: float) -> bool:
-    above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
-    if above is None and least is None and most is None:
-        return True
-    low = (above is None or value > above) and (least is None or value >= least)
-    return low and math.isfinite(value) and (most is None or value <= most)
-
-
-def _bounds(field: Field[Any], value: float) -> str:
+def _missed(field: Field[Any], value: float) -> str | None:
+    """The bounds that a value is out of; None: it is within."""
     above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
     if not math.isfinite(value):
         return "a finite number"
+    if (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most):
+        return None
     if most == LARGEST_SEED:
         return "at least 0 and below 2^63"
     if most is not None:

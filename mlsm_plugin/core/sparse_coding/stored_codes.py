@@ -11,6 +11,7 @@ from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
 WEIGHT_DTYPE = np.dtype(np.float16)
+CODES_OVER = "codes_over"  # in the state of a task: the fingerprint of the dictionary; what else decides codes: codes_*
 NO_POSITION = -1  # position of a token that has no row in the code store, such as a prepended BOS or padding
 
 
@@ -25,6 +26,24 @@ def recorded_coverage(meta: Mapping[str, Any], directory: PathLike) -> tuple[flo
     if coverage < 1 and seed is None:
         raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
     return coverage, int(seed or 0)
+
+
+def origin_of(meta: Mapping[str, Any], top: int | None) -> dict[str, Any]:
+    """What decides codes of which ``top`` atoms are kept, from the ``meta.json`` of their store, for a task's state."""
+    known = {**meta, **meta.get("fingerprints", {})}
+    tops = [number for number in (meta.get("latent_top"), top) if number]
+    names = ("auxiliary", "layer", "lambda", "coder", "activation", "latent_select")
+    own = {f"codes_{name}": known.get(name) for name in names}
+    return {CODES_OVER: known.get("dictionary"), **own, "codes_latent_top": min(tops, default="all")}
+
+
+def check_same_codes(before: dict[str, Any], now: dict[str, Any], codes: str, others: str, remedy: str) -> None:
+    """Raise ValueError if, by two states of a task, codes differ in something that both of them say."""
+    for name in (name for name in now if name.startswith("codes_")):
+        if None not in (now[name], before.get(name)) and now[name] != before[name]:
+            what = "over another dictionary (SHA-256 " if name == CODES_OVER else f"of another {name[6:]} ("
+            found, expected = (str(state[name])[:12] for state in (now, before))
+            raise ValueError(f"{codes} are {what}{found}) than {others} ({expected}); {remedy}")
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:

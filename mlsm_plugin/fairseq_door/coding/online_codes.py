@@ -12,7 +12,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS
+from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS, store_meta
 from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_fingerprint, fitting_layer
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
@@ -89,7 +89,8 @@ class OnlineCodes:
         ValueError if model, dictionary, vocabulary and settings do not belong together.
         """
         if self._encoder is None:
-            fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
+            model = fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
+            self.meta = store_meta(self.coder, self.settings, split="", auxiliary=model, blocks=None)
             with torch.random.fork_rng(devices=[]):
                 encoder = open_encoder(
                     self.checkpoint, self.data_bin, layer=self.settings.layer, device="cpu", fp16=self._fp16

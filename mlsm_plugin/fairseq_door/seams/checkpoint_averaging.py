@@ -7,16 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.files import model_files
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
+from mlsm_plugin.core.files.model_files import DICTIONARIES, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
+from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER
+from mlsm_plugin.fairseq_door.seams import checkpoint_states
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import architecture_options, check_configuration, read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
+from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
 
 def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
     """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
-    named = [path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)]
-    of_update = {updates_of(path): path for path in named}
+    of_update = {updates_of(path): path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)}
     if len(of_update) < number:
         raise ValueError(
             f"{folder} has numbered checkpoints of {len(of_update)} different updates, fewer than {number}; "
@@ -29,12 +33,12 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
     """Write, atomically, a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
 
     Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
-    Its tokenizer is copied to the folder of the output. Returns the updates that each of them has seen.
+    Its tokenizer and labels are copied to the folder of the output. Returns the updates that each of them has seen.
 
     Raises:
         FileNotFoundError: a checkpoint does not exist.
-        ValueError: there are fewer than two, one is no checkpoint or of another model, or the vocabulary in the folder
-            of the output is another one.
+        ValueError: there are fewer than two, one is no checkpoint, of another model or for other heads or codes,
+            or the vocabulary in the folder of the output is another one.
         OSError: the file cannot be written.
     """
     files = [only_checkpoint(path) for path in paths]
@@ -44,9 +48,8 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
     for file, content in zip(files, contents, strict=True):
         check_configuration(content, file)
         _check_same_model(files[-1], contents[-1], file, content)
-    symbols = [_symbols_beside(file) for file in (Path(output), files[-1])]
-    if None not in symbols and symbols[0] != symbols[1]:
-        raise ValueError(f"beside {output} lies the {DICTIONARY_NAME} of another vocabulary; choose another folder")
+    if names := _differing(Path(output), files[-1]):
+        raise ValueError(f"beside {output} lies the {names[0]} of another vocabulary; choose another folder")
     means = {name: _mean([weights_in(content)[name] for content in contents]) for name in weights_in(contents[-1])}
     for name, mean in means.items():
         if not mean.isfinite().all():
@@ -55,6 +58,7 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
     save_whole({**contents[-1], "model": means, "last_optimizer_state": None}, output)
     if files[-1].parent.resolve() != Path(output).parent.resolve():
         copy_tokenizer(files[-1].parent, Path(output).parent)
+        model_files.copy_dicts(files[-1].parent, Path(output).parent)
     return updates
 
 
@@ -67,15 +71,24 @@ def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: d
     if shapes != others:
         name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
         raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
-    recorded = {(part.get("task_state") or {}).get(VOCABULARY) for part in (content, wanted)} - {None}
-    symbols = {_symbols_beside(path) for path in (file, last)} - {None}
-    if len(recorded) > 1 or len(symbols) > 1:
-        raise ValueError(f"{both}: their vocabularies differ, so that the same ids mean other pieces")
+    states = [part.get("task_state") or {} for part in (content, wanted)]
+    vocabularies, dictionaries = ({state.get(name) for state in states} for name in (VOCABULARY, CODES_OVER))
+    names = _differing(file, last)
+    if len(vocabularies - {None}) > 1 or names:
+        what = "labels" if names == [DICTIONARIES[-1]] else "vocabularies"
+        raise ValueError(f"{both}: their {what} differ, so that the same ids mean other ones")
+    remedy = "pass checkpoints of one stage of one run, or a smaller --last"
+    if f"{ATOM_PROJECTION}weight" in shapes and len(dictionaries) > 1:
+        raise ValueError(f"{both}: their latent heads predict codes over different dictionaries; {remedy}")
+    configs = (checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, wanted))
+    if len(untrained := {why_untrained(config) for config in configs}) > 1:
+        raise ValueError(f"{both}: of only one of them, {next(filter(None, untrained))}; {remedy}")
 
 
-def _symbols_beside(checkpoint: Path) -> tuple[bytes, ...] | None:
-    dictionary = checkpoint.parent / DICTIONARY_NAME
-    return symbols_in(dictionary) if dictionary.is_file() else None
+def _differing(one: Path, other: Path) -> list[str]:
+    """Which of the dictionaries that lie beside both checkpoints have other symbols."""
+    names = (name for name in DICTIONARIES if all((path.parent / name).is_file() for path in (one, other)))
+    return [name for name in names if symbols_in(one.parent / name) != symbols_in(other.parent / name)]
 
 
 def _mean(weights: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from fairseq.tasks import register_task
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.masking.masked_share import MaskFates
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.core.sparse_coding.stored_codes import check_top, recorded_coverage
+from mlsm_plugin.core.sparse_coding.stored_codes import check_same_codes, check_top, origin_of, recorded_coverage
 from mlsm_plugin.fairseq_door.coding.online_codes import OnlineCodes
 from mlsm_plugin.fairseq_door.data.token_blocks import check_codes_belong_to, check_is_coded, split_path
 from mlsm_plugin.fairseq_door.data.token_datasets import (
@@ -34,7 +34,6 @@ OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
 }
-CODES_OVER = "codes_over"  # in the state of the task: the fingerprint of the dictionary of the codes
 
 
 @dataclass
@@ -81,7 +80,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         check_top(cfg.latent_top)
         self._stores: dict[tuple[str, ...], CodeStore] = {}
         self._checked_codes: set[str] = set()
-        self._codes_over: tuple[str, str] | None = None  # a store, and the fingerprint of its codes' dictionary
+        self._origin: tuple[str, dict[str, Any]] | None = None  # a store, and what decides its codes
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
         self._without_latent_head = False
@@ -117,7 +116,7 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         if self._computes_codes:
             self._online_codes().load_encoder()  # reports errors before the first batch
             self._check_atoms(self._online_codes().coder.num_atoms, str(self.cfg.latent_dictionary))
-            self.state.merge_state_dict({CODES_OVER: self._online_codes().coder.fingerprint})
+            self.state.merge_state_dict(origin_of(self._online_codes().meta, self.cfg.latent_top))
             super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
             return
         samples = self.load_samples(split, epoch, combine)
@@ -131,7 +130,13 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._check_masks_fit(split, store, coverages)
         positions = self.samples_of(TokenPositionsDataset(self.tokens.sizes), split, bos=NO_POSITION)
         if any(part.coverage < 1 for part in coverages):
-            inputs, targets = self._masked_where_covered(samples, positions, coverages, split)
+            cfg = self.cfg
+            inputs, targets = CoveredMaskTokensDataset.apply_mask(
+                *(samples, positions, coverages, self.mask_prob_of(split), self.source_dictionary),
+                seed=cfg.seed,
+                fates=MaskFates(leave_unmasked_prob=cfg.leave_unmasked_prob, random_token_prob=cfg.random_token_prob),
+                freq_weighted_replacement=cfg.freq_weighted_replacement,
+            )
         else:
             inputs, targets = self.masked(samples, split)
         codes = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad(), self.cfg.latent_top)
@@ -165,18 +170,6 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 "%.4g, so that the share %g of the content tokens is masked as with full coverage",
                 *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
             )
-
-    def _masked_where_covered(
-        self, samples: Any, positions: Any, coverages: list[SplitCoverage], split: str
-    ) -> tuple[Any, Any]:
-        """As :meth:`masked`, with masks at covered positions only."""
-        cfg = self.cfg
-        return CoveredMaskTokensDataset.apply_mask(
-            *(samples, positions, coverages, self.mask_prob_of(split), self.source_dictionary),
-            seed=cfg.seed,
-            fates=MaskFates(leave_unmasked_prob=cfg.leave_unmasked_prob, random_token_prob=cfg.random_token_prob),
-            freq_weighted_replacement=cfg.freq_weighted_replacement,
-        )
 
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
@@ -232,7 +225,11 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         for split, directory, meta in zip(splits, directories, store.metas, strict=True):
             if directory not in self._checked_codes:
                 check_codes_belong_to(split, meta, directory)
-                self._check_same_dictionary(directory, meta["fingerprints"]["dictionary"])
+                origin = origin_of(meta, self.cfg.latent_top)
+                first, expected = self._origin = self._origin or (directory, origin)
+                which = f"the codes in {directory}", f"those in {first}"
+                check_same_codes(expected, origin, *which, "encode both with the same dictionary and options")
+                self.state.merge_state_dict(origin)
                 self._check_atoms(store.num_atoms, directory)
                 self._checked_codes.add(directory)
         return store
@@ -243,28 +240,15 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
             self._stores[directories] = CodeStore(directories)
         return self._stores[directories]
 
-    def _check_same_dictionary(self, directory: str, found: str) -> None:
-        first, expected = self._codes_over = self._codes_over or (directory, found)
-        if found != expected:
-            raise ValueError(
-                f"{first} and {directory} are codes over different dictionaries (SHA-256 "
-                f"{expected[:12]} and {found[:12]}); encode both with the same one"
-            )
-        self.state.merge_state_dict({CODES_OVER: found})
-
     def _check_atoms(self, num_atoms: int, where: str) -> None:
         if self._atoms_of_model is not None and num_atoms > self._atoms_of_model:
             given = f"--num-atoms {self._atoms_of_model}"
             raise ValueError(f"{given} is less than the {num_atoms} atoms of {where}; leave that option out")
 
     def check_resumes(self, saved: dict[str, Any]) -> None:
-        """Raise ValueError if a run resumes with codes over another dictionary than ``saved``, its state, says."""
-        before, now = saved.get(CODES_OVER), self.state_dict().get(CODES_OVER)
-        if before and now and before != now:
-            raise ValueError(
-                f"the codes are over another dictionary (SHA-256 {now[:12]}) than those that the run in the checkpoint "
-                f"began with ({before[:12]}); pass another --save-dir, or the codes of that dictionary"
-            )
+        """Raise ValueError if a run resumes with other codes than ``saved``, its state, says."""
+        which = "the codes", "those that the run in the checkpoint began with"
+        check_same_codes(saved, self.state_dict(), *which, "pass another --save-dir, or those codes")
 
     def _num_atoms(self) -> int:
         if self._computes_codes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,50 @@ def test_the_newest_checkpoints_of_a_run_are_one_for_each_update(three: list[Pat
     assert [updates_of(path) for path in last_checkpoints(folder, 4)] == [9, 10, 20, 30]
     with pytest.raises(ValueError, match="numbered checkpoints of 4 different updates, fewer than 5; --save-interval"):
         last_checkpoints(folder, 5)
+
+
+def test_heads_that_were_trained_on_other_things_are_refused(tiny: TinyData, tmp_path: Path) -> None:
+    first, last = (
+        save_untrained(tiny.data_bin, tmp_path / name, *SIZES, "--num-atoms", 8, "--mlm-weight", 1)
+        for name in ("first", "last")
+    )
+    output = tmp_path / "averaged.pt"
+    average_checkpoints([first, last], output)  # of an older version
+    for one, other in (("a", "b"), (None, "b"), ("a", None)):
+        for path, over in ((first, one), (last, other)):
+            changed(path, task_state={} if over is None else {"codes_over": over})
+        said = f"{first} and {last} cannot be averaged: their latent heads predict codes over different dictionaries; "
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}pass checkpoints of one stage of one run, or a small"):
+            average_checkpoints([first, last], output)
+    changed(first, task_state={})
+    average_checkpoints([first, last], output)
+    untrained = save_untrained(tiny.data_bin, tmp_path / "untrained", *SIZES, "--num-atoms", 8)
+    said = r"of only one of them, the masked-LM head .* \(--mlm-weight was 0\); pass checkpoints of one"
+    for pair in ([first, untrained], [untrained, first]):
+        with pytest.raises(ValueError, match=said):
+            average_checkpoints(pair, output)
+    average_checkpoints([untrained, shutil.copy(untrained, tmp_path / "untrained" / "again.pt")], output)
+
+
+def test_a_mean_of_classifiers_has_their_labels(tiny: TinyData, tmp_path: Path) -> None:
+    labels = {"first": "bad 5\ngood 7\n", "last": "bad 1\ngood 2\n", "other": "good 7\nbad 5\n"}
+    for name, content in labels.items():
+        path = save_untrained(tiny.data_bin, tmp_path / name, *SIZES, **MASKED_LM)
+        for part in ("input0", "label"):
+            (path.parent / part).mkdir()
+        shutil.copy(path.parent / "dict.txt", path.parent / "input0")
+        (path.parent / "label" / "dict.txt").write_text(content, encoding="utf-8")
+    first, last, other = (tmp_path / name / "checkpoint_last.pt" for name in labels)
+    output = tmp_path / "mean" / "averaged.pt"
+    output.parent.mkdir()
+    with pytest.raises(ValueError, match="cannot be averaged: their labels differ, so that the same ids mean other"):
+        average_checkpoints([first, other], output)
+    average_checkpoints([first, last], output)
+    for part in ("input0", "label"):
+        assert (output.parent / part / "dict.txt").read_bytes() == (last.parent / part / "dict.txt").read_bytes()
+    shutil.copytree(other.parent / "label", tmp_path / "there" / "label")
+    with pytest.raises(ValueError, match=r"lies the label/dict\.txt of another vocabulary; choose another folder"):
+        average_checkpoints([first, last], tmp_path / "there" / "averaged.pt")
 
 
 def test_what_does_not_belong_together_is_refused(three: list[Path], tiny: TinyData, tmp_path: Path) -> None:

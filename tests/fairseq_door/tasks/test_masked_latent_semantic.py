@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -350,11 +351,40 @@ def test_codes_over_another_dictionary_are_refused_when_a_run_resumes(pipeline):
     task = tasks.setup_task(training_config(pipeline.data_bin).task)
     task.load_dataset("valid")
     saved = dict(task.state_dict())
-    assert list(saved.values()) == [CodeStore(pipeline.data_bin / "valid.codes").meta["fingerprints"]["dictionary"]]
+    meta = CodeStore(pipeline.data_bin / "valid.codes").meta
+    own = {"codes_over": meta["fingerprints"]["dictionary"], "codes_auxiliary": meta["fingerprints"]["auxiliary"]}
+    known = {**own, "codes_layer": 2, "codes_lambda": meta["lambda"], "codes_latent_top": "all"}
+    assert {name: value for name, value in saved.items() if value is not None} == known
     task.check_resumes(saved)
     task.check_resumes({})  # a run of an older version
+    task.check_resumes({"codes_over": saved["codes_over"]})  # of a later one, which knew the dictionary only
     with pytest.raises(ValueError, match=r"over another dictionary \(SHA-256 .*\) than .* \(a{12}\); pass another"):
         task.check_resumes(dict.fromkeys(saved, "a" * 64))
+    with pytest.raises(ValueError, match=r"over another dictionary \(SHA-256 .*\) than .* \(a{12}\); pass another"):
+        task.check_resumes({"codes_over": "a" * 64})
+    with pytest.raises(ValueError, match=r"^the codes are of another lambda \(.*\) than .* began with \(0.5\); pass"):
+        task.check_resumes({**saved, "codes_lambda": 0.5})
+    shorter = tasks.setup_task(training_config(pipeline.data_bin, "--latent-top", 2).task)
+    shorter.load_dataset("valid")
+    with pytest.raises(ValueError, match=r"of another latent_top \(2\) than .* \(all\)"):
+        shorter.check_resumes(saved)
+
+
+@pytest.mark.parametrize("change", [{"lambda": 0.5}, {"layer": 1}, {"latent_top": 3, "latent_select": "weight"}])
+def test_codes_of_one_dictionary_with_other_options_are_not_mixed(pipeline, tmp_path, change):
+    data = shutil.copytree(pipeline.data_bin, tmp_path / "data-bin")
+    meta = CodeStore(data / "valid.codes").meta
+    (data / "valid.codes" / "meta.json").write_text(json.dumps({**meta, **change, "coverage": 0.9, "coverage_seed": 1}))
+    task = tasks.setup_task(training_config(data).task)
+    task.load_dataset("train")
+    name, value = next(iter(change.items()))
+    where = f"the codes in {data}/valid.codes are of another {name} ({value}) than those in {data}/train.codes ("
+    with pytest.raises(ValueError, match=re.escape(where) + r".*\); encode both with the same dictionary and options"):
+        task.load_dataset("valid")
+    if "latent_top" in change:  # which makes them the same
+        task = tasks.setup_task(training_config(data, "--latent-top", 3).task)
+        task.load_dataset("train")
+        task.load_dataset("valid")
 
 
 def test_no_atom_of_a_code_is_refused(pipeline):
