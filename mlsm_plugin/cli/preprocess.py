@@ -27,6 +27,9 @@ from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True
+# options of what is trained here, with their defaults
+OF_TOKENIZER = {"vocab_size": 30_000, "model_type": "unigram", "lowercase": False, "user_symbols": []}
+OF_AUXILIARY = {"auxiliary_arch": None, "auxiliary_updates": PreprocessSettings().auxiliary_updates, "keep_at": None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
     tokenizer = parser.add_argument_group("tokenizer")
     add_settings(tokenizer, PreprocessSettings, only=("tokenizer",))
-    names = ("vocab_size", "model_type", "lowercase", "user_symbols")
-    add_settings(tokenizer, TokenizerSettings, only=names, defaults={"vocab_size": 30_000})
+    add_settings(tokenizer, TokenizerSettings, only=tuple(OF_TOKENIZER), defaults=OF_TOKENIZER)
     auxiliary = parser.add_argument_group("auxiliary model")
     add_settings(auxiliary, PreprocessSettings, without=("tokenizer",))
     add_keep_at(auxiliary)
@@ -59,6 +61,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(
             f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could have them)"
         )
+    for given, options in ((args.auxiliary, OF_AUXILIARY), (args.auxiliary or args.tokenizer, OF_TOKENIZER)):
+        if given and any(getattr(args, name) != usual for name, usual in options.items()):
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+            raise ValueError(f"{flags} are for what is trained here; leave them out where it is given: {given}")
     known = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
     blocks = block_settings(args, args.auxiliary or "", known)
     layer = getattr(args, "layer", None)

@@ -4,11 +4,14 @@ import base64
 import html
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.reports.training_log import NoProgressError
 
 SECONDS = 10.0
+QUIET = 600.0  # seconds; a run in parts says after each that it is over, and goes on
 END = "done training"  # what fairseq-train logs last
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -29,14 +32,20 @@ PAGE = """<!DOCTYPE html>
 def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callable[[], object]) -> None:
     """Let ``draw`` write the PNG ``picture``, and write the ``page``, whenever a log grows, until all runs are over.
 
-    ``files`` are the logs; a run is over when fairseq-train says so. ValueError as of ``draw``.
+    ``files`` are the logs; a run is over when fairseq-train says so, and logs nothing for ten minutes. ValueError as of
+    ``draw``, but a log without progress is waited for.
     """
     title, seen = ", ".join(map(str, files)), None
     while True:
         now = [file.stat().st_size for file in files]
-        over = all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
-        if now != seen:
-            draw()
+        quiet = all(time.time() - file.stat().st_mtime >= QUIET for file in files)
+        over = quiet and all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
+        drawn = False
+        if now != seen or over:
+            with suppress(NoProgressError):
+                draw()
+                drawn = True
+        if drawn:
             refresh = "" if over else f'<meta http-equiv="refresh" content="{max(1, round(SECONDS))}">\n'
             state = f"{'over' if over else 'running'}, {time.strftime('%H:%M:%S')}"
             content = base64.b64encode(Path(picture).read_bytes()).decode()

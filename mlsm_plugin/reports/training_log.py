@@ -23,6 +23,10 @@ VALIDATION = re.compile(r"\S+ on '([^']+)' subset \| (.*)")
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
 
 
+class NoProgressError(ValueError):
+    """A log has no line of fairseq's progress, or none yet."""
+
+
 @dataclass
 class TrainingLog:
     """The curves of a run.
@@ -48,7 +52,7 @@ def read_training_log(path: PathLike) -> TrainingLog:
     """Read the log of a run, which may have been stopped and resumed; for repeated updates the later value wins.
 
     The JSON of ``mlsm evaluate pairs`` over checkpoints gives accuracies over words. ValueError if the log has no line
-    of fairseq's progress, or as of :func:`read_accuracies`.
+    of fairseq's progress (:class:`NoProgressError`), or as of :func:`read_accuracies`.
     """
     if Path(path).suffix == ".json" and (accuracies := read_accuracies(path)) is not None:
         return TrainingLog(valid=accuracies, unit="words seen")
@@ -57,15 +61,15 @@ def read_training_log(path: PathLike) -> TrainingLog:
     with open(path, encoding="utf-8", errors="replace") as file:
         for subset, values in _entries(file):
             curves = log.train if subset is None else subsets.setdefault(subset, {})
-            if not math.isfinite(values.get("num_updates", 0)):
+            if not math.isfinite(values.get("num_updates", math.nan)):
                 continue
-            update = int(values.get("num_updates", 0))
+            update = int(values["num_updates"])
             for name, value in values.items():
                 if name != "num_updates" and not name.startswith("best_"):
                     _append(curves.setdefault(name, []), update, value)
     log.valid = subsets.get("valid") or next(iter(subsets.values()), {})
     if not log.train and not log.valid:
-        raise ValueError(f"{path} holds no progress of fairseq-train; log with --log-format simple or json")
+        raise NoProgressError(f"{path} holds no progress of fairseq-train; log with --log-format simple or json")
     return log
 
 
@@ -78,6 +82,8 @@ def _append(curve: list[tuple[int, float]], update: int, value: float) -> None:
 def _entries(lines: Iterator[str]) -> Iterator[tuple[str | None, dict[str, float]]]:
     """(validation subset or None, values by name) of each line that has values; ``num_updates`` is one of them."""
     for line in lines:
+        if not line.endswith("\n"):  # it is still being written, or was cut: so may be its last number
+            return
         message = re.sub(r"^\S+ \S+ \| INFO \| \S+ \| ", "", line.strip())
         if message.startswith("{"):
             yield from _json_entry(message)

@@ -168,9 +168,27 @@ def test_flags_that_nothing_would_read_are_refused(here: Path, capsys: pytest.Ca
 def test_user_symbols_reach_the_tokenizer_that_is_trained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = whole_command("--output", "other", "--user-symbols", "[url]", "<url>")
     assert "--user-symbols '<url>' cannot be a piece" in failing_mlsm(capsys, *words)
-    for own in (("--user-symbols", "[url]"), ("--lowercase",)):
-        line = failing_mlsm(capsys, *whole_command("--tokenizer", "run/tokenizer", *own))
-        assert "--user-symbols and --lowercase need a tokenizer that is trained here, not one that is given" in line
+
+
+@pytest.mark.parametrize(
+    "own", [("--user-symbols", "[url]"), ("--lowercase",), ("--vocab-size", "77"), ("--model-type", "bpe")]
+)
+@pytest.mark.parametrize("given", ["--tokenizer", "--auxiliary"])
+def test_options_of_a_tokenizer_that_is_given_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], given: str, own: tuple[str, ...]
+) -> None:
+    words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", given, "there")
+    line = failing_mlsm(capsys, *words, *own)
+    assert "--vocab-size, --model-type, --lowercase, --user-symbols are for what is trained here; leave them" in line
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize("own", [("--auxiliary-arch", "x"), ("--auxiliary-updates", "7"), ("--keep-at", "3")])
+def test_options_of_a_model_that_is_given_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], own: tuple[str, ...]
+) -> None:
+    words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", "--auxiliary", "aux.pt")
+    assert "--auxiliary-arch, --auxiliary-updates, --keep-at are for what is" in failing_mlsm(capsys, *words, *own)
 
 
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

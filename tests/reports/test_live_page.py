@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def picture_of(page: str) -> bytes:
 def test_the_page_of_a_run_that_is_over_does_not_load_anew(tmp_path: Path) -> None:
     log, picture, page = tmp_path / "<a run>.log", tmp_path / "curves.png", tmp_path / "curves.html"
     log.write_text(LINE.format(1, 5) + LINE.format(2, 4) + END, encoding="utf-8")
+    os.utime(log, (0, 0))  # a run in parts logs more
     watch([log], picture, page, lambda: draw_curves([("a", read_training_log(log))], picture))
     text = page.read_text(encoding="utf-8")
     assert "refresh" not in text
@@ -38,19 +40,22 @@ def test_the_page_of_a_run_that_is_over_does_not_load_anew(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_command_follows_a_run_to_its_end(tmp_path: Path) -> None:
     log, page = tmp_path / "train.log", tmp_path / "live.html"
-    log.write_text(LINE.format(1, 5) + LINE.format(2, 4), encoding="utf-8")
+    log.write_text("a line before any progress\n", encoding="utf-8")
     code = (
         "import sys; from mlsm_plugin.reports import live_page; from mlsm_plugin.cli.main import main; "
-        "live_page.SECONDS = 0.2; sys.exit(main(sys.argv[1:]))"
+        "live_page.SECONDS, live_page.QUIET = 0.2, 2; sys.exit(main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", code, "plot", str(log), "--watch", "--output", str(tmp_path / "live")]
     with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
+            time.sleep(3)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(LINE.format(1, 5) + LINE.format(2, 4)[:-5])
             first = wait_for(page, "")
             assert '<meta http-equiv="refresh" content="1">' in first
             assert ": running, " in first
             with log.open("a", encoding="utf-8") as file:
-                file.write(LINE.format(3, 2))
+                file.write(LINE.format(2, 4)[-5:] + END + LINE.format(3, 2))
             second = wait_for(page, first)
             assert picture_of(second) != picture_of(first)
             with log.open("a", encoding="utf-8") as file:

@@ -87,7 +87,7 @@ def test_validation_is_that_of_one_subset(tmp_path: Path, subsets: tuple[str, ..
     ]
     of_epoch = json.dumps({"epoch": 1, "train_loss": "7.0", "train_num_updates": "4"})
     for lines in (simple, [*as_json, of_epoch]):
-        (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
+        (tmp_path / "train.log").write_text("\n".join([*lines, ""]), encoding="utf-8")
         assert read_training_log(tmp_path / "train.log").valid["loss"] == [(4, 5.0)]
 
 
@@ -96,3 +96,16 @@ def test_lines_without_a_number_of_updates_are_left_out(tmp_path: Path) -> None:
     lines = [json.dumps({"loss": "2", "num_updates": updates}) for updates in ("inf", "nan", "3")]
     path.write_text("\n".join([*lines, '{"a":' * 100_000]), encoding="utf-8")
     assert read_training_log(path).train["loss"] == [(3, 2.0)]
+
+
+def test_a_cut_line_changes_nothing(logs: dict[str, Path], tmp_path: Path) -> None:
+    """A log that is being written, or was cut, may end anywhere."""
+    text, log = logs["simple"].read_text(encoding="utf-8"), tmp_path / "train.log"
+    whole = read_training_log(logs["simple"]).train["loss"]
+    assert len(whole) > 3
+    begin = max(i for i in range(len(text)) if text.startswith("train_inner", i))
+    for end in range(begin, text.index("\n", begin)):
+        log.write_text(text[:end], encoding="utf-8")
+        assert read_training_log(log).train["loss"] == whole[:-1]
+        log.write_text(f"{text[:end]}\n", encoding="utf-8")  # the run went on after it was cut
+        assert read_training_log(log).train["loss"][: len(whole) - 2] == whole[:-2]

@@ -174,7 +174,11 @@ def begin_run(data_bin: PathLike, save_dir: Path) -> None:
     folders = folders_of(data_bin)
     found = [split_fingerprint(Path(folder, "train")) for folder in folders]
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
-    content = {"train": found if len(found) > 1 else found[0]}
+    content: dict[str, object] = {"train": found if len(found) > 1 else found[0]}
+    before = PlannedFolder(save_dir, content, plan_file="data.json").found
+    valid = Path(folders[0], "valid")  # the best model is chosen on it
+    if valid.with_suffix(".idx").is_file() and (before is None or "valid" in before):
+        content["valid"] = split_fingerprint(valid)
     plan = PlannedFolder(save_dir, content, plan_file="data.json", advice=advice)
     repair_last(save_dir / LAST)
     with only_writer(save_dir):  # the trainer takes the lock later

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from mlsm_plugin.fairseq_door.pipelines.pretraining import (
     KEPT_PERCENTAGES,
     _restored,
     _without_restart,
+    begin_run,
     default_flags,
     early_end,
     optimizer_of_run,
@@ -197,3 +200,15 @@ def test_kept_checkpoints_are_of_the_updates_in_their_names(
     assert [updates_of(path) for path in kept] == [12, 24]  # the model after update 6 is lost
     wrong = tmp_path / "checkpoint_at_25_percent.pt"
     assert caplog.messages == [f"{wrong} is not the model after update 6 of 24; delete or rename it"]
+
+
+def test_a_run_keeps_the_text_that_its_best_model_is_chosen_on(tiny: TinyData, tmp_path: Path) -> None:
+    data, run = shutil.copytree(tiny.data_bin, tmp_path / "data"), tmp_path / "run"
+    begin_run(data, run)
+    with (data / "valid.bin").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(ValueError, match=r"was begun with other settings: valid is .* Choose another --save-dir"):
+        begin_run(data, run)
+    record = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps({"train": record["train"]}))  # of an older version
+    begin_run(data, run)
