@@ -225,7 +225,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         begin, end, pad = self.cfg.mask_prob, self.cfg.mask_prob_end, self.source_dictionary.pad()
         part = min(1.0, (update_num or 0) / self._mask_updates)
         share = self._valid_share if update_num is None else begin + (end - begin) * part
-        if share > max(begin, end):
+        if update_num is None and share > max(begin, end):
             raise ValueError(
                 f"--valid-mask-prob {share:g} is more than the training split masks; validate on another one"
             )
