@@ -118,6 +118,7 @@ class PretrainingModel:
         return self.base_model(return_dict=True, **inputs)  # type: ignore[attr-defined]
 
     def head_parameters(self) -> list[nn.Parameter]:
+        """Those of the masked-LM head, without what it shares with the encoder."""
         prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
         named = self.named_parameters()  # type: ignore[attr-defined]
         return [parameter for name, parameter in named if not name.startswith(prefix)]
