@@ -38,10 +38,8 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
     """
     kept = {path.stem: path for path in (run / "model" / KEPT).glob("*.pt")}
     sources = {name: kept[name] for name in ledger.names if name in kept}
-    last, exported = run / "model" / LAST, run / CHECKPOINTS / f"{MAIN}.json"
-    there = exported.exists() and exported.with_suffix("").is_dir()
-    if finished and not (there and exported.stat().st_mtime >= last.stat().st_mtime):
-        sources[MAIN] = last
+    if finished and not (MAIN in ledger.checkpoints and (run / CHECKPOINTS / MAIN).is_dir()):
+        sources[MAIN] = run / "model" / LAST
     texts = [word_lines(text) for text in sorted((run / "text").iterdir()) if sources]
     lines = [" ".join(line.split()[:LINE_WORDS]) for text in texts for line in islice(text, COMPARED_LINES) if line]
     for name, checkpoint in sources.items():

@@ -16,7 +16,7 @@ import torch
 
 from mlsm_plugin.babylm.exports import export_kept, exporting
 from mlsm_plugin.babylm.ledger import LEDGER, OF_AUXILIARY, OWN, Ledger
-from mlsm_plugin.babylm.settings import BabylmSettings
+from mlsm_plugin.babylm.settings import MAIN, BabylmSettings
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import StageSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
@@ -36,7 +36,6 @@ from mlsm_plugin.fairseq_door.pipelines.pretraining import (
     block_flags,
     default_flags,
     early_end,
-    optimizer_of_run,
     pretrain,
     separate_words,
 )
@@ -211,8 +210,7 @@ def train(
     new = None if teacher else replace(tokenizer, keep_characters=True)
     ledger = open_ledger(files, settings, charged)
     flags += ["--seed", str(learning.seed), *block_flags(blocks), *OBJECTIVE.get(settings.objective, ())]
-    optimizer = optimizer_of_run(None, flags, arch)
-    cfg = configuration_of([str(output), *default_flags(1, arch, flags, optimizer=optimizer), *flags])
+    cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])
     auxiliary, vocab_size = teacher and sha256_of_files(teacher), new and new.vocab_size
     decides = {
         **_decisions(settings, ledger, learning, blocks, cfg),
@@ -225,6 +223,8 @@ def train(
         if (output / LEDGER).is_file():
             before = Ledger.read(output)
             ledger = replace(before, license=settings.license or before.license)
+        if not (save_dir / LAST).exists():  # a new training makes another last model
+            ledger.checkpoints.pop(MAIN, None)
         ledger.write(output)
         _prepare(files, output, teacher.parent if teacher else output / "tokenizer", new, workers)
         write_word_plan(output / COUNTED, ledger.planned, ledger.names)

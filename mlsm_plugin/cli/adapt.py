@@ -8,7 +8,7 @@ from typing import Any
 
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.next_commands import print_next
-from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
+from mlsm_plugin.cli.settings_flags import Depends, add_settings, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.files.settings import options_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.files.work_share import work_share
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
-    from mlsm_plugin.huggingface.adaptation import ONLY_WITH_CODES, WITH_CODES, Adaptation, adapt
+    from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
     from mlsm_plugin.huggingface.collators import Masking
     from mlsm_plugin.huggingface.training import TrainingSettings
 
@@ -73,8 +73,10 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
         of_training = dict.fromkeys(("batch_size", "learning_rate"))  # these flags are the Trainer's
         parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16, **of_training)
-    elif hasattr(args, "layer") or any(getattr(args, name) != usual for name, usual in OF_CODES.items()):
-        raise ValueError(f"--layer, --coder and the options of the dictionary go {ONLY_WITH_CODES}")
+    else:
+        refuse_changed(
+            args, {"layer": None, **OF_CODES}, "only --objective mlsm and mlsm+mlm take what codes are made with"
+        )
     settings = settings_of(Adaptation, args, model=args.model, texts=args.text, output=args.output, **parts)
     with torch_threads(args.threads):
         figures = adapt(settings)

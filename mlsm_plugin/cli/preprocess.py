@@ -18,7 +18,7 @@ from mlsm_plugin.cli.coding_options import (
 )
 from mlsm_plugin.cli.encode import encode_and_report
 from mlsm_plugin.cli.next_commands import training_command
-from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
+from mlsm_plugin.cli.settings_flags import Depends, add_settings, refuse_changed, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import PreprocessSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
@@ -62,9 +62,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could have them)"
         )
     for given, options in ((args.auxiliary, OF_AUXILIARY), (args.auxiliary or args.tokenizer, OF_TOKENIZER)):
-        if given and any(getattr(args, name) != usual for name, usual in options.items()):
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-            raise ValueError(f"{flags} are for what is trained here; leave them out where it is given: {given}")
+        if given:
+            refuse_changed(args, options, f"of what is trained here, and {given} is given; leave it out")
     known = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
     blocks = block_settings(args, args.auxiliary or "", known)
     layer = getattr(args, "layer", None)

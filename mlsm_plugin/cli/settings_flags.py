@@ -63,6 +63,13 @@ def with_flags(message: str, *classes: type) -> str:
     return message
 
 
+def refuse_changed(args: argparse.Namespace, usual: Mapping[str, Any], why: str) -> None:
+    """Raise ValueError, with ``why``, for options of the command line that have other values than the ``usual``."""
+    changed = [name for name, value in usual.items() if getattr(args, name, value) != value]
+    if changed:
+        raise ValueError(f"{', '.join('--' + name.strip('_').replace('_', '-') for name in changed)}: {why}")
+
+
 def _default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()

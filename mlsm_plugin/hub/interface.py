@@ -101,7 +101,7 @@ class MlsmHubInterface(RobertaHub):
         for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):
             symbol = dictionary[index]
             if isinstance(self.bpe, HuggingFaceBPE):
-                start, token = self.bpe.continued(before, symbol)
+                start, token = self.bpe.tokenizer.continued(before, symbol)
             else:
                 token = " " * symbol.startswith(SENTENCEPIECE_BEGIN) + self.bpe.decode(symbol)
                 start = before.rstrip() + token

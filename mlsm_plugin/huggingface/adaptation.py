@@ -64,9 +64,8 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
     VECTORS: (SentenceVectorModel, SentenceCollator),
 }
 WITH_CODES = ("mlsm", "mlsm+mlm")
-ONLY_WITH_CODES = "with the objectives mlsm and mlsm+mlm only"
+TAKEN_BY = {**dict.fromkeys(("auxiliary", "latent_top", "learning"), WITH_CODES), "temperature": ("distill",)}
 MASKS_TAKEN = {"npm": ("mask_prob", "seed"), VECTORS: ("seed",)}  # the others take all of Masking
-TEMPERATURE = 2.0
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 PARTS = ("train", "valid")  # of the text
@@ -106,7 +105,7 @@ class Adaptation(KnownText):
         help="model with the same vocabulary whose predictions are learned, for distill; for "
         "distill-vectors any encoder of the same width, of which sentence vectors are learned",
     )
-    temperature: float | None = option(None, above=0, help="of the predictions, for distill (default: 2)")
+    temperature: float = option(2.0, above=0, help="of the predictions, for distill")
     learning: LearningSettings | None = None
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     masking: Masking = field(default_factory=Masking)
@@ -120,11 +119,9 @@ class Adaptation(KnownText):
         super().__post_init__()
         if self.objective.startswith("distill") is (self.teacher is None):
             raise ValueError("--objective distill and distill-vectors need --teacher, and no other objective takes one")
-        if self.temperature is not None and self.objective != "distill":
-            raise ValueError("temperature is that of distill; no other objective takes one")
-        for name in ("auxiliary", "latent_top", "learning"):
-            if getattr(self, name) is not None and self.objective not in WITH_CODES:
-                raise ValueError(f"{name} goes {ONLY_WITH_CODES}")
+        for name, objectives in TAKEN_BY.items():
+            if self.objective not in objectives and getattr(self, name) != getattr(Adaptation, name):
+                raise ValueError(f"{name} goes with --objective {' and '.join(objectives)} only")
         taken = MASKS_TAKEN.get(self.objective, ())
         if taken and self.masking != Masking(**{name: getattr(self.masking, name) for name in taken}):
             others = "but --mask-prob: it masks spans" if "mask_prob" in taken else "of masks: it masks nothing"
@@ -245,7 +242,7 @@ class _Run:
             plan["valid_texts"] = sha256_of_files(*settings.valid_texts)
         if settings.teacher is not None:
             plan["teacher"] = HuggingFaceEncoder.fingerprint_of(settings.teacher)
-            plan["temperature"] = settings.temperature or TEMPERATURE
+            plan["temperature"] = settings.temperature
         if self.learning is not None:
             plan |= {
                 "learning": {name: value for name, value in asdict(self.learning).items() if name not in NOT_DECIDING},
@@ -366,10 +363,7 @@ class _Run:
         if self.settings.objective == VECTORS:
             more = {"width": HuggingFaceEncoder.width_of(str(self.settings.teacher))}
         elif self.settings.teacher is not None:
-            more = {
-                "teacher": load_masked_lm(self.settings.teacher),
-                "temperature": self.settings.temperature or TEMPERATURE,
-            }
+            more = {"teacher": load_masked_lm(self.settings.teacher), "temperature": self.settings.temperature}
         return self.kind.of(load_masked_lm(self.settings.model), **more)
 
 

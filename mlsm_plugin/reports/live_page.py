@@ -40,18 +40,19 @@ def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callab
         now = [file.stat().st_size for file in files]
         quiet = all(time.time() - file.stat().st_mtime >= QUIET for file in files)
         over = quiet and all(END in file.read_text(encoding="utf-8", errors="replace")[-2000:] for file in files)
-        drawn = False
         if now != seen or over:
             with suppress(NoProgressError):
                 draw()
-                drawn = True
-        if drawn:
-            refresh = "" if over else f'<meta http-equiv="refresh" content="{max(1, round(SECONDS))}">\n'
-            state = f"{'over' if over else 'running'}, {time.strftime('%H:%M:%S')}"
-            content = base64.b64encode(Path(picture).read_bytes()).decode()
-            with atomic_open(page, "w") as out:
-                out.write(PAGE.format(refresh=refresh, title=html.escape(title), state=state, picture=content))
+                _write_page(page, title, picture, over=over)
         if over:
             return
         seen = now
         time.sleep(SECONDS)
+
+
+def _write_page(page: PathLike, title: str, picture: PathLike, *, over: bool) -> None:
+    refresh = "" if over else f'<meta http-equiv="refresh" content="{max(1, round(SECONDS))}">\n'
+    state = f"{'over' if over else 'running'}, {time.strftime('%H:%M:%S')}"
+    content = base64.b64encode(Path(picture).read_bytes()).decode()
+    with atomic_open(page, "w") as out:
+        out.write(PAGE.format(refresh=refresh, title=html.escape(title), state=state, picture=content))

@@ -206,6 +206,11 @@ def test_an_attempt_that_trained_nothing_decides_nothing(
     ledger, wanted = Ledger.read(output), counted_by_wc(*sorted(other.iterdir()))
     assert (ledger.words, ledger.seen, ledger.epochs) == (wanted, wanted, 1)
     assert problems_of(output) == []
+    before = models_of(output)
+    shutil.rmtree(output / "model")
+    mlsm(*words(other, output, "--epochs", 1, "--lr", 5e-3))  # a new training: every model is another one
+    assert all(model != before[name] for name, model in models_of(output).items())
+    assert problems_of(output) == []
     shutil.rmtree(output / "data-bin")  # something was trained: its settings count
     assert "epochs is 1 there and 2 now" in failing_mlsm(capsys, *words(other, output))
 

@@ -96,11 +96,11 @@ def test_a_model_without_a_head_is_refused_first(start: Path, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("objective", "more", "message"),
     [
-        ("taco", ("--temperature", 1), "--temperature is that of distill"),
-        ("taco", ("--auxiliary", "other"), "--auxiliary goes with the objectives mlsm and mlsm+mlm only"),
-        ("mlm", ("--latent-top", 3), "--latent-top goes with the objectives mlsm and mlsm+mlm only"),
-        ("mlm", ("--atoms", 9), "--layer, --coder and the options of the dictionary go"),
-        ("mlm", ("--layer", 1), "--layer, --coder and the options of the dictionary go"),
+        ("taco", ("--temperature", 1), "--temperature goes with --objective distill only"),
+        ("taco", ("--auxiliary", "other"), "--auxiliary goes with --objective mlsm and mlsm+mlm only"),
+        ("mlm", ("--latent-top", 3), "--latent-top goes with --objective mlsm and mlsm+mlm only"),
+        ("mlm", ("--atoms", 9, "--lambda", 0.1), "--atoms, --lambda: only --objective mlsm and mlsm+mlm take"),
+        ("mlm", ("--layer", 1), "--layer: only --objective mlsm and mlsm+mlm take"),
         ("mlm", ("--muon-learning-rate", 1), "--muon-learning-rate needs --optimizer muon"),
         ("npm", ("--whole-words",), "--objective npm takes no option but --mask-prob: it masks spans"),
         ("distill-vectors", ("--mask-prob", 0.3, "--teacher", "other"), "takes no option of masks: it masks nothing"),

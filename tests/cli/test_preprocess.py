@@ -179,7 +179,7 @@ def test_options_of_a_tokenizer_that_is_given_are_refused(
 ) -> None:
     words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", given, "there")
     line = failing_mlsm(capsys, *words, *own)
-    assert "--vocab-size, --model-type, --lowercase, --user-symbols are for what is trained here; leave them" in line
+    assert f"{own[0]}: of what is trained here, and there is given; leave it out" in line
     assert not (here / "new").exists()
 
 
@@ -188,7 +188,7 @@ def test_options_of_a_model_that_is_given_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], own: tuple[str, ...]
 ) -> None:
     words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", "--auxiliary", "aux.pt")
-    assert "--auxiliary-arch, --auxiliary-updates, --keep-at are for what is" in failing_mlsm(capsys, *words, *own)
+    assert f"{own[0]}: of what is trained here, and aux.pt is given" in failing_mlsm(capsys, *words, *own)
 
 
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,11 +93,15 @@ class HuggingFaceTokenizer:
                 parts.append(symbol)
         return " ".join(parts)
 
-    def inner_text(self, symbol: str) -> str:
-        """The text of a symbol that is not the first one of a text, with the space that it may begin with."""
+    def continued(self, before: str, symbol: str) -> tuple[str, str]:
+        """A text with a symbol added so that it is read as this symbol, if any text is; and the text of the symbol."""
         number = self._id_of_symbol[symbol]
         once, twice = (self.backend.decode([number] * times, skip_special_tokens=False) for times in (1, 2))
-        return str(twice[len(once) :])
+        added = twice[len(once) :]  # with the space that it may begin with
+        whole, token = before + added.strip(), added.strip()
+        if not before.strip() or self.symbols_of(whole) == [*self.symbols_of(before), symbol]:
+            return whole, token
+        return before.rstrip() + added, token
 
     def check_dictionary(self, folder: Path) -> None:
         """Raise ValueError unless the ``dict.txt`` of a folder was made from the tokenizer."""

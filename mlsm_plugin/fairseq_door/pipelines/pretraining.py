@@ -47,7 +47,7 @@ def block_flags(blocks: BlockSettings) -> list[str]:
 
 
 def default_flags(
-    max_update: int, arch: str, given: list[str], *, optimizer: str = "fused_adamw", run: Path | None = None
+    max_update: int, arch: str, given: list[str], *, optimizer: str | None = None, run: Path | None = None
 ) -> list[str]:
     """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
 
@@ -56,7 +56,7 @@ def default_flags(
     it began with.
     Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
     """
-    modern = _is_modern(arch)
+    optimizer, modern = optimizer or _optimizer(None, given, arch), _is_modern(arch)
     dropout = [] if modern else ["--dropout", "0.1", "--attention-dropout", "0.1"]
     flags = [
         *("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", arch, "--autocast", "auto"),
@@ -211,7 +211,7 @@ def train_until(
         )
     source = last if last.exists() else _restored(flags)
     chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
-    optimizer = optimizer_of_run(source, flags, chosen)
+    optimizer = _optimizer(source, flags, chosen)
     defaults = default_flags(max_update, chosen, flags, optimizer=optimizer, run=last)
     status = run_child(
         [
@@ -232,7 +232,7 @@ def _restored(flags: list[str]) -> Path | None:
     return named if named.is_file() else None
 
 
-def optimizer_of_run(source: Path | None, flags: list[str], arch: str) -> str:
+def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
     """The optimizer that can continue the checkpoint ``source``, and that the flags allow; else the best one."""
     if {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags):
         return "adam"

@@ -109,10 +109,8 @@ def _check_missing(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise ValueError(f"--lr-scheduler polynomial_decay needs --total-num-update; pass --total-num-update {number}")
     ranks = int(os.environ.get("WORLD_SIZE") or 1)
     if ranks > 1 and args.distributed_world_size == 1 and "--distributed-world-size" not in words:
-        raise ValueError(
-            f"WORLD_SIZE is {ranks}, and fairseq would train alone in each process that sees one GPU; pass "
-            f"--distributed-world-size {ranks}"
-        )
+        alone = f"WORLD_SIZE is {ranks}, and fairseq would train alone in each process that sees one GPU"
+        raise ValueError(f"{alone}; pass --distributed-world-size {ranks}")
     if not all(split.strip() and split == split.strip() for split in args.valid_subset.split(",")):
         given = f"--valid-subset {args.valid_subset!r}"
         raise ValueError(f"{given} names an empty split; pass names joined by commas, without spaces")

@@ -195,15 +195,6 @@ class HuggingFaceBPE:
     def decode(self, text: str) -> str:
         return self.tokenizer.text_of(text.split())
 
-    def continued(self, before: str, symbol: str) -> tuple[str, str]:
-        """A text with a symbol added so that it is read as this symbol, if any text is; and the text of the symbol."""
-        added = self.tokenizer.inner_text(symbol)
-        token = added.strip()
-        as_it_stands, wanted = before + token, [*self.tokenizer.symbols_of(before), symbol]
-        if not before.strip() or self.tokenizer.symbols_of(as_it_stands) == wanted:
-            return as_it_stands, token
-        return before.rstrip() + added, token
-
     @cached_property
     def _begin_words(self) -> frozenset[str]:
         names = [*SPECIAL, *self.tokenizer.symbols]

@@ -15,12 +15,12 @@ from fairseq import options
 import mlsm_plugin  # noqa: F401  (registers)
 from mlsm_plugin.fairseq_door.pipelines.pretraining import (
     KEPT_PERCENTAGES,
+    _optimizer,
     _restored,
     _without_restart,
     begin_run,
     default_flags,
     early_end,
-    optimizer_of_run,
     pretrain,
     separate_words,
     updates_of,
@@ -50,7 +50,7 @@ def test_todays_encoder_has_no_dropout_a_higher_rate_and_more_masks_at_first() -
     assert (new.dropout, new.attention_dropout, new.lr) == (0.0, 0.0, [1e-3])
     assert (old.mask_prob, old.mask_prob_end) == (0.15, None)
     assert (new.mask_prob, new.mask_prob_end, new.mask_updates, new.initialization) == (0.3, 0.15, 1000, "bert")
-    assert parsed([], arch="mlsm_modern_tiny").initialization == "width"  # with AdamW
+    assert parsed([], arch="mlsm_modern_tiny", optimizer="fused_adamw").initialization == "width"
     deberta = parsed([], arch="mlsm_deberta_tiny", optimizer="muon")
     assert {**vars(new), "initialization": "width"}.items() >= {
         name: getattr(deberta, name) for name in ("dropout", "lr", "mask_prob", "mask_prob_end", "initialization")
@@ -121,9 +121,9 @@ def test_optimizer_is_one_that_can_continue_the_run(
         state = torch.load(tiny.model)
         state["optimizer_history"][-1]["optimizer_name"] = saved
         torch.save(state, source)
-    assert optimizer_of_run(source, flags, "mlsm_modern_tiny") == expected
+    assert _optimizer(source, flags, "mlsm_modern_tiny") == expected
     if expected == "muon":
-        assert optimizer_of_run(None, flags, "mlsm_roberta_tiny") == "fused_adamw"
+        assert _optimizer(None, flags, "mlsm_roberta_tiny") == "fused_adamw"
     assert parsed([], optimizer=expected).optimizer == expected
 
 

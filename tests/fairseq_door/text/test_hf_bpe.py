@@ -47,8 +47,8 @@ def test_a_continued_text_is_read_as_the_symbol(kind: str, before: str, hf_token
     bpe = HuggingFaceBPE(HuggingFaceBPEConfig(hf_tokenizer=str(hf_tokenizers[kind])))
     start, numbers = bpe.encode(before).split(), {True: 0, False: 0}
     for symbol in bpe.tokenizer.symbols:
-        text, token = bpe.continued(before, symbol)
-        assert bpe.continued("", symbol) == (token, token)
+        text, token = bpe.tokenizer.continued(before, symbol)
+        assert bpe.tokenizer.continued("", symbol) == (token, token)
         assert text.startswith(before.rstrip())
         assert text.endswith(token)
         plain = re.sub("^(##|Ġ|▁)", "", symbol)
