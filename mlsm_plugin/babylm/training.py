@@ -1,5 +1,6 @@
 """From a folder of text to a trained model whose words are counted; what is done is not done again."""
 
+import logging
 import math
 import os
 import re
@@ -46,8 +47,9 @@ from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_door.tasks.word_counts import begins_word, write_word_plan
 from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
 
-TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?")
-NOT_TRAINED_ON = re.compile(r"\.(dev|valid|test)\b")
+TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
+TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
+NOT_TRAINED_ON = re.compile(r"\.(dev|valid|test)\b", re.IGNORECASE)
 LINES_AT_ONCE = 1 << 16
 LINES_OF_VALID = 100  # of the training text: a dataset needs the split, and nothing reads it
 # flags with which an epoch would not be the whole text once, or which a run has of its own
@@ -62,20 +64,26 @@ REFUSED = {
 OBJECTIVE = {"taco": ("--task", "taco", "--criterion", "token_contrastive")}
 CODED = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl")
 COUNTED, VALID = "words.json", "valid"
+logger = logging.getLogger(__name__)
 
 
 def text_files(folder: PathLike) -> list[Path]:
     """The training text of a folder: its ``*.train`` and ``*.train.txt``, or else ``*.txt``, perhaps compressed.
 
-    ValueError if there is none, FileNotFoundError if there is no such folder.
+    A warning names files that are left out, such as empty ones; hidden files, such as ``._a.train.txt``, do not count.
+    ValueError if there is no text, FileNotFoundError if there is no such folder.
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder} is not a folder of text files")
-    named = [file for file in sorted(Path(folder).iterdir()) if TEXT_NAME.fullmatch(file.name)]
-    found = [file for file in named if not NOT_TRAINED_ON.search(file.name)]
-    chosen = [file for file in found if ".train" in file.name] or found
+    files = [file for file in sorted(Path(folder).iterdir()) if file.is_file() and not file.name.startswith(".")]
+    texts = [file for file in files if TEXT_NAME.fullmatch(file.name) and not NOT_TRAINED_ON.search(file.name)]
+    texts = [file for file in texts if TRAINED_ON.search(file.name)] or texts
+    chosen = [file for file in texts if file.stat().st_size]
     if not chosen:
         raise ValueError(f"{folder} holds no text to train on (*.train.txt, *.train or *.txt)")
+    left_out = [file.name for file in files if file not in chosen]
+    if left_out:
+        logger.warning(f"{folder}: not trained on: {', '.join(left_out)}")
     check_text_files(chosen)
     return chosen
 

@@ -36,7 +36,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, args.seeds))}")
     files = {split: getattr(args, split) for split in ("train", "valid", "test") if getattr(args, split)}
     settings = settings_of(FinetuneSettings, args, extra=(*extra, *user_dir_flags(args)))
-    summary = Finetuning(checkpoint_of(args.checkpoint), files, args.output, settings).run(args.seeds)
+    finetuning = Finetuning(checkpoint_of(args.checkpoint), files, args.output, settings)
+    if not settings.regression:
+        for split, texts in finetuning.texts.items():
+            print(f"{split}: {len(texts):,} texts with the labels {texts.label_counts()}")
+    summary = finetuning.run(args.seeds)
     print(table(summary))
     print(f"{args.output}: predictions of each seed, results.json, and the model of seed {summary['best_seed']}")
     return 0

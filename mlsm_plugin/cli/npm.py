@@ -129,8 +129,6 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     if args.datastore is None:
         raise ValueError("--datastore is required; make one with `mlsm npm datastore`")
     interface, store = _open(args)
-    if args.k > len(store):
-        raise ValueError(f"--neighbors {args.k} is more than the {len(store)} keys of {args.datastore}; use fewer")
     filler = PhraseFiller(interface, store, settings)
     if args.steps:
         texts = []

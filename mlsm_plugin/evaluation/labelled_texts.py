@@ -3,12 +3,13 @@ the BabyLM evaluation pipeline has it.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.text.labels import warn_of_similar_labels
 from mlsm_plugin.core.text.text_files import json_objects, numbered_lines
 
 # the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
@@ -21,6 +22,7 @@ GLUE = {
     "mnli": (("premise",), "{}", "hypothesis"),
 }
 FIRST_LINE = "; if the first line names the columns, pass --header"
+NO_LABEL = "-1"  # what GLUE's test files and SNLI have in place of a label
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class LabelledTexts:
         """Number of texts in a line: 1, or 2 for pairs."""
         return len(self.texts[0])
 
+    def label_counts(self) -> str:
+        """Each label with its number of texts, the most frequent first: ``pos 120, neg 80``."""
+        return ", ".join(f"{label} {count:,}" for label, count in Counter(self.labels).most_common())
+
 
 def read_labelled_texts(path: PathLike, *, regression: bool = False, header: bool = False) -> LabelledTexts:
     """All lines of a UTF-8 file but blank ones and, with ``header``, the first, which names the columns.
@@ -52,7 +58,8 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
 
     Raises:
         ValueError: a line has too few or too many columns, lacks a key, or has an empty text, or a label that is not a
-            number (the message names the line), the file is empty, or its first line is no header.
+            number or is ``-1``, or repeats the header (the message names the line), the file is empty, or its first
+            line is no header.
         OSError: the file cannot be read.
     """
     rows: list[tuple[str, tuple[str, ...], int]] = []
@@ -61,9 +68,16 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
         raise ValueError(f"{path} holds JSON lines, which have no header; leave --header out")
     in_tsv = ((number, [column.strip() for column in line.split("\t")]) for number, line in numbered_lines(path))
     found = _json_rows(path) if is_json else in_tsv
-    skipped = next(found, (0, [""]))[1][0] if header else None
+    columns = next(found, (0, [""]))[1] if header else None
     for number, (label, *rest) in found:
         where = f"{path}, line {number}"
+        if [label, *rest] == columns:
+            raise ValueError(f"{where} repeats the header; remove the line")
+        if label == NO_LABEL and not regression:
+            raise ValueError(
+                f"{where}: the label {NO_LABEL} stands for an unknown label in the files of GLUE and SNLI; remove such "
+                "lines, or give the class another name"
+            )
         if len(rest) not in (1, 2):
             raise ValueError(f"{where} has {len(rest) + 1} columns; expected label, text and for pairs a second text")
         if not label or not all(rest):
@@ -79,8 +93,8 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
     if not rows:
         raise ValueError(f"{path} holds no labelled text")
     labels, texts, lines = zip(*rows, strict=True)
-    if skipped is not None and (skipped in labels or (regression and _is_number(skipped))):
-        raise ValueError(f"{path}: the first line is no header: {skipped!r} is a label; give each file one, or none")
+    if columns is not None and (columns[0] in labels or (regression and _is_number(columns[0]))):
+        raise ValueError(f"{path}: the first line is no header: {columns[0]!r} is a label; give each file one, or none")
     return LabelledTexts(Path(path), labels, texts, lines)
 
 
@@ -115,7 +129,7 @@ def check_same_kind(
 ) -> None:
     """Raise ValueError if files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
     one of the others, or, unless ``allow_single``, only one text has a label, such as the name of the column in a
-    header. For ``regression`` labels are numbers, which may differ.
+    header. Labels that look alike get a warning. For ``regression`` labels are numbers, which may differ.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
@@ -129,13 +143,21 @@ def check_same_kind(
         if unseen and not regression:
             hint = FIRST_LINE if other.labels[0] in unseen and not _is_json(other.path) else ""
             raise ValueError(f"{other.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
+    if not regression:
+        warn_of_similar_labels(train.labels, str(train.path))
     if not regression and not allow_single:
         _check_no_single_label(train, others)
 
 
 def _check_no_single_label(train: LabelledTexts, others: list[LabelledTexts]) -> None:
-    elsewhere = {label for other in others for label in other.labels[1:]}  # a first line may be a header, too
-    single = {label for label, number in Counter(train.labels).items() if number == 1} - elsewhere
+    """A header that stands in a file several times, as after ``cat``, is one text with one label, too."""
+    texts_of: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for label, texts in zip(train.labels, train.texts, strict=True):
+        texts_of[label].add(texts)
+    for other in others:
+        for label, texts in zip(other.labels[1:], other.texts[1:], strict=True):  # a first line may be a header
+            texts_of[label].add(texts)
+    single = {label for label, texts in texts_of.items() if len(texts) == 1}
     for index, label in enumerate(train.labels):
         if label in single:
             hint = "" if index or _is_json(train.path) else FIRST_LINE

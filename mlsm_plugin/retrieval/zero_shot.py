@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.span_contrastive import similarities, temperature_of
+from mlsm_plugin.core.text.labels import warn_of_similar_labels
 from mlsm_plugin.core.text.text_files import numbered_lines
 from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
@@ -34,13 +35,16 @@ class LabelledText:
 def read_verbalizer(path: PathLike) -> dict[str, list[str]]:
     """Read the words of each label; its line is ``label TAB word, word, ...``.
 
-    ValueError if a line has another form, or a label that has one already, or there are fewer than two labels.
+    A line that begins with ``#`` and has no tab is a comment. ValueError if a line has another form, or a label that
+    has one already, or there are fewer than two labels. Labels that look alike get a warning.
     """
     found: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
-        if line.startswith("#"):
-            continue
         label, tab, words = line.partition("\t")
+        if line.startswith("#") and not tab:
+            continue
+        if line.startswith("# "):
+            raise ValueError(f"{path}, line {number}: a comment has no tab, and a label does not begin with '# '")
         if label.strip() in found:
             raise ValueError(f"{path}, line {number}: {label.strip()!r} has words already; give each label one line")
         found[label.strip()] = [word.strip() for word in words.split(",") if word.strip()]
@@ -48,13 +52,14 @@ def read_verbalizer(path: PathLike) -> dict[str, list[str]]:
             raise ValueError(f"{path}, line {number}: expected a label, a tab, and words with commas between them")
     if len(found) < 2:
         raise ValueError(f"{path} has {len(found)} labels; at least 2 are needed")
+    warn_of_similar_labels(found, str(path))
     return found
 
 
 def read_texts(path: PathLike, labels: list[str], *, header: bool = False) -> list[LabelledText]:
     """Read lines ``label TAB text``, or ``text`` alone; with ``header`` the first of them is skipped.
 
-    ValueError if there is no text, a label is not in ``labels``, or only some lines have a label.
+    ValueError if there is no text, a text has a tab, a label is not in ``labels``, or only some lines have a label.
     """
     found: list[LabelledText] = []
     for number, line in islice(numbered_lines(path), int(header), None):
@@ -63,6 +68,8 @@ def read_texts(path: PathLike, labels: list[str], *, header: bool = False) -> li
         text, own = (text, label.strip()) if tab else (line, None)
         if not text.strip():
             raise ValueError(f"{where} has no text")
+        if "\t" in text.strip():
+            raise ValueError(f"{where} has more than one tab; expected label and text, or text alone")
         if own is not None and own not in labels:
             hint = "" if found or header else "; if it names the columns, pass --header"
             raise ValueError(f"{where}: label {own!r} is not in the verbalizer ({', '.join(labels)}){hint}")
@@ -166,14 +173,23 @@ def word_ids(interface: Any, word: str) -> list[int]:
 
 
 def label_ids(interface: Any, verbalizer: dict[str, list[str]]) -> dict[str, list[tuple[int, ...]]]:
-    """The ids of the words of each label, repeated ones once; ValueError if two labels have the same, or as above."""
-    found: dict[str, list[tuple[int, ...]]] = {}
+    """The ids of the words of each label, repeated ones once.
+
+    ValueError if all words of a label are words of another one, so that it can never have the larger score, or the
+    vocabulary cannot write a word.
+    """
+    ids_of: dict[str, list[tuple[int, ...]]] = {}
     for label, words in verbalizer.items():
-        own = list(dict.fromkeys(tuple(word_ids(interface, word)) for word in words))
-        if same := [other for other, ids in found.items() if set(ids) == set(own)]:
-            raise ValueError(f"the labels {same[0]!r} and {label!r} have the same words; give each of them its own")
-        found[label] = own
-    return found
+        ids_of[label] = list(dict.fromkeys(tuple(word_ids(interface, word)) for word in words))
+    for smaller, larger in permutations(ids_of, 2):
+        if set(ids_of[smaller]) == set(ids_of[larger]):
+            raise ValueError(f"the labels {smaller!r} and {larger!r} have the same words; give each of them its own")
+        if set(ids_of[smaller]) < set(ids_of[larger]):
+            raise ValueError(
+                f"all words of the label {smaller!r} are words of {larger!r}, too, so that it is never predicted; give "
+                "it a word of its own, or remove its words from the other"
+            )
+    return ids_of
 
 
 def _places(store: PhraseDatastore, ids: Sequence[int]) -> Iterator[np.ndarray]:

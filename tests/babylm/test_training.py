@@ -60,14 +60,19 @@ def models_of(run: Path) -> dict[str, str]:
     return {name: json.dumps(own) for name, own in ledger.checkpoints.items()}
 
 
-def test_the_text_of_a_folder(tmp_path: Path) -> None:
-    for name in ("a.train.txt", "a.dev.txt", "b.train", "c.txt", "notes.md"):
+def test_the_text_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.train.txt", "a.dev.txt", "b.TRAIN", "c.txt", "notes.md", "._a.train.txt"):
         (tmp_path / name).write_text("words\n", encoding="utf-8")
     (tmp_path / "d.train.txt.gz").write_bytes(gzip.compress(b"words\n"))
-    assert [file.name for file in text_files(tmp_path)] == ["a.train.txt", "b.train", "d.train.txt.gz"]
-    for file in tmp_path.glob("*.train*"):
+    (tmp_path / "e.train.txt").touch()
+    assert [file.name for file in text_files(tmp_path)] == ["a.train.txt", "b.TRAIN", "d.train.txt.gz"]
+    assert caplog.messages == [f"{tmp_path}: not trained on: a.dev.txt, c.txt, e.train.txt, notes.md"]
+    for file in (*tmp_path.glob("*.train*"), tmp_path / "b.TRAIN"):
         file.unlink()
     assert [file.name for file in text_files(tmp_path)] == ["c.txt"]
+    (tmp_path / "c.txt").write_bytes(b"")
+    with pytest.raises(ValueError, match="holds no text to train on"):
+        text_files(tmp_path)
 
 
 def test_the_ranks_are_those_of_the_flags_of_torchrun_or_of_fairseq(monkeypatch: pytest.MonkeyPatch) -> None:

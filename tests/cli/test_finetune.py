@@ -18,7 +18,8 @@ Capture = pytest.CaptureFixture[str]
 
 def labelled(folder: Path) -> tuple[object, ...]:
     for name in ("train", "valid"):
-        (folder / f"{name}.tsv").write_text("long one\tA name and a value.\nshort\tA name.\n" * 2, encoding="utf-8")
+        lines = "long one\tA name and a value.\nshort\tA name.\nlong one\tA value and a name.\nshort\tA value.\n"
+        (folder / f"{name}.tsv").write_text(lines, encoding="utf-8")
     return ("--train", folder / "train.tsv", "--valid", folder / "valid.tsv")
 
 
@@ -47,7 +48,7 @@ def test_numbers_have_to_be_positive(tiny: TinyData, tmp_path: Path, capsys: Cap
         ("a\tx\nb\n", "a\tx\n", r"train.tsv, line 2 has 1 columns; expected label, text"),
         ("a\tx\nb\ty\n", "a\tx\nc\tx\n", r"valid.tsv has labels that .*train.tsv lacks: c$"),
         ("label\ttext\na\tx\nb\ty\n", "a\tx\nb\ty\n", r"train.tsv, line 1: no other text has the label 'label'"),
-        ("a\tx\nb\ty\nb\ty\na\t\u200b\n", "a\tx\n", r"train.tsv, line 4: the text '\\u200b' has no tokens"),
+        ("a\tx\nb\ty\nb\tz\na\t\u200b\n", "a\tx\n", r"train.tsv, line 4: the text '\\u200b' has no tokens"),
         (
             "a\tthe\nb\ta\nb\tthe\na\ta\n",
             "a\t\u4e30\n",
@@ -73,7 +74,7 @@ def test_f1_is_of_the_labels_0_and_1(tiny: TinyData, tmp_path: Path, capsys: Cap
     message = "train.tsv: --metric f1 needs the labels 0 and 1, without --regression"
     assert message in failing_mlsm(capsys, *words, *labelled(tmp_path))
     for name in ("train", "valid"):
-        (tmp_path / f"{name}.tsv").write_text("0\tA name.\n1\tA value.\n" * 2, encoding="utf-8")
+        (tmp_path / f"{name}.tsv").write_text("0\tA name.\n1\tA value.\n0\tOne.\n1\tAll.\n", encoding="utf-8")
     files = ("--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
     assert message in failing_mlsm(capsys, *words, *files, "--regression")
     assert not (tmp_path / "out").exists()

@@ -107,7 +107,8 @@ def test_json_lines_have_no_header(tmp_path: Path) -> None:
 
 
 def of(name: str, *labels: str, texts: int = 1) -> LabelledTexts:
-    return LabelledTexts(Path(name), labels, tuple(("x",) * texts for _ in labels), tuple(range(1, len(labels) + 1)))
+    lines = tuple(range(1, len(labels) + 1))
+    return LabelledTexts(Path(name), labels, tuple((f"{name} {line}",) * texts for line in lines), lines)
 
 
 def test_files_have_the_labels_and_columns_of_the_first(tmp_path: Path) -> None:
@@ -170,3 +171,30 @@ def test_a_byte_order_mark_is_not_a_part_of_a_label(tmp_path: Path) -> None:
     path = tmp_path / "marked.tsv"
     path.write_text("pos\tgood\r\nneg\tbad\r\npos\tfine\r\n", encoding="utf-8-sig")
     assert read_labelled_texts(path).labels == ("pos", "neg", "pos")
+
+
+def test_a_header_that_stands_twice_is_no_class(tmp_path: Path) -> None:
+    train = read(tmp_path, "label\ttext\n0\ta\n1\tb\nlabel\ttext\n0\tc\n1\td\n")
+    with pytest.raises(ValueError, match=rf"train\.tsv, line 1: no other text has the label 'label'.*{HEADER}$"):
+        check_same_kind(train, [], regression=False)
+    with pytest.raises(ValueError, match=r"train\.tsv, line 4 repeats the header; remove the line"):
+        read(tmp_path, "label\ttext\n0\ta\n1\tb\nlabel\ttext\n", header=True)
+
+
+def test_minus_one_is_no_class(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.tsv, line 2: the label -1 stands for an unknown label in the files"):
+        read(tmp_path, "0\ta\n-1\tb\n1\tc\n")
+    item = {"premise": "a", "hypothesis": "b", "label": -1}
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1: the label -1 stands for"):
+        read(tmp_path, json.dumps(item), "x.jsonl")
+    assert read(tmp_path, "0\ta\n-1\tb\n", regression=True).labels == ("0", "-1")
+
+
+def test_labels_that_look_alike_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    train = of("train", "Pos", "pos", "neg", "neg", "pos", "Pos", "neg")
+    check_same_kind(train, [], regression=False)
+    assert caplog.messages == ["train: the labels 'Pos', 'pos' look alike, but count as 2 classes"]
+    assert train.label_counts() == "neg 3, Pos 2, pos 2"
+    caplog.clear()
+    check_same_kind(of("train", "1", "1.0"), [], regression=True)
+    assert caplog.messages == []

@@ -71,6 +71,8 @@ def test_repeated_words_count_once_and_labels_differ(filler: PhraseFiller, pipel
         assert found == expected
         with pytest.raises(ValueError, match=r"^the labels 'a' and 'c' have the same words; give each .* own$"):
             classifier(argument, {**VERBALIZER, "c": ["the target", "the", "the"]})
+        with pytest.raises(ValueError, match=r"^all words of the label 'c' are words of 'a', too, so that it is never"):
+            classifier(argument, {**VERBALIZER, "c": ["the target"]})
 
 
 def test_parametric_scores_are_those_of_the_masked_lm_head(pipeline: Pipeline) -> None:
@@ -96,6 +98,7 @@ def test_parametric_scores_are_those_of_the_masked_lm_head(pipeline: Pipeline) -
         ("a\t, ,\nb\tbad\n", "line 1: expected a label"),
         ("a\tgood\na\tgreat\nb\tbad\n", "line 2: 'a' has words already; give each label one line"),
         ("# nothing\na\tgood\n", "has 1 labels; at least 2 are needed"),
+        ("# a\tgood\nb\tbad\n", "line 1: a comment has no tab, and a label does not begin with '# '"),
     ],
 )
 def test_verbalizers_of_another_form_are_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -110,6 +113,7 @@ def test_verbalizers_of_another_form_are_refused(tmp_path: Path, content: str, m
         ("a\tgood\nc\tbad\n", r"line 2: label 'c' is not in the verbalizer \(a, b\)"),
         ("a\tgood\nb\t \n", "line 2 has no text"),
         ("a\tgood\nbad\n", "only some lines have a label"),
+        ("a\tgood\tvery\n", "line 1 has more than one tab; expected label and text, or text alone"),
         ("\n", "holds no text"),
     ],
 )
@@ -117,6 +121,12 @@ def test_inputs_of_another_form_are_refused(tmp_path: Path, content: str, messag
     (tmp_path / "i.tsv").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_texts(tmp_path / "i.tsv", ["a", "b"])
+
+
+def test_labels_may_begin_with_a_hash(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "v.tsv").write_text("# topics\n#war\tarmy\n#War\tarmies\n#art\tmusic\n", encoding="utf-8")
+    assert read_verbalizer(tmp_path / "v.tsv") == {"#war": ["army"], "#War": ["armies"], "#art": ["music"]}
+    assert caplog.messages == [f"{tmp_path / 'v.tsv'}: the labels '#War', '#war' look alike, but count as 2 classes"]
 
 
 def test_verbalizers_of_the_example_are_read() -> None:

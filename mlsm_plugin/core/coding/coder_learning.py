@@ -97,6 +97,11 @@ class LearningSettings(ModelRun):
         for name, default in own.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
+        if self.tokens < self.atoms:
+            raise ValueError(
+                f"tokens is {self.tokens}, fewer than the {self.atoms} atoms that are learned from them; pass more "
+                "--tokens, or fewer --atoms"
+            )
         if self.coder != LASSO:
             sae_settings(self)  # raises if a value is out of range
 

@@ -38,6 +38,7 @@ def test_each_kind_has_its_defaults() -> None:
         ({"k": 3}, "k does not go with coder lasso; leave it out, or choose topk or batchtopk"),
         ({"coder": "topk", "lambda_": 0.1}, "lambda_ does not go with coder topk; leave it out, or choose lasso"),
         ({"coder": "topk", "k": 5, "atoms": 4}, "k"),
+        ({"coder": "topk", "atoms": 64, "tokens": 20}, "tokens is 20, fewer than the 64 atoms that are learned from"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str) -> None:
