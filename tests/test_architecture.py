@@ -16,6 +16,7 @@ from tests.conftest import PLUGIN, REPOSITORY
 # from the bottom; folders of one row do not import each other
 LAYERS = (
     ("version",),
+    ("core/machine",),
     ("core/files",),
     ("core/losses", "core/sparse_coding", "core/optimizers"),
     ("core/masking",),

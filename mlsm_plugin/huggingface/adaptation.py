@@ -27,6 +27,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import (
     positions_of,
 )
 from mlsm_plugin.core.hidden_states.settings import ModelRun
+from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
@@ -145,6 +146,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
         ValueError: model, tokenizer, text and settings do not belong together, or the folder was begun with others.
         OSError: a file cannot be read or written.
     """
+    keep_freed_memory()
     run = _Run(settings, work_share(None, None, os.environ))
     folder = PlannedFolder(run.output, run.plan(), advice="Pass these settings again, or choose another --output")
     with only_writer(run.output) if run.share.index == 0 else nullcontext():

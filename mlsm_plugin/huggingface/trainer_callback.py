@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
@@ -71,6 +72,7 @@ def prepare(trainer: Trainer) -> Trainer:
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
     check_gpus(trainer.args)
+    keep_freed_memory()
     if trainer.args.label_smoothing_factor:  # the Trainer then hides the labels from the model
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):

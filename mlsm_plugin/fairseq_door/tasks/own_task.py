@@ -21,6 +21,7 @@ from omegaconf import II, MISSING
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
@@ -124,7 +125,8 @@ class OwnTask(ABC):
         return model
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion; ValueError if it is that of another task."""
+        """Build the criterion, in a process that trains; ValueError if it is that of another task."""
+        keep_freed_memory()
         name = registered_name(cfg)
         known = CRITERION_REGISTRY.get(name)
         if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:

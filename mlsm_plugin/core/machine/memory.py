@@ -1,0 +1,49 @@
+"""Large tensors without page faults: glibc keeps the memory of freed ones for the next.
+
+By default glibc maps each block above 32 MB anew, and unmaps it when it is freed. The logits of 30,000 pieces are
+150 MB, and each training step then waits until the kernel has cleared all of that memory again: a fifth of the step.
+"""
+
+import ctypes
+import os
+
+# of malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_MMAP_MAX = -4
+LARGEST_KEPT = 1 << 30  # bytes; larger blocks still go back to the kernel at once
+NEVER = -1  # give the free end of the heap back
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed blocks of up to 1 GiB for this process, until it ends; whether it does.
+
+    The process then keeps the largest amount of memory that it ever used. Nothing changes where the user has chosen
+    (``MALLOC_*``, ``GLIBC_TUNABLES``), with another allocator (such as jemalloc in ``LD_PRELOAD``), or without glibc.
+    """
+    if _user_has_chosen() or not _allocates_with_glibc():
+        return False
+    libc = ctypes.CDLL(None)
+    # before glibc 2.35 the threshold cannot be above 32 MB, but mapping can be switched off
+    keeps = libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) == 1 or libc.mallopt(M_MMAP_MAX, 0) == 1
+    return keeps and libc.mallopt(M_TRIM_THRESHOLD, NEVER) == 1
+
+
+def _user_has_chosen() -> bool:
+    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in os.environ
+    )
+
+
+def _allocates_with_glibc() -> bool:
+    """Whether ``malloc`` of this process is that of glibc."""
+    try:
+        is_glibc = str(os.confstr("CS_GNU_LIBC_VERSION")).startswith("glibc")
+        libc = ctypes.CDLL("libc.so.6")
+    except (OSError, ValueError, AttributeError):  # musl, macOS, Windows
+        return False
+    return is_glibc and _address(ctypes.CDLL(None).malloc) == _address(libc.malloc)
+
+
+def _address(function: ctypes._CFuncPtr) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
