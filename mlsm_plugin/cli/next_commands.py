@@ -27,17 +27,15 @@ def training_command(
 
     ``codes`` is the folder of the codes, if that is not the dataset.
     """
-    from mlsm_plugin.core.optimizers.muon import has_muon
     from mlsm_plugin.fairseq_door.pipelines.pretraining import MASKS, as_flags  # needs fairseq
     from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
 
     where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
     masks = " ".join(as_flags(MASKS)) if coding.coverage >= MASKS["mask_prob"] else ""
-    optimizer = "muon" if has_muon() else "fused_adamw"
     return f"""fairseq-train {shlex.quote(str(data_bin))} --user-dir {shlex.quote(user_dir or PACKAGE_DIR)}{where} \\
     --task masked_latent_semantic --criterion latent_semantic_kl --mlm-weight 1 --arch mlsm_modern_small \\
     --sample-break-mode {coding.blocks.sample_break_mode} --tokens-per-sample {coding.blocks.tokens_per_sample} \\
-    {masks} --optimizer {optimizer} --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
+    {masks} --optimizer muon --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 \\
     --autocast auto --lr-scheduler polynomial_decay --lr 1e-3 --warmup-updates 1000 --total-num-update 100000 \\
     --max-update 100000 --batch-size 32 --log-format simple --log-interval 100 \\
     --no-epoch-checkpoints --save-interval-updates 5000 --keep-interval-updates 1 \\

@@ -133,7 +133,7 @@ def muon_adamw(
     """Muon for the matrices of the layers, AdamW for the other weights, for ``Trainer(..., optimizers=(this, None))``.
 
     ``learning_rate`` and ``weight_decay`` are AdamW's, without decay of vectors. Muon decays nothing, and its rate is
-    10 times that of AdamW unless given. ValueError if ``model`` has no layers, or torch is older than 2.9.
+    10 times that of AdamW unless given. ValueError if ``model`` has no layers.
     """
     matrices = matrices_of_layers(model)
     taken = {id(one) for one in matrices}

@@ -1,20 +1,91 @@
-"""Muon (Jordan et al., 2024) for the matrices of the layers and AdamW for all other weights, as one optimizer."""
+"""Muon (Jordan et al., 2024) for the matrices of the layers and AdamW for all other weights, as one optimizer.
+
+The momentum of a matrix is orthogonalized in blocks of rows, such as those of an attention head, and not as a whole:
+that costs a fourth or less of the operations, and learns masked LM faster by the update (docs/research/recipe.md).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 MUON_RATIO = 10.0  # the rate of Muon is this many times that of AdamW where nothing else is asked for
+BLOCK_ROWS = 64  # the usual width of an attention head
+ITERATIONS = 3
+# of the quintic Newton-Schulz iteration (Jordan et al., 2024)
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+TINY = 1e-7
+
+
+def orthogonalized(matrix: Tensor, *, block_rows: int = BLOCK_ROWS) -> Tensor:
+    """The rows of a matrix ``(m, n)``, made nearly orthonormal within blocks of ``block_rows`` rows; float32.
+
+    Each block is scaled so that its largest singular value is at most 1 (the scales of AOL, Prach and Lampert, 2022, as
+    in Turbo-Muon, Boissin et al., 2025), then goes through three Newton-Schulz iterations in bfloat16. The result is
+    scaled to the Frobenius norm ``sqrt(min(m, n))`` of a matrix with orthonormal rows or columns; zeros stay zeros.
+    """
+    rows, columns = matrix.shape
+    size = min(block_rows, rows, columns)
+    padded = nn.functional.pad(matrix, (0, 0, 0, -rows % size))
+    blocks = padded.bfloat16().view(-1, size, columns)
+    gram = torch.bmm(blocks, blocks.mT)  # (blocks, size, size)
+    scales = gram.abs().sum(dim=2).clamp(min=TINY).rsqrt()
+    blocks = blocks * scales[:, :, None]
+    gram = gram * scales[:, :, None] * scales[:, None, :]
+    linear, cubic, quintic = COEFFICIENTS
+    for iteration in range(ITERATIONS):
+        if iteration:
+            gram = torch.bmm(blocks, blocks.mT)
+        factor = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
+        blocks = torch.baddbmm(blocks, factor, blocks, beta=linear)
+    result = blocks.reshape(-1, columns)[:rows].float()
+    return result * (min(rows, columns) ** 0.5 / result.norm().clamp(min=TINY))
+
+
+class BlockMuon(torch.optim.Optimizer):
+    """Muon with :func:`orthogonalized` blocks of rows; its state is that of ``torch.optim.Muon``.
+
+    The update of a matrix ``(m, n)`` is scaled by ``sqrt(max(1, m / n))``, as in the original.
+
+    Args:
+        params: matrices, or groups of them.
+        lr, weight_decay: the decay is decoupled from the gradient.
+        momentum: of Nesterov.
+    """
+
+    def __init__(self, params: Any, *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all matrices that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self._update(matrix, group)
+        return loss
+
+    def _update(self, matrix: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(matrix.grad)
+        average = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
+        direction = orthogonalized(matrix.grad.lerp(average, group["momentum"]))
+        rows, columns = matrix.shape
+        matrix.mul_(1 - group["lr"] * group["weight_decay"])
+        matrix.add_(direction, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """``torch.optim.Muon`` on the matrices of the layers, and ``torch.optim.AdamW`` on everything else.
+    """:class:`BlockMuon` on the matrices of the layers, and ``torch.optim.AdamW`` on everything else.
 
     Both work on the groups of this optimizer: its state is that of both, and a scheduler that multiplies the rate of
-    each group keeps their ratio. The update of a matrix ``(m, n)`` is scaled by ``sqrt(max(1, m / n))``, as in the
-    original. ValueError if this torch has no Muon, there is no matrix, or a value is out of range.
+    each group keeps their ratio. ValueError if there is no matrix, or a value is out of range.
 
     Args:
         matrices: those of :func:`matrices_of_layers`.
@@ -36,8 +107,6 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: float = 0.95,
         muon_weight_decay: float = 0.0,
     ) -> None:
-        if not has_muon():
-            raise ValueError(f"torch {torch.__version__} has no Muon; install torch 2.9 or newer")
         if not matrices:
             raise ValueError("there is no matrix of a layer among the parameters, and only those are for Muon")
         self._parts: list[torch.optim.Optimizer] = []
@@ -54,7 +123,7 @@ class MuonAdamW(torch.optim.Optimizer):
             first: torch.optim.Optimizer = torch.optim.AdamW(adamw, fused=True, **of_adamw)
         except RuntimeError:  # no fused kernel where these parameters are
             first = torch.optim.AdamW(adamw, foreach=True, **of_adamw)
-        self._parts = [first, torch.optim.Muon(muon, momentum=momentum, nesterov=True, **of_muon)]
+        self._parts = [first, BlockMuon(muon, momentum=momentum, **of_muon)]
         self._share()
 
     def _groups(self) -> list[list[dict[str, Any]]]:
@@ -81,11 +150,6 @@ class MuonAdamW(torch.optim.Optimizer):
         for part in self._parts:
             part.step()
         return loss
-
-
-def has_muon() -> bool:
-    """Whether this torch has Muon; those before 2.9 do not."""
-    return hasattr(torch.optim, "Muon")
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:

@@ -11,7 +11,6 @@ from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.output_lock import only_writer, run_child
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
-from mlsm_plugin.core.optimizers.muon import has_muon
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of, split_fingerprint
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import parts_of, read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import architecture_of, optimizer_of, updates_of
@@ -241,7 +240,7 @@ def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
         if begun:
             return begun
     flat = {"--fp16", "--bf16"} & set(flags) and "--fp16-no-flatten-grads" not in flags  # all weights are one vector
-    return "muon" if _is_modern(arch) and has_muon() and not flat else "fused_adamw"
+    return "muon" if _is_modern(arch) and not flat else "fused_adamw"
 
 
 def _without_restart(flags: list[str], last: Path) -> list[str]:

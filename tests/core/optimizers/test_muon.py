@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
-from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
+from mlsm_plugin.core.optimizers.muon import BlockMuon, MuonAdamW, matrices_of_layers, orthogonalized
 
 
 class Small(nn.Module):
@@ -42,7 +42,7 @@ def steps(model: Small, optimizer: MuonAdamW, numbers: range) -> None:
         optimizer.step()
 
 
-def test_each_part_does_what_torch_does_alone() -> None:
+def test_each_part_does_what_it_does_alone() -> None:
     settings = {"lr": 2e-3, "weight_decay": 0.1, "betas": (0.8, 0.9), "eps": 1e-5}
     model, other = Small(), Small()
     optimizer = optimizer_of(model, **settings, muon_lr=0.05, momentum=0.9, muon_weight_decay=0.2)
@@ -50,7 +50,7 @@ def test_each_part_does_what_torch_does_alone() -> None:
     rest = [one for one in other.parameters() if all(one is not matrix for matrix in matrices)]
     alone = [
         torch.optim.AdamW(rest, fused=True, **settings),
-        torch.optim.Muon(matrices, lr=0.05, momentum=0.9, weight_decay=0.2),
+        BlockMuon(matrices, lr=0.05, momentum=0.9, weight_decay=0.2),
     ]
     for step in range(4):
         steps(model, optimizer, range(step, step + 1))
@@ -62,8 +62,52 @@ def test_each_part_does_what_torch_does_alone() -> None:
         assert torch.equal(found, expected), name
 
 
+def orthogonalized_slowly(matrix: torch.Tensor, block_rows: int) -> torch.Tensor:
+    """Block by block in float64, with the Gram matrix of each iteration made anew."""
+    rows, columns = matrix.shape
+    size = min(block_rows, rows, columns)
+    parts = []
+    for first in range(0, rows, size):
+        block = matrix[first : first + size].double()
+        scales = (block @ block.T).abs().sum(dim=1).clamp(min=1e-7).rsqrt()
+        block = torch.diag(scales) @ block
+        for _ in range(3):
+            gram = block @ block.T
+            block = 3.4445 * block - 4.7750 * gram @ block + 2.0315 * gram @ gram @ block
+        parts.append(block)
+    result = torch.cat(parts)
+    return result * min(rows, columns) ** 0.5 / torch.linalg.norm(result)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_rows"), [((12, 6), 4), ((6, 12), 4), ((8, 8), 8), ((70, 20), 64), ((5, 9), 2)]
+)
+def test_blocks_of_rows_are_orthogonalized(shape: tuple[int, int], block_rows: int) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    result = orthogonalized(matrix, block_rows=block_rows)
+    expected = orthogonalized_slowly(matrix, block_rows)
+    assert float((result.double() - expected).abs().max()) < 0.02 * float(expected.abs().max())  # bfloat16
+    assert float(result.norm()) == pytest.approx(min(shape) ** 0.5, rel=1e-5)
+
+
+def test_rows_of_a_block_are_nearly_orthonormal() -> None:
+    generator = torch.Generator().manual_seed(4)
+    matrix = torch.randn(256, 128, generator=generator) @ torch.diag(torch.logspace(0, -2, 128))
+    blocks = orthogonalized(matrix).view(4, 64, 128)
+    norm = float(blocks.norm()) / 256**0.5  # of a row
+    for values in torch.linalg.svdvals(blocks) / norm:
+        assert float(values.min()) > 0.4
+        assert float(values.max()) < 1.5
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (1, 7), (7, 1)])
+def test_a_gradient_of_zeros_moves_nothing(shape: tuple[int, int]) -> None:
+    assert torch.equal(orthogonalized(torch.zeros(shape)), torch.zeros(shape))
+    assert bool(orthogonalized(torch.full(shape, 1e-20)).isfinite().all())
+
+
 @pytest.mark.parametrize("shape", [(12, 6), (6, 12), (8, 8)])
-def test_a_matrix_moves_along_the_orthogonal_factor_of_its_gradient(shape: tuple[int, int]) -> None:
+def test_a_matrix_moves_along_its_orthogonalized_gradient(shape: tuple[int, int]) -> None:
     model = nn.Module()
     model.layers = nn.ModuleList([nn.Linear(shape[1], shape[0], bias=False)])
     weight = model.layers[0].weight
@@ -71,12 +115,25 @@ def test_a_matrix_moves_along_the_orthogonal_factor_of_its_gradient(shape: tuple
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     weight.grad = gradient.clone()
     MuonAdamW([weight], [{"params": [nn.Parameter(torch.zeros(3))]}], lr=1.0, muon_lr=0.5).step()
-    left, _, right = torch.linalg.svd(gradient.double(), full_matrices=False)
-    scale = 0.5 * max(1, shape[0] / shape[1]) ** 0.5
-    moved = left.T @ ((before - weight.detach()).double() / scale) @ right.T
-    values = moved.diagonal()  # five steps of Newton and Schulz bring the singular values near 1, not to it
-    assert bool(((values > 0.5) & (values < 1.4)).all())
-    assert float((moved - torch.diag(values)).abs().max()) < 0.05  # in bfloat16
+    moved = (before - weight.detach()) / (0.5 * max(1, shape[0] / shape[1]) ** 0.5)
+    # the first average of the gradients is 0.05 of the gradient, and the scale of a gradient does not matter
+    assert torch.allclose(moved, orthogonalized(gradient), atol=0.02)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
+def test_the_state_of_the_muon_of_torch_is_loaded() -> None:
+    model = Small()
+    optimizer = optimizer_of(model)
+    steps(model, optimizer, range(2))
+    state = optimizer.state_dict()
+    matrices = matrices_of_layers(model)
+    saved = torch.optim.Muon(matrices, lr=0.02).state_dict()["param_groups"][0]
+    for group in state["param_groups"]:
+        if group["muon"]:
+            group.update({name: value for name, value in saved.items() if name != "params"})
+    optimizer.load_state_dict(state)
+    steps(model, optimizer, range(2, 4))
+    assert all(bool(matrix.isfinite().all()) for matrix in matrices)
 
 
 def test_a_scheduler_keeps_the_ratio_and_ten_is_the_default() -> None:
@@ -123,9 +180,6 @@ def test_matrices_are_those_of_the_layers(model: nn.Module, number: int) -> None
     assert all(".layer" in name and name.endswith(".weight") for name in names)
 
 
-def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_one_line() -> None:
     with pytest.raises(ValueError, match="there is no matrix of a layer"):
         MuonAdamW([], [{"params": list(Small().parameters())}], lr=1e-3)
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"has no Muon; install torch 2.9 or newer"):
-        optimizer_of(Small())
