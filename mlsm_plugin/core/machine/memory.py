@@ -42,8 +42,5 @@ def _allocates_with_glibc() -> bool:
         libc = ctypes.CDLL("libc.so.6")
     except (OSError, ValueError, AttributeError):  # musl, macOS, Windows
         return False
-    return is_glibc and _address(ctypes.CDLL(None).malloc) == _address(libc.malloc)
-
-
-def _address(function: ctypes._CFuncPtr) -> int | None:
-    return ctypes.cast(function, ctypes.c_void_p).value
+    called = ctypes.cast(ctypes.CDLL(None).malloc, ctypes.c_void_p)
+    return is_glibc and called.value == ctypes.cast(libc.malloc, ctypes.c_void_p).value

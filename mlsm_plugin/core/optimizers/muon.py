@@ -67,15 +67,15 @@ class BlockMuon(torch.optim.Optimizer):
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    self._update(matrix, group)
+                    self._update(matrix, matrix.grad, group)
         return loss
 
-    def _update(self, matrix: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[matrix]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(matrix.grad)
-        average = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
-        direction = orthogonalized(matrix.grad.lerp(average, group["momentum"]))
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        direction = orthogonalized(gradient.lerp(average, group["momentum"]))
         rows, columns = matrix.shape
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
         matrix.add_(direction, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
