@@ -1,9 +1,11 @@
 """``mlsm doctor``: list the installed versions, and what is wrong with them."""
 
 import argparse
+import os
 import platform
 from collections.abc import Iterator
 
+from mlsm_plugin.core.machine.processors import CHOICES, cores_busy_with_others, usable_cores
 from mlsm_plugin.fairseq_door.seams.installation import (
     INSTALL,
     WITHOUT_FAIRSEQ,
@@ -45,6 +47,13 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return int(bad > 0)
 
 
+def _cores() -> Row:
+    """The cores, how busy they are with other processes, and how long threads spin while they wait."""
+    busy = cores_busy_with_others()
+    waiting = " ".join(f"{name}={os.environ[name]}" for name in CHOICES if name in os.environ)
+    return ("ok", "cores", str(usable_cores()), f"others keep {busy:.1f} of them busy; threads wait with {waiting}")
+
+
 def _imported(*, with_fairseq: bool) -> Iterator[Row]:
     """What only an import can show: compiled extensions and devices."""
     import torch
@@ -67,6 +76,7 @@ def _imported(*, with_fairseq: bool) -> Iterator[Row]:
         yield "ok", "device", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}", ""
     else:
         yield "ok", "device", f"CPU, {torch.get_num_threads()} threads", ""
+    yield _cores()
     device = default_device()
     if not has_fast_bf16(device):
         yield "--", "bfloat16", "not fast", "--autocast auto trains in float32"

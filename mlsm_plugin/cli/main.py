@@ -10,6 +10,7 @@ import mlsm_plugin
 from mlsm_plugin.cli import plugins
 from mlsm_plugin.cli.actions import add_described
 from mlsm_plugin.core.machine.memory import keep_freed_memory
+from mlsm_plugin.core.machine.processors import wait_briefly
 from mlsm_plugin.fairseq_door.seams import installation
 from mlsm_plugin.version import __version__
 
@@ -72,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     keep_freed_memory()
+    wait_briefly()
     if command in RENAMED:
         print(f"mlsm: error: `mlsm {command}` is now `mlsm {RENAMED[command]}`; see its --help", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.machine.memory import keep_freed_memory
+from mlsm_plugin.core.machine.processors import BUSY, SPINS, cores_busy_with_others, usable_cores, waits_as_chosen
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
@@ -127,6 +128,7 @@ class OwnTask(ABC):
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
         """Build the criterion, in a process that trains; ValueError if it is that of another task."""
         keep_freed_memory()
+        self._warn_of_busy_cores()
         name = registered_name(cfg)
         known = CRITERION_REGISTRY.get(name)
         if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
@@ -135,6 +137,20 @@ class OwnTask(ABC):
                 f"{' or '.join(self.criterions)}"
             )
         return super().build_criterion(cfg, *more, **named)  # type: ignore[misc]
+
+    def _warn_of_busy_cores(self) -> None:
+        """Say what helps where other processes use the cores: torch is there already, and its threads spin."""
+        if waits_as_chosen() or torch.get_num_threads() == 1:
+            return
+        busy = cores_busy_with_others()
+        if busy >= BUSY:
+            logger.warning(
+                "other processes keep %.1f of %d cores busy, which makes threads that wait for each other slow; start "
+                "again with GOMP_SPINCOUNT=%s in the environment, or with OMP_NUM_THREADS=1",
+                busy,
+                usable_cores(),
+                SPINS,
+            )
 
     @abstractmethod
     def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,0 +1,66 @@
+"""Threads on a machine that others use, too: how long they wait actively, and how busy its cores are.
+
+The threads of OpenMP spin while they wait for each other. Where another process keeps a core busy, one of them is not
+running, and the others spin for whole time slices of the kernel: a small layer then takes ten times as long as on one
+thread.
+"""
+
+import os
+import time
+from pathlib import Path
+
+SPINS = "1000"  # a few microseconds; libgomp's own number is some milliseconds
+CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # environment variables with which a user decides
+STATISTICS = Path("/proc/stat")
+SECONDS_TO_LOOK = 0.2
+BUSY = 0.5  # cores that others use, from which on spinning costs more than it gains
+
+
+def wait_briefly() -> None:
+    """Let waiting threads of this process and its children sleep after :data:`SPINS` turns, unless the user decides.
+
+    OpenMP reads this when torch is imported; afterwards only new processes are concerned.
+    """
+    if not waits_as_chosen():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+
+
+def waits_as_chosen() -> bool:
+    """Whether the environment says how long threads spin."""
+    return any(name in os.environ for name in CHOICES)
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(_usable())
+
+
+def cores_busy_with_others(seconds: float = SECONDS_TO_LOOK) -> float:
+    """How many of the usable cores other processes keep busy, on average; 0 where Linux does not say."""
+    before = _seconds_of_cores()
+    own, begin = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    own, passed = time.process_time() - own, time.perf_counter() - begin
+    used = sum(after - earlier for after, earlier in zip(_seconds_of_cores(), before, strict=True))
+    return max(0.0, (used - own) / passed)
+
+
+def _usable() -> set[int]:
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:  # macOS
+        return set(range(os.cpu_count() or 1))
+
+
+def _seconds_of_cores() -> list[float]:
+    """The seconds that each usable core has not been idle; empty where Linux does not say."""
+    try:
+        lines = STATISTICS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    rows = [line.split() for line in lines if line.startswith("cpu") and line[3].isdecimal()]
+    ticks = os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, waiting for input or output, interrupts, soft interrupts, stolen
+    return [
+        (sum(map(int, row[1:9])) - int(row[4]) - int(row[5])) / ticks for row in rows if int(row[0][3:]) in _usable()
+    ]
