@@ -51,7 +51,7 @@ def _cores() -> Row:
     """The cores, how busy they are with other processes, and how long threads spin while they wait."""
     busy = cores_busy_with_others()
     waiting = " ".join(f"{name}={os.environ[name]}" for name in CHOICES if name in os.environ)
-    return ("ok", "cores", str(usable_cores()), f"others keep {busy:.1f} of them busy; threads wait with {waiting}")
+    return "ok", "cores", str(usable_cores()), f"others keep {busy:.1f} of them busy; threads wait with {waiting}"
 
 
 def _imported(*, with_fairseq: bool) -> Iterator[Row]:
