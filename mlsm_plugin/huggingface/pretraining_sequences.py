@@ -1,5 +1,6 @@
 """Datasets for the Trainer of ``transformers``: sequences or groups of them, with number, epoch and maybe codes."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,18 +56,34 @@ class SpanGroup:
     epoch: int
 
 
-class _Samples(Dataset):
+class Samples(Dataset):
     """Samples of a corpus, which hold the epoch, by which masks and spans are drawn; all worker processes see it."""
 
     def __init__(self, input_ids: Any) -> None:
         self.sequences = TokenSequences.of(input_ids)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._epoch_is_fixed = False
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch[0] = epoch
+        """Draw other masks, unless :meth:`fix_epoch` has decided."""
+        if not self._epoch_is_fixed:
+            self._epoch[0] = epoch
+
+    def fix_epoch(self, epoch: int) -> None:
+        """Draw the masks of this epoch, whatever :meth:`set_epoch` says from now on.
+
+        ``accelerate`` calls that one whenever a pass begins: with 0 after a resume, and in each evaluation.
+        """
+        self._epoch[0], self._epoch_is_fixed = epoch, True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Samples":
+        """The same sequences with an epoch of their own."""
+        copied = copy.copy(self)
+        copied._epoch = self._epoch.clone().share_memory_()
+        return copied
 
 
-class PretrainingSequences(_Samples):
+class PretrainingSequences(Samples):
     """Sequences of ids for the collators of this package.
 
     ``input_ids`` are as of :class:`TokenSequences`, or one of these. ``codes``, for MLSM, is the folder of the codes of
@@ -95,7 +112,7 @@ class PretrainingSequences(_Samples):
         return PretrainingSequence(self.sequences[index], int(index), int(self._epoch[0]), first, self.codes)
 
 
-class SpanGroups(_Samples):
+class SpanGroups(Samples):
     """Groups of sequences that follow each other in the corpus; the Trainer's batch size counts groups.
 
     ``input_ids`` are as of :class:`TokenSequences`, or one of these. ValueError if a group would have fewer than 2

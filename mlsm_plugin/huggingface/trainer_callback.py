@@ -1,5 +1,6 @@
 """What the Trainer does not do by itself: the epoch, the parts of the loss, ranks after an evaluation."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,21 +11,26 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator
+from mlsm_plugin.huggingface.epoch_order import check_resumable, epoch_of, order_by_epoch
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
+from mlsm_plugin.huggingface.pretraining_sequences import Samples
 
 
 class PretrainingCallback(TrainerCallback):
     """Sets the epoch, which decides the masks, and adds ``kl``, ``mlm_loss`` and the like to what the Trainer logs.
 
-    Each figure is a mean over the tokens since the last log, in nats. Without this callback, a sequence has the same
-    masks in every epoch, since the Trainer tells the epoch to its own sampler only.
+    Each figure is a mean over the tokens since the last log, in nats. Without this callback, ``accelerate`` may set
+    another epoch, or none.
     """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        """Raise ValueError if the training would resume at another place."""
+        if hasattr(train_dataloader, "__len__"):
+            check_resumable(args, state, len(train_dataloader))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Set the epoch of the sequences."""
-        for dataset in _with_inner(getattr(train_dataloader, "dataset", None)):
-            if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(int(state.epoch or 0))
+        _fix_epoch(getattr(train_dataloader, "dataset", None), epoch_of(state))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any) -> None:
         """Add the parts of the loss to the logs of training steps."""
@@ -54,6 +60,15 @@ class PretrainingCallback(TrainerCallback):
             vars(model).pop("_is_accelerate_prepared", None)
 
 
+def _fix_epoch(dataset: Any, epoch: int) -> None:
+    """Draw the masks of an epoch in a dataset, and in those within it."""
+    for inner in _with_inner(dataset):
+        if isinstance(inner, Samples):
+            inner.fix_epoch(epoch)
+        elif hasattr(inner, "set_epoch"):
+            inner.set_epoch(epoch)
+
+
 def _with_inner(dataset: Any) -> Iterator[Any]:
     """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
     yield dataset
@@ -64,6 +79,9 @@ def _with_inner(dataset: Any) -> Iterator[Any]:
 
 def prepare(trainer: Trainer) -> Trainer:
     """The Trainer, with the callback before those that report its logs, and the parts of the loss in evaluations.
+
+    The order of the samples depends on ``args.data_seed`` or ``args.seed``, and on the epoch, only. A training that
+    resumes then equals one that never stopped.
 
     ValueError if its model has no objective of this package, its process sees several GPUs, its arguments have label
     smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or hardly anything of
@@ -78,9 +96,22 @@ def prepare(trainer: Trainer) -> Trainer:
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
         for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
             _check_text(name, dataset, trainer.data_collator)
+    order_by_epoch(trainer)
+    trainer.eval_dataset = _with_fixed_masks(trainer.eval_dataset, trainer.train_dataset)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
     trainer.compute_metrics = loss_metrics(trainer.model)
     return trainer
+
+
+def _with_fixed_masks(evaluated: Any, trained: Any) -> Any:
+    """What is evaluated, with the masks of epoch 0; a copy, if it shares sequences with what is trained on."""
+    if isinstance(evaluated, dict):
+        return {name: _with_fixed_masks(dataset, trained) for name, dataset in evaluated.items()}
+    of_training = {id(inner) for inner in _with_inner(trained)}
+    if any(id(inner) in of_training for inner in _with_inner(evaluated)):
+        evaluated = copy.deepcopy(evaluated)
+    _fix_epoch(evaluated, 0)
+    return evaluated
 
 
 def _check_text(name: str, dataset: Any, collator: Any) -> None:

@@ -38,18 +38,24 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return install_version(request.param, tmp_path_factory)
 
 
-def install_version(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a version of the library and what it needs; the test is skipped where it cannot be installed."""
+def install_version(
+    version: str | None, tmp_path_factory: pytest.TempPathFactory, *, more: tuple[str, ...] = ()
+) -> Path:
+    """A folder with a version of the library and what it needs; the test is skipped where it cannot be installed.
+
+    ``more`` are further packages. None: these only.
+    """
 
     def install(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
         environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-        packages = [f"transformers=={version}", *NEEDED, *OF_HUB]
+        packages = [*more, *(() if version is None else (f"transformers=={version}", *NEEDED, *OF_HUB))]
         done = subprocess.run([*command, *packages], env=environment, capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"transformers {version} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+            reason = done.stderr.strip().splitlines()[-1]
+            pytest.skip(f"{' '.join(packages)} cannot be installed: {reason}")
 
-    return made_once(tmp_path_factory, f"transformers-{version}", install)
+    return made_once(tmp_path_factory, "-".join([f"transformers-{version}", *more]), install)
 
 
 @pytest.fixture(scope="module")

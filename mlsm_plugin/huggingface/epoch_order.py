@@ -1,0 +1,74 @@
+"""The order of the samples in the Trainer of ``transformers``, which a resumed run must repeat.
+
+The Trainer leaves the order to ``accelerate``, of which most versions resume an epoch with the order, or with the
+masks, of another epoch.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+from torch.utils.data import RandomSampler, Sampler
+from transformers import Trainer, TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+RESUMES_SMALLER_UPDATES = "4.57"  # the first version of transformers that does
+
+
+class EpochOrder(Sampler[int]):
+    """A random order of ``number`` samples that depends on the seed and the epoch only.
+
+    ``epoch`` gives the epoch when a pass over the samples begins. The order is that of ``accelerate`` 1.15.
+    """
+
+    def __init__(self, number: int, *, seed: int, epoch: Callable[[], int]) -> None:
+        self.number, self.seed, self.epoch = number, seed, epoch
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch())
+        yield from torch.randperm(self.number, generator=generator).tolist()
+
+
+def order_by_epoch(trainer: Trainer) -> None:
+    """Replace the random order of a Trainer's training samples by an :class:`EpochOrder`; other orders stay."""
+    usual = trainer._get_train_sampler
+
+    def train_sampler(*dataset: Any) -> Any:
+        sampler = usual(*dataset)
+        if not isinstance(sampler, RandomSampler):
+            return sampler
+        seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
+        return EpochOrder(len(sampler), seed=seed, epoch=lambda: epoch_of(trainer.state))
+
+    trainer._get_train_sampler = train_sampler  # type: ignore[assignment, method-assign]
+
+
+def epoch_of(state: Any) -> int:
+    """The number of the epoch, from 0 on, that a Trainer with this state is in, or begins."""
+    return int(state.epoch or 0)
+
+
+def check_resumable(arguments: TrainingArguments, state: Any, batches: int) -> None:
+    """Check that the Trainer resumes an epoch of so many ``batches`` at the right place, as a training begins.
+
+    Versions before 4.57 do not if the last update of an epoch has fewer batches than the others: ValueError if this
+    training resumes, else a warning.
+    """
+    accumulated = arguments.gradient_accumulation_steps
+    if batches % accumulated == 0 or Version(transformers.__version__) >= Version(RESUMES_SMALLER_UPDATES):
+        return
+    reason = (
+        f"transformers {transformers.__version__} resumes at another place where an epoch of {batches} batches ends "
+        f"with an update of fewer than {accumulated}"
+    )
+    remedy = f"install transformers {RESUMES_SMALLER_UPDATES} or newer"
+    if state.global_step:
+        raise ValueError(f"{reason}; {remedy}, and resume")
+    logger.warning("%s: if this training stops, %s before you resume it", reason, remedy)

@@ -1,0 +1,191 @@
+"""The order of the samples, and that a resumed training repeats it, with the lowest permitted versions, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from safetensors.torch import load_file
+from torch.utils.data import ConcatDataset, SequentialSampler, Subset
+from transformers import AutoModelForMaskedLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+
+from mlsm_plugin.core.files.hf_files import save_pretrained
+from mlsm_plugin.huggingface import MaskedLmCollator, MaskedLmModel, Masking, PretrainingSequences, epoch_order, prepare
+from mlsm_plugin.huggingface.epoch_order import EpochOrder, check_resumable, order_by_epoch
+from tests.attacks.killed_runs import assert_equal
+from tests.conftest import REPOSITORY, made_once
+from tests.hub.test_other_versions import install_version
+from tests.huggingface.tiny_corpus import make_tokenizer, random_ids, tiny_bert
+from tests.project.test_supported_versions import PYPROJECT
+from tests.tiny_hf_models import make_model
+from tests.tiny_models import TinyData
+
+BATCHES = 6  # of an epoch
+LOWEST = {
+    requirement.name: min(one.version for one in requirement.specifier if one.operator == ">=")
+    for requirement in map(Requirement, PYPROJECT["project"]["optional-dependencies"]["hf"])
+    if requirement.specifier
+}
+
+
+class Stopped(TrainerCallback):
+    """Stops a training as an interrupt does, before an update."""
+
+    def __init__(self, update: int | None) -> None:
+        self.update = update
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.update:
+            raise KeyboardInterrupt
+
+
+def trainer_of(folder: Path, wrapped: Any = None, *, stopped: int | None = None, **options: Any) -> tuple[Trainer, Any]:
+    """A Trainer that is evaluated on what it is trained on, and the rows of its batches with their epochs."""
+    arguments = TrainingArguments(
+        str(folder), per_device_train_batch_size=4, learning_rate=1e-2, save_steps=2, eval_strategy="steps",
+        eval_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, **{"max_steps": 15, **options},
+    )  # fmt: skip
+    rows: list[list[tuple[int, int]]] = []
+
+    class Collator(MaskedLmCollator):
+        def __call__(self, sequences: Any) -> Any:
+            rows.append([(one.epoch, one.index) for one in sequences])
+            return super().__call__(sequences)
+
+    data: Any = PretrainingSequences(random_ids(4 * BATCHES - 2))
+    data = wrapped(data) if wrapped else data
+    collator = Collator(make_tokenizer(), Masking(mask_prob=0.4))
+    model = MaskedLmModel.of(tiny_bert(hidden_dropout_prob=0.1))
+    trainer = prepare(Trainer(model, arguments, train_dataset=data, eval_dataset=data, data_collator=collator))
+    trainer.add_callback(Stopped(stopped))
+    rows.clear()
+    return trainer, rows
+
+
+def test_the_order_depends_on_the_seed_and_the_epoch_only() -> None:
+    epoch = 0
+    orders = {(seed, again): EpochOrder(30, seed=seed, epoch=lambda: epoch) for seed in (1, 5) for again in range(2)}
+    torch.manual_seed(9)
+    first = {name: list(order) for name, order in orders.items()}
+    torch.manual_seed(8)
+    assert {name: list(order) for name, order in orders.items()} == first
+    assert first[1, 0] == first[1, 1] != first[5, 0]
+    assert sorted(first[1, 0]) == list(range(30))
+    epoch = 1
+    assert {name: list(order) for name, order in orders.items()} != first
+    assert len(orders[1, 0]) == 30
+
+
+def test_another_order_stays(tmp_path: Path) -> None:
+    trainer, _ = trainer_of(tmp_path)
+    assert isinstance(trainer._get_train_sampler(), EpochOrder)
+    sequential = SequentialSampler(range(3))
+    trainer._get_train_sampler = lambda *_: sequential  # type: ignore[method-assign]
+    order_by_epoch(trainer)
+    assert trainer._get_train_sampler() is sequential
+
+
+@pytest.mark.parametrize("wrapped", [None, lambda data: ConcatDataset([Subset(data, range(len(data)))])])
+@pytest.mark.parametrize("stopped", [8, 12])  # in an epoch, and between two
+def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path, wrapped: Any, stopped: int) -> None:
+    whole, rows = trainer_of(tmp_path / "whole", wrapped)
+    whole.train()
+    epochs = [epoch for batch in rows for epoch, _ in batch]
+    first, _ = trainer_of(tmp_path / "parts", wrapped, stopped=stopped + 1)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    second, _ = trainer_of(tmp_path / "parts", wrapped)
+    second.train(resume_from_checkpoint=str(tmp_path / "parts" / f"checkpoint-{stopped}"))
+    assert_equal(dict(second.model.state_dict()), dict(whole.model.state_dict()))
+    figures = [[log["eval_mlm_loss"] for log in one.state.log_history if "eval_loss" in log] for one in (whole, second)]
+    assert figures[0] == figures[1]
+    assert {*epochs} == {0, 1, 2}  # an evaluation of the same sequences does not take the training back to epoch 0
+
+
+def test_masks_of_an_evaluation_are_always_the_same(tmp_path: Path) -> None:
+    trainer, rows = trainer_of(tmp_path, dataloader_persistent_workers=False)
+    loader = trainer.get_eval_dataloader()
+    for _ in range(2):  # accelerate counts the passes, and tells the dataset
+        list(loader)
+    assert {epoch for batch in rows for epoch, _ in batch} == {0}
+    assert trainer.eval_dataset is not trainer.train_dataset
+
+
+@pytest.mark.parametrize(("version", "exact"), [("4.56.2", False), ("4.57.0", True), ("5.0.0", True)])
+def test_smaller_updates_are_not_resumed_by_old_versions(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, version: str, exact: bool
+) -> None:
+    monkeypatch.setattr(epoch_order.transformers, "__version__", version)
+    trainer, _ = trainer_of(tmp_path, gradient_accumulation_steps=4)
+    check_resumable(trainer.args, trainer.state, batches=8)
+    check_resumable(trainer.args, trainer.state, batches=BATCHES)
+    assert ["install transformers 4.57 or newer before" in text for text in caplog.messages] == [True] * (not exact)
+    trainer.state.global_step = 3
+    check_resumable(trainer.args, trainer.state, batches=8)
+    if not exact:
+        with pytest.raises(ValueError, match=r"an epoch of 6 batches ends with an update of fewer than 4; install"):
+            check_resumable(trainer.args, trainer.state, batches=BATCHES)
+
+
+@pytest.fixture(params=["lowest transformers", "this transformers"])
+def lowest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the lowest permitted versions of what the Trainer needs, with or without ``transformers``."""
+    all_of_them = request.param == "lowest transformers"
+    names = ("accelerate", "safetensors") if all_of_them else ("accelerate",)
+    lowest_of_others = tuple(f"{name}=={LOWEST[name]}" for name in names)
+    return install_version(LOWEST["transformers"] if all_of_them else None, tmp_path_factory, more=lowest_of_others)
+
+
+def run(library: Path, *words: object, killed_at: int | None = None) -> None:
+    """Train with these versions; with ``killed_at``, until the process dies before this update."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), str(REPOSITORY)]), "OMP_NUM_THREADS": "1"}
+    if killed_at is not None:
+        environment["MLSM_KILLED_AT"] = str(killed_at)
+    # ``datasets`` is hidden, as that of this environment needs a newer hub than old versions of transformers
+    code = "import runpy, sys; sys.modules['datasets'] = None; "
+    code += "runpy.run_module('tests.huggingface.resumed_training', run_name='__main__')"
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=library)
+    expected = 0 if killed_at is None else -signal.SIGKILL
+    assert done.returncode == expected, done.stderr[-3000:]
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_your_own_trainer_resumes_with_the_lowest_versions(lowest: Path, tmp_path: Path) -> None:
+    run(lowest, tmp_path / "whole")
+    for update in (4, 9):
+        run(lowest, tmp_path / "parts", killed_at=update)
+    run(lowest, tmp_path / "parts")
+    assert_equal(weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["mlsm+mlm", "npm"])
+def test_adapt_resumes_with_the_lowest_versions(
+    lowest: Path, tiny: TinyData, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, objective: str
+) -> None:
+    def make(root: Path) -> None:
+        made = make_model("bert", tiny.text, root / "new", kind=AutoModelForMaskedLM, hidden_dropout_prob=0.1)
+        parts = AutoModelForMaskedLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
+        save_pretrained(root / "any-version", *parts)
+
+    start = made_once(tmp_path_factory, "start-of-lowest", make) / "any-version"
+    words = ("adapt", start, "--text", tiny.text, "--objective", objective, "--max-length", 32, "--batch-size", 2)
+    words += ("--updates", 24, "--evaluate-every", 3, "--learning-rate", 0.01, "--bf16", "off", "--cpu")
+    words += ("--atoms", 20, "--k", 3, "--tokens", 800) if objective == "mlsm+mlm" else ()
+    run(lowest, *words, "--output", tmp_path / "whole")
+    for update in (10, 17):
+        run(lowest, *words, "--output", tmp_path / "parts", killed_at=update)
+    run(lowest, *words, "--output", tmp_path / "parts")
+    assert_equal(weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole"))
