@@ -2,7 +2,6 @@
 supplement and EWoK (Ivanova et al., 2024), in the files of the BabyLM evaluation pipeline, and as it counts them.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
 BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Target1", "Target1", "Context1", "Context2")
 KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """How often a masked LM finds the good sentence of a pair more likely.
 
-    ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of whose tokens the share
-    ``max_unk_rate`` may be unknown. ValueError if too many tokens are unknown, or as of :func:`compare_pairs`.
+    ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of which the share ``max_unk_rate`` may
+    be unknown. ValueError if more is unknown, or as of :func:`compare_pairs`.
 
     Returns:
         ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files`` and of each field under
@@ -94,10 +92,10 @@ def evaluate_pairs(
         number of its ``tasks`` and the mean of their accuracies, as the pipeline has it; and the ``mean`` of these.
     """
     for path, pairs in files.items():
-        unknown = model.unknown(text for pair in pairs for text in (pair.good, pair.bad, *pair.contexts))
+        texts = [text for pair in pairs for text in (pair.good, pair.bad, *pair.contexts)]
+        unknown = model.unknown(text for text in texts if text)
         unknown.check(path, max_unk_rate)
-        if unknown.unknown:
-            logger.warning(unknown.describe(path))
+        unknown.warn(path)
     every = [(path, pair) for path, pairs in files.items() for pair in pairs]
     verdicts = compare_pairs(model, [pair for _, pair in every], batch_tokens=batch_tokens)
     groups: dict[str, dict[Any, list[int]]] = {"files": {}, "fields": {}, "tasks": {}}

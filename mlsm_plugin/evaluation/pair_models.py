@@ -11,7 +11,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder, is_hf, weight_files
 from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm, model_and_tokenizer, positions_of
-from mlsm_plugin.core.text.unknown_tokens import UnknownTokens, unknown_tokens_of
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens, unknown_tokens_in
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 from mlsm_plugin.hub import checkpoint_of, from_pretrained
 from mlsm_plugin.huggingface.pretraining_model import head_of
@@ -39,8 +39,8 @@ class PairModel:
         return self._interface.model(tokens, masked_tokens=masked)[0]
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        """The unknown tokens of texts."""
-        return unknown_tokens_of(texts, self._interface.bpe, self._dictionary)
+        """The unknown tokens of the texts of a file."""
+        return unknown_tokens_in(texts, self._interface.bpe, self._dictionary)
 
 
 class LibraryModel(PairModel):
@@ -67,11 +67,12 @@ class LibraryModel(PairModel):
         return self._head.project(self._head.transform(hidden[masked]))
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        found = UnknownTokens()
+        counted = UnknownTokens()
         for text in texts:
-            encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
-            found.add(text, encoding.ids, encoding.offsets, self._tokenizer.unknown_id)
-        return found
+            encoding, of_text = self._tokenizer.backend.encode(text, add_special_tokens=False), UnknownTokens()
+            of_text.add(text, encoding.ids, encoding.offsets, self._tokenizer.unknown_id)
+            counted.add_text(of_text)
+        return counted
 
 
 def is_library_model(name: PathLike) -> bool:

@@ -30,8 +30,8 @@ class TokenProperties:
 class MlsmHubInterface(RobertaHub):
     """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties.
 
-    ``max_unk_rate`` is the largest share of unknown tokens in a text; methods that get a text refuse it above that, and
-    warn below. :meth:`encode` and what gets tokens do not.
+    ``max_unk_rate`` is the largest share of a text that may be unknown; methods that get a text refuse it above that,
+    and warn below. :meth:`encode` and what gets tokens do not.
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT

@@ -51,7 +51,7 @@ def write_vectors(
 ) -> None:
     """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it is there.
 
-    ValueError if the teacher's tokenizer does not know a larger share of the tokens than ``max_unk_rate``.
+    ValueError if the teacher's tokenizer does not know a larger share of the text than ``max_unk_rate``.
 
     Args:
         texts, sentences, tokenizer: what ``write_text_sequences`` was told with ``apart``, and what it gave.
@@ -80,8 +80,7 @@ def write_vectors(
         if number != shape[0]:
             raise ValueError(f"the text changed while it was read: it had {shape[0]} lines, and has {number} now")
         unknown.check("the text for the teacher", max_unk_rate, remedy=ANOTHER_TEACHER)
-    if unknown.unknown:
-        logger.warning(unknown.describe("the text for the teacher"))
+    unknown.warn("the text for the teacher")
     if cut:
         logger.warning("%d of %d lines are longer than the teacher's positions and are cut for it", cut, number)
 

@@ -20,7 +20,7 @@ class T5Infiller:
     ValueError if it is no T5, its weights cannot be read, or its tokenizer has no ``<extra_id_0>``.
     """
 
-    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that infill() takes
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of a text that may be unknown to infill()
 
     def __init__(self, name: PathLike) -> None:
         folder = hf_folder(name, weights=True)

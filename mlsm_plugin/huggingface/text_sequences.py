@@ -62,7 +62,7 @@ def write_text_sequences(
         tokenizer: folder or hub name, with or without ``hf:``.
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
-        max_unk_rate: largest share of unknown tokens; above it, nothing is written.
+        max_unk_rate: largest share of the tokens and characters that may be unknown; above it, nothing is written.
         apart: each line with tokens is a sequence of its own, read without a space before it; too long ones are cut.
         overwrite: replace other sequences that are already there.
 

@@ -78,6 +78,11 @@ class HuggingFaceTokenizer:
         ids = self.backend.encode(text, add_special_tokens=False).ids
         return [self._names[number] for number in self.fairseq_ids[ids].tolist()]
 
+    def surfaces_of(self, text: str) -> list[str]:
+        """The part of a text for which each of the symbols of :meth:`symbols_of` stands."""
+        offsets = self.backend.encode(text, add_special_tokens=False).offsets
+        return [text[start:stop] for start, stop in offsets]
+
     def text_of(self, symbols: Sequence[str]) -> str:
         """The text of a list of symbols; special symbols are left out, except ``<mask>`` and ``<unk>``."""
         parts: list[str] = []

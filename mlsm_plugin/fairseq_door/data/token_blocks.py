@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from mlsm_plugin.core.files.json_checks import check_json
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.code_store import CORPUS_CHECK
-from mlsm_plugin.fairseq_door.seams.binarized_files import check_splits, slices_of
+from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
+from mlsm_plugin.fairseq_door.seams.binarized_files import check_splits, count_symbols, slices_of
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
 
 
@@ -96,8 +98,9 @@ def folders_of(data: PathLike) -> list[str]:
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``), with ``combine`` also ``train1``, ...
 
-    ``dictionary`` says what its ids mean, perhaps with symbols that a task adds at its end. FileNotFoundError if the
-    split does not exist, ValueError if it is empty, damaged, or its folder has another vocabulary.
+    ``dictionary`` says what its ids mean, perhaps with symbols that a task adds at its end. Warns if more than 1 % of
+    its tokens are unknown. FileNotFoundError if the split does not exist, ValueError if it is empty, damaged, or its
+    folder has another vocabulary.
     """
     _check_vocabulary(path, dictionary)
     check_splits(path, len(dictionary), combine=combine)
@@ -106,7 +109,15 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
         raise FileNotFoundError(f"no binarized split at {path}.bin; write one with `mlsm binarize`")
     if len(dataset) == 0:
         raise ValueError(f"the binarized split {path}.bin is empty; write it again with `mlsm binarize`")
+    tokens, (unknown, ends) = count_symbols(dataset, [dictionary.unk(), dictionary.eos()])
+    _warn_of_unknown(path, unknown, tokens - ends)
     return dataset
+
+
+@cache
+def _warn_of_unknown(path: str, unknown: int, tokens: int) -> None:
+    """Warn once of what each epoch, and each reader of a split, counts again."""
+    warn_of_unknown_ids(path, unknown, tokens)
 
 
 def _check_vocabulary(path: str, dictionary: Dictionary) -> None:

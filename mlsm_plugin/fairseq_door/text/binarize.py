@@ -36,7 +36,7 @@ class SplitFigures:
     tokens: int = 0  # of the .bin file, with one </s> per sentence and one between two documents
     unknown: int = 0  # <unk> tokens
     dropped: int = 0  # lines left out because normalization leaves nothing of them, such as a zero-width space
-    unk_rate: float = 0.0  # share of <unk> among the tokens of the text, without </s>
+    unk_rate: float = 0.0  # share of the text that is unknown: of its tokens, or of its characters if that is larger
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def binarize(
         tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` followed by a folder or hub name of Hugging Face.
         train, valid, test: text files of the splits, plain or compressed.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
-        max_unk_rate: maximum share of unknown tokens in a split; above it, nothing is written.
+        max_unk_rate: largest share of the tokens and characters of a split that may be unknown; above it, nothing is
+            written.
 
     Raises:
         ValueError: text, tokenizer or options are invalid, or too many tokens are unknown.
