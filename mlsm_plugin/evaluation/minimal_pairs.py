@@ -135,10 +135,11 @@ def pseudo_log_likelihoods(
     score is not finite.
     """
     model = _pair_model(model)
-    scores, places = [0.0] * len(encoded), starts or [1] * len(encoded)
-    total = sum(len(tokens) - 1 - start for tokens, start in zip(encoded, places, strict=True))
+    scores, places = [0.0] * len(encoded), starts or [model.before] * len(encoded)
+    ends = [len(tokens) - model.after for tokens in encoded]
+    total = sum(end - start for start, end in zip(places, ends, strict=True))
     with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
-        for rows in _batches(encoded, places, batch_tokens):
+        for rows in _batches(encoded, places, ends, batch_tokens):
             width = max(len(encoded[sentence]) for sentence, _ in rows)
             batch = torch.full((len(rows), width), model.pad)
             targets = torch.zeros(len(rows), dtype=torch.long)
@@ -196,9 +197,12 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
     """Ids ``(T,)`` of a context and a sentence, and the place of its first token; errors say ``where``."""
     text = f"{context} {text}" if context else text
     tokens = model.encode(text)
-    before = model.encode(context)[:-1] if context else tokens[:1]
+    before = tokens[: model.before]
+    if context:
+        of_context = model.encode(context)
+        before = of_context[: len(of_context) - model.after]
     shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
-    if len(tokens) == len(before) + 1:
+    if len(tokens) == len(before) + model.after:
         raise ValueError(f"{where}: a sentence has no token, so that it cannot be scored: {shown}")
     if len(tokens) > model.positions:
         raise ValueError(
@@ -210,12 +214,14 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
     return tokens, len(before)
 
 
-def _batches(encoded: Sequence[Tensor], starts: Sequence[int], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
+def _batches(
+    encoded: Sequence[Tensor], starts: Sequence[int], ends: Sequence[int], batch_tokens: int
+) -> Iterator[list[tuple[int, int]]]:
     """Batches of (sentence, place of its mask) for all scored tokens, similar lengths together."""
     rows: list[tuple[int, int]] = []
     for sentence in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
         length = len(encoded[sentence])
-        for place in range(starts[sentence], length - 1):
+        for place in range(starts[sentence], ends[sentence]):
             if rows and (len(rows) + 1) * length > batch_tokens:
                 yield rows
                 rows = []

@@ -14,6 +14,7 @@ from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.fairseq_door.seams.model_parts import RobertaHub, lm_head
 from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class MlsmHubInterface(RobertaHub):
         with utils.model_eval(self.model):
             logits = self.model(torch.tensor([ids], device=self.device))[0][0, place].float()
         probabilities = logits.softmax(dim=0)
-        probabilities[[*range(dictionary.nspecial), self.task.mask_idx]] = 0
+        probabilities[[*special_symbols(dictionary), self.task.mask_idx]] = 0
         before, after = masked_input.split(MASK)
         filled = []
         for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):

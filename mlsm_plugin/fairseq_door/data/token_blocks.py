@@ -18,7 +18,7 @@ from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.code_store import CORPUS_CHECK
 from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
 from mlsm_plugin.fairseq_door.seams.binarized_files import check_splits, count_symbols, slices_of
-from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
+from mlsm_plugin.fairseq_door.text.symbol_files import own_special_symbols, symbols_of_dataset
 
 
 class SizedDataset(FairseqDataset):
@@ -169,8 +169,13 @@ def load_dictionary(data_bin: PathLike) -> Dictionary:
 
 
 def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-    """Which of ``tokens`` (any shape) are not BOS, EOS or padding, as bool; only those are coded."""
-    return (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
+    """Which of ``tokens`` (any shape) are no special ones, as BOS, EOS and padding are, as bool; only those are coded.
+
+    Unknown tokens are content.
+    """
+    content = (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
+    own = own_special_symbols(dictionary)
+    return content & ~torch.isin(tokens, torch.tensor(own, device=tokens.device)) if own else content
 
 
 def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:

@@ -141,9 +141,8 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
-        encoding = self.tokenizer.backend.encode(line, add_special_tokens=False)
-        sentence: list[int] = encoding.ids
-        unknown.add(line, sentence, encoding.offsets, self.tokenizer.unknown_id)
+        ((sentence, offsets),) = self.tokenizer.encoded([line])
+        unknown.add(line, sentence, offsets, self.tokenizer.unknown_id)
         return sentence
 
     def write_to(self, folder: Path) -> None:
