@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.text.text_files import json_objects
+from mlsm_plugin.core.text.text_files import check_text, json_objects
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.evaluation.pair_models import PairModel
 
@@ -66,6 +66,8 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
             raise ValueError(f"{where} needs {KEYS}")
         names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
         task, field = names.get("UID", names.get("Domain", Path(path).stem)), names.get("field")
+        for text in (*texts, *names.values()):
+            check_text(text, where)
         field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
         good, bad, *contexts = texts
         pairs.append(MinimalPair(good, bad, where, contexts or ("", ""), task, field))

@@ -9,6 +9,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import load_model, supported_conf
 from mlsm_plugin.core.masking.span_corruption import filled
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
 from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols, sentinels_in
+from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, UnknownTokens
 
 LONGEST_TARGET = 512  # as T5 was trained
@@ -44,6 +45,7 @@ class T5Infiller:
         one of the text. ValueError if the text has no sentinel, one that the tokenizer lacks, or one twice, names a
         token that ends or pads texts, such as ``</s>``, or too much of it is unknown.
         """
+        check_text(text)
         wanted = sentinels_in(text, len(self.sentinels))
         check_has_gap(wanted, text)
         source = self._encoded(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.text.text_files import check_text
 
 DEFAULT_MAX_UNK_RATE = 0.01  # of the tokens and of the characters of a corpus, and of the texts of a file
 MAX_UNK_RATE_OF_A_TEXT = 0.1  # of a single text, of which one token can be 5 %
@@ -136,8 +137,9 @@ def unknown_tokens_of(text: str, bpe: Any, dictionary: Any) -> UnknownTokens:
     """The unknown tokens of a text: pieces of ``bpe.encode(text)``, separated by spaces, that ``dictionary`` lacks.
 
     Masks and sentinels do not count. The text of an unknown piece is the piece itself, as of SentencePiece, or what
-    ``bpe.surfaces(text)`` gives for it, if there is such a method.
+    ``bpe.surfaces(text)`` gives for it, if there is such a method. ValueError as of :func:`.check_text`.
     """
+    check_text(text)
     counted, unknown, text = UnknownTokens(), dictionary.unk(), GAP.sub(" ", text)
     pieces = bpe.encode(text).split()
     counted.tokens = len(pieces)
