@@ -31,11 +31,20 @@ class TokenProperties:
 class MlsmHubInterface(RobertaHub):
     """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties.
 
+    Only ``extract_features_aligned_to_words`` is not there.
+
     ``max_unk_rate`` is the largest share of a text that may be unknown; methods that get a text refuse it above that,
     and warn below. :meth:`encode` and what gets tokens do not.
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
+
+    def extract_features_aligned_to_words(self, sentence: str, return_all_hiddens: bool = False) -> Tensor:
+        """Always ValueError: fairseq's method needs spaCy 2, and fails where the tokenizer changes characters."""
+        raise ValueError(
+            "extract_features_aligned_to_words is not offered: fairseq's needs spaCy 2, and fails where the tokenizer "
+            "changes characters; extract_features(encode(text)) has a vector for each token"
+        )
 
     @property
     def num_atoms(self) -> int:
