@@ -267,7 +267,8 @@ def check_tokens(texts: LabelledTexts, interface: Any, max_unk_rate: float) -> N
 def write_classification_data(
     splits: Mapping[str, LabelledTexts], tokenizer: TextTokenizer, output: Path, *, positions: int, regression: bool
 ) -> dict[str, int]:
-    """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``.
+    """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``; and the
+    tokenizer.
 
     The split ``train`` decides which labels exist; for ``regression`` they are numbers, in ``label/<split>.label``.
     Nothing appears in ``output`` unless everything succeeds.
@@ -293,6 +294,7 @@ def write_classification_data(
             too_long[name] = int((lengths > positions).sum())
         for directory in inputs:
             tokenizer.dictionary.save(str(directory / DICTIONARY_NAME))
+        tokenizer.write_to(folder)  # which the checkpoints remember
         _write_labels(splits, folder / "label", regression=regression)
     return too_long
 

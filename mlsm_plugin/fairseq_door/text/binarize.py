@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, write_json
-from mlsm_plugin.core.files.model_files import FOLDER_NAME, MODEL_NAME
+from mlsm_plugin.core.files.model_files import FOLDER_NAME, MODEL_NAME, SUMMARY_NAME
 from mlsm_plugin.core.files.output_lock import PARENT, end_with_parent
 from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
@@ -23,7 +23,6 @@ from mlsm_plugin.fairseq_door.text.text_tokenizer import EncodedBatch, TextToken
 
 BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
-SUMMARY_NAME = "binarize.json"
 TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
 
 

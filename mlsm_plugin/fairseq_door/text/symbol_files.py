@@ -1,6 +1,5 @@
 """Read fairseq's ``dict.txt``."""
 
-import hashlib
 import io
 from pathlib import Path
 
@@ -64,8 +63,3 @@ def symbols_of_dataset(folder: PathLike) -> TextDictionary:
     symbols = hf_tokenizer.own_special_symbols(Path(folder, FOLDER_NAME))
     dictionary.own_special = frozenset(dictionary.index(symbol) for symbol in symbols if symbol in dictionary)
     return dictionary
-
-
-def symbols_fingerprint(dictionary: Dictionary) -> str:
-    """SHA-256 of the symbols of a ``dict.txt``, without those that a task adds; their counts do not matter."""
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
