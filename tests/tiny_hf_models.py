@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from mlsm_plugin.core.files.hf_files import save_pretrained
 
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -136,3 +139,29 @@ def make_model(model_type: str, text: Path, folder: Path, *, kind: Any = AutoMod
 def library_ids(tokenizer: Any, line: str) -> list[int]:
     """What the library's tokenizer says, with special tokens in the text taken as text."""
     return list(tokenizer(line, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+OWN_TOKENS = ("[E1]", "[/E1]", "<ctrl>")
+
+
+def add_own_tokens(folder: Path, copy: Path, **options: Any) -> PreTrainedTokenizerFast:
+    """A copy of a tokenizer with special tokens of its own list, the last of which is only marked as special."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(OWN_TOKENS[:2])})
+    tokenizer.add_tokens([AddedToken(OWN_TOKENS[2], special=True)], special_tokens=True)
+    save_pretrained(copy, tokenizer)
+    return tokenizer
+
+
+def make_model_with_own_tokens(model_type: str, text: Path, folder: Path) -> Path:
+    """A masked LM of :func:`make_model` whose tokenizer has special tokens of its own list."""
+    size = VOCABULARY + len(OWN_TOKENS)
+    make_model(model_type, text, folder, kind=AutoModelForMaskedLM, vocab_size=size)
+    add_own_tokens(folder, folder)
+    return folder
+
+
+def add_nothing_around(folder: Path) -> None:
+    """Change a tokenizer so that it declares tokens that begin and end a text, and adds none."""
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}), encoding="utf-8")

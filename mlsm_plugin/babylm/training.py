@@ -46,6 +46,7 @@ from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of, w
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_door.tasks.word_counts import begins_word, write_word_plan
 from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
+from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 
 TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
 TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
@@ -142,7 +143,7 @@ def check_words(texts: Sequence[Path], data_bin: Path) -> None:
     spaces part.
     """
     dictionary = load_dictionary(data_bin)
-    begins = begins_word(dictionary.symbols, range(dictionary.nspecial)).numpy()
+    begins = begins_word(dictionary.symbols, special_symbols(dictionary)).numpy()
     split = load_split(str(data_bin / "train"), dictionary)
     tokens, ends = flat_tokens(split), np.cumsum(split.sizes, dtype=np.int64)
     sentences = np.flatnonzero(split.sizes > 1)  # the others are the ends of documents

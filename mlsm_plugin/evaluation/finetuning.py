@@ -20,7 +20,7 @@ from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, cop
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
 from mlsm_plugin.core.hidden_states.devices import default_device
-from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, check_known
+from mlsm_plugin.core.text.unknown_tokens import unknown_tokens_in
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.settings import FinetuneSettings
 from mlsm_plugin.fairseq_door.seams import model_parts
@@ -252,21 +252,23 @@ def summarized(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def check_tokens(texts: LabelledTexts, interface: Any, max_unk_rate: float) -> None:
     """Raise ValueError if a loaded model has no token for a text, such as a zero-width space (the message names its
-    line), or more than the share ``max_unk_rate`` of all tokens is unknown; warn of fewer.
+    line), or more than the share ``max_unk_rate`` of the texts is unknown; warn of less.
     """
     for index, own in enumerate(texts.texts):
         for text in own:
             if not interface.bpe.encode(text).split():
                 raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
     every = (text for own in texts.texts for text in own)
-    dictionary = interface.task.source_dictionary
-    check_known(every, interface.bpe, dictionary, max_unk_rate, where=str(texts.path), remedy=ANOTHER_TOKENIZER)
+    unknown = unknown_tokens_in(every, interface.bpe, interface.task.source_dictionary)
+    unknown.check(str(texts.path), max_unk_rate)
+    unknown.warn(str(texts.path))
 
 
 def write_classification_data(
     splits: Mapping[str, LabelledTexts], tokenizer: TextTokenizer, output: Path, *, positions: int, regression: bool
 ) -> dict[str, int]:
-    """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``.
+    """Write ``input0``, ``input1`` (for pairs) and ``label``, each with ``<split>.{bin,idx}`` and ``dict.txt``; and the
+    tokenizer.
 
     The split ``train`` decides which labels exist; for ``regression`` they are numbers, in ``label/<split>.label``.
     Nothing appears in ``output`` unless everything succeeds.
@@ -292,6 +294,7 @@ def write_classification_data(
             too_long[name] = int((lengths > positions).sum())
         for directory in inputs:
             tokenizer.dictionary.save(str(directory / DICTIONARY_NAME))
+        tokenizer.write_to(folder)  # which the checkpoints remember
         _write_labels(splits, folder / "label", regression=regression)
     return too_long
 

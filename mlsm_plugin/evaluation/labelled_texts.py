@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.text.labels import warn_of_similar_labels
-from mlsm_plugin.core.text.text_files import json_objects, numbered_lines
+from mlsm_plugin.core.text.text_files import check_text, json_objects, numbered_lines
 
 # the pipeline's tasks: the keys of the first text, how they become one, and the key of the second text
 GLUE = {
@@ -112,6 +112,8 @@ def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
             known = "; ".join(f"{name}: {', '.join([*first, last])}" for name, (first, _, last) in GLUE.items())
             raise ValueError(f"{path}, line {number} needs a label, text or a whole number, and texts: {known}")
         first, template, last = task
+        for value in (label, *(item[key] for key in (*first, last))):
+            check_text(str(value), f"{path}, line {number}")
         text = template.format(*(item[key] for key in first))
         label = label if isinstance(label, str) else int(label)
         yield number, [" ".join(str(value).split()) for value in (label, text, item[last])]

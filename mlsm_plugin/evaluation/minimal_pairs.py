@@ -2,7 +2,6 @@
 supplement and EWoK (Ivanova et al., 2024), in the files of the BabyLM evaluation pipeline, and as it counts them.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.core.text.text_files import json_objects
+from mlsm_plugin.core.text.text_files import check_text, json_objects
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.evaluation.pair_models import PairModel
 
@@ -25,7 +24,6 @@ TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
 BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Target1", "Target1", "Context1", "Context2")
 KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
             raise ValueError(f"{where} needs {KEYS}")
         names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
         task, field = names.get("UID", names.get("Domain", Path(path).stem)), names.get("field")
+        for text in (*texts, *names.values()):
+            check_text(text, where)
         field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
         good, bad, *contexts = texts
         pairs.append(MinimalPair(good, bad, where, contexts or ("", ""), task, field))
@@ -85,8 +85,8 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """How often a masked LM finds the good sentence of a pair more likely.
 
-    ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of whose tokens the share
-    ``max_unk_rate`` may be unknown. ValueError if too many tokens are unknown, or as of :func:`compare_pairs`.
+    ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of which the share ``max_unk_rate`` may
+    be unknown. ValueError if more is unknown, or as of :func:`compare_pairs`.
 
     Returns:
         ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files`` and of each field under
@@ -94,10 +94,10 @@ def evaluate_pairs(
         number of its ``tasks`` and the mean of their accuracies, as the pipeline has it; and the ``mean`` of these.
     """
     for path, pairs in files.items():
-        unknown = model.unknown(text for pair in pairs for text in (pair.good, pair.bad, *pair.contexts))
+        texts = [text for pair in pairs for text in (pair.good, pair.bad, *pair.contexts)]
+        unknown = model.unknown(text for text in texts if text)
         unknown.check(path, max_unk_rate)
-        if unknown.unknown:
-            logger.warning(unknown.describe(path))
+        unknown.warn(path)
     every = [(path, pair) for path, pairs in files.items() for pair in pairs]
     verdicts = compare_pairs(model, [pair for _, pair in every], batch_tokens=batch_tokens)
     groups: dict[str, dict[Any, list[int]]] = {"files": {}, "fields": {}, "tasks": {}}
@@ -137,10 +137,11 @@ def pseudo_log_likelihoods(
     score is not finite.
     """
     model = _pair_model(model)
-    scores, places = [0.0] * len(encoded), starts or [1] * len(encoded)
-    total = sum(len(tokens) - 1 - start for tokens, start in zip(encoded, places, strict=True))
+    scores, places = [0.0] * len(encoded), starts or [model.before] * len(encoded)
+    ends = [len(tokens) - model.after for tokens in encoded]
+    total = sum(end - start for start, end in zip(places, ends, strict=True))
     with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
-        for rows in _batches(encoded, places, batch_tokens):
+        for rows in _batches(encoded, places, ends, batch_tokens):
             width = max(len(encoded[sentence]) for sentence, _ in rows)
             batch = torch.full((len(rows), width), model.pad)
             targets = torch.zeros(len(rows), dtype=torch.long)
@@ -198,9 +199,12 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
     """Ids ``(T,)`` of a context and a sentence, and the place of its first token; errors say ``where``."""
     text = f"{context} {text}" if context else text
     tokens = model.encode(text)
-    before = model.encode(context)[:-1] if context else tokens[:1]
+    before = tokens[: model.before]
+    if context:
+        of_context = model.encode(context)
+        before = of_context[: len(of_context) - model.after]
     shown = repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")
-    if len(tokens) == len(before) + 1:
+    if len(tokens) == len(before) + model.after:
         raise ValueError(f"{where}: a sentence has no token, so that it cannot be scored: {shown}")
     if len(tokens) > model.positions:
         raise ValueError(
@@ -212,12 +216,14 @@ def _encode(model: PairModel, text: str, context: str, where: str) -> tuple[Tens
     return tokens, len(before)
 
 
-def _batches(encoded: Sequence[Tensor], starts: Sequence[int], batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
+def _batches(
+    encoded: Sequence[Tensor], starts: Sequence[int], ends: Sequence[int], batch_tokens: int
+) -> Iterator[list[tuple[int, int]]]:
     """Batches of (sentence, place of its mask) for all scored tokens, similar lengths together."""
     rows: list[tuple[int, int]] = []
     for sentence in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
         length = len(encoded[sentence])
-        for place in range(starts[sentence], length - 1):
+        for place in range(starts[sentence], ends[sentence]):
             if rows and (len(rows) + 1) * length > batch_tokens:
                 yield rows
                 rows = []

@@ -11,7 +11,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder, is_hf, weight_files
 from mlsm_plugin.core.hidden_states.devices import Device, default_device
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm, model_and_tokenizer, positions_of
-from mlsm_plugin.core.text.unknown_tokens import UnknownTokens, unknown_tokens_of
+from mlsm_plugin.core.text.unknown_tokens import UnknownTokens, unknown_tokens_in
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 from mlsm_plugin.hub import checkpoint_of, from_pretrained
 from mlsm_plugin.huggingface.pretraining_model import head_of
@@ -20,8 +20,11 @@ from mlsm_plugin.huggingface.pretraining_model import head_of
 class PairModel:
     """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
 
-    ``mask`` and ``pad`` are ids, and ``positions`` is the length of the longest sentence in tokens.
+    ``mask`` and ``pad`` are ids, ``positions`` is the length of the longest sentence in tokens, and ``before`` and
+    ``after`` are the numbers of tokens that begin and end each.
     """
+
+    before, after = 1, 1
 
     def __init__(self, interface: Any) -> None:
         if (why := why_untrained(interface.cfg)) is not None:
@@ -31,7 +34,7 @@ class PairModel:
         self.positions, self.device = int(interface.model.max_positions()), interface.device
 
     def encode(self, text: str) -> Tensor:
-        """Ids ``(T,)`` of a text, with the one that begins it and the one that ends it."""
+        """Ids ``(T,)`` of a text, with those that begin and end it."""
         return torch.as_tensor(self._interface.encode(text))
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Any:
@@ -39,8 +42,8 @@ class PairModel:
         return self._interface.model(tokens, masked_tokens=masked)[0]
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        """The unknown tokens of texts."""
-        return unknown_tokens_of(texts, self._interface.bpe, self._dictionary)
+        """The unknown tokens of the texts of a file."""
+        return unknown_tokens_in(texts, self._interface.bpe, self._dictionary)
 
 
 class LibraryModel(PairModel):
@@ -54,24 +57,27 @@ class LibraryModel(PairModel):
         if self._tokenizer.mask_id is None:
             raise ValueError(f"the tokenizer of {folder} has no mask token; use the tokenizer of a masked LM")
         self.mask, self.pad, self.positions = self._tokenizer.mask_id, self._tokenizer.pad_id, positions_of(config)
+        self.before, self.after = len(self._tokenizer.before), len(self._tokenizer.after)
         self.device = default_device(device)
         self._model = load_masked_lm(folder).eval().to(self.device)
         self._head = head_of(self._model)
 
     def encode(self, text: str) -> Tensor:
-        ids = self._tokenizer.backend.encode(text, add_special_tokens=False).ids
-        return torch.tensor([self._tokenizer.begin_id, *ids, self._tokenizer.end_id])
+        ((ids, _),) = self._tokenizer.encoded([text])
+        return torch.tensor(self._tokenizer.surrounded(ids))
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Any:
         hidden = self._model.base_model(input_ids=tokens, attention_mask=tokens.ne(self.pad).long())[0]
         return self._head.project(self._head.transform(hidden[masked]))
 
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
-        found = UnknownTokens()
+        counted = UnknownTokens()
         for text in texts:
-            encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
-            found.add(text, encoding.ids, encoding.offsets, self._tokenizer.unknown_id)
-        return found
+            ((ids, offsets),) = self._tokenizer.encoded([text])
+            of_text = UnknownTokens()
+            of_text.add(text, ids, offsets, self._tokenizer.unknown_id)
+            counted.add_text(of_text)
+        return counted
 
 
 def is_library_model(name: PathLike) -> bool:

@@ -1,5 +1,6 @@
 """Whether a model and its tokenizer give the ids and the logits that those of ``transformers`` give."""
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.text.hf_tokenizer import text_backend
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 
 LARGEST_DIFFERENCE = 1e-4
@@ -21,13 +23,13 @@ class Comparison:
     """What was found on lines of text.
 
     Long runs of one character have many cuts of equal probability, and float32 rounding decides which one SentencePiece
-    chooses. Lines that name a special token, such as ``<mask>``, are compared as plain text, which Hugging Face's
-    tokenizer reads with ``split_special_tokens=True``.
+    chooses. Lines that name a special token with a role, such as ``<mask>``, are compared as plain text, which Hugging
+    Face's tokenizer reads with ``split_special_tokens=True``.
     """
 
     lines: int  # whose ids are the same
     reordered: int  # further lines, which are cut into the same pieces in another order
-    with_symbols: int  # of all these lines, those that name a special token
+    with_symbols: int  # of all these lines, those that name a special token with a role
     tokens: int  # of all these lines
     largest_difference: float  # of two logits
 
@@ -40,12 +42,15 @@ def compare(interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequ
     such as "exported". ValueError if ids differ, or a logit differs by more than 1e-4.
     """
     limit, unknown = int(interface.model.max_positions()), int(ids[interface.task.source_dictionary.unk()])
-    symbols, special = list(tokenizer.get_added_vocab()), {*tokenizer.all_special_ids}
+    as_we_read = text_backend(copy.deepcopy(tokenizer))
+    added = as_we_read.get_added_tokens_decoder()
+    special = {number: token.content for number, token in added.items() if token.special}
     reordered, with_symbols, tokens, difference = 0, 0, 0, 0.0
     for line in lines:
         own = interface.encode(line)
-        as_text = any(symbol in line for symbol in symbols)
-        found, expected = tokenizer(line, split_special_tokens=as_text)["input_ids"], ids[own].tolist()
+        as_text = any(symbol in line for symbol in special.values())
+        found = as_we_read.encode(line).ids if as_text else tokenizer(line)["input_ids"]
+        expected = ids[own].tolist()
         if as_text:
             inside = [unknown if number in special else number for number in found[1:-1]]
             found = [found[0], *inside, found[-1]]

@@ -16,7 +16,7 @@ from mlsm_plugin.fairseq_door.text.masked_text import encode_with_sentinels
 class DenoisingHubInterface(torch.nn.Module):
     """A loaded model of ``span_denoising`` with its tokenizer; see :func:`mlsm_plugin.hub.from_pretrained`."""
 
-    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that infill() takes
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of a text that may be unknown to infill()
 
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.fairseq_door.seams.model_parts import RobertaHub, lm_head
 from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,20 @@ class TokenProperties:
 class MlsmHubInterface(RobertaHub):
     """fairseq's ``RobertaHubInterface`` (encode, decode, extract_features, fill_mask, ...) plus latent properties.
 
-    ``max_unk_rate`` is the largest share of unknown tokens in a text; methods that get a text refuse it above that, and
-    warn below. :meth:`encode` and what gets tokens do not.
+    Only ``extract_features_aligned_to_words`` is not there.
+
+    ``max_unk_rate`` is the largest share of a text that may be unknown; methods that get a text refuse it above that,
+    and warn below. :meth:`encode` and what gets tokens do not.
     """
 
     max_unk_rate = MAX_UNK_RATE_OF_A_TEXT
+
+    def extract_features_aligned_to_words(self, sentence: str, return_all_hiddens: bool = False) -> Tensor:
+        """Always ValueError: fairseq's method needs spaCy 2, and fails where the tokenizer changes characters."""
+        raise ValueError(
+            "extract_features_aligned_to_words is not offered: fairseq's needs spaCy 2, and fails where the tokenizer "
+            "changes characters; extract_features(encode(text)) has a vector for each token"
+        )
 
     @property
     def num_atoms(self) -> int:
@@ -95,7 +105,7 @@ class MlsmHubInterface(RobertaHub):
         with utils.model_eval(self.model):
             logits = self.model(torch.tensor([ids], device=self.device))[0][0, place].float()
         probabilities = logits.softmax(dim=0)
-        probabilities[[*range(dictionary.nspecial), self.task.mask_idx]] = 0
+        probabilities[[*special_symbols(dictionary), self.task.mask_idx]] = 0
         before, after = masked_input.split(MASK)
         filled = []
         for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):

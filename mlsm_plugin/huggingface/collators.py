@@ -59,6 +59,11 @@ class _TextCollator:
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
         self.special = np.zeros(number_of_ids(tokenizer), bool)
         self.special[sorted(special_ids(tokenizer))] = True
+        self._unknown = tokenizer.unk_token_id  # None: it knows all text
+
+    def unknown_counts(self, name: str, ids: np.ndarray) -> tuple[int, int]:
+        """How many of the ids ``(T,)`` of a text are unknown, and how many are no special tokens."""
+        return int(np.count_nonzero(ids == self._unknown)), self._content(name, ids)
 
     def _content(self, name: str, ids: np.ndarray) -> int:
         """How many ids of a sequence are text; raises ValueError for ids that the tokenizer does not have."""

@@ -51,7 +51,7 @@ def write_vectors(
 ) -> None:
     """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it is there.
 
-    ValueError if the teacher's tokenizer does not know a larger share of the tokens than ``max_unk_rate``.
+    ValueError if the teacher's tokenizer does not know a larger share of the text than ``max_unk_rate``.
 
     Args:
         texts, sentences, tokenizer: what ``write_text_sequences`` was told with ``apart``, and what it gave.
@@ -66,9 +66,9 @@ def write_vectors(
     if not overwrite and there is not None and (there.shape, there.dtype) == (shape, VECTOR_DTYPE):
         return
     encoder = LibraryEncoder(teacher, layer=HuggingFaceEncoder.layers_of(teacher), **run)
-    own, unknown, cut, number = HuggingFaceTokenizer(tokenizer).backend, UnknownTokens(), 0, 0
+    own, unknown, cut, number = HuggingFaceTokenizer(tokenizer), UnknownTokens(), 0, 0
     # the lines that have a sequence
-    lines = (line for line in read_text(texts) if line and own.encode(line, add_special_tokens=False).ids)
+    lines = (line for line in read_text(texts) if line and own.encoded([line])[0][0])
     with atomic_open(output) as file, Progress(total=shape[0], desc="vectors of the teacher", unit="line") as progress:
         header = {"descr": VECTOR_DTYPE.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -80,20 +80,20 @@ def write_vectors(
         if number != shape[0]:
             raise ValueError(f"the text changed while it was read: it had {shape[0]} lines, and has {number} now")
         unknown.check("the text for the teacher", max_unk_rate, remedy=ANOTHER_TEACHER)
-    if unknown.unknown:
-        logger.warning(unknown.describe("the text for the teacher"))
+    unknown.warn("the text for the teacher")
     if cut:
         logger.warning("%d of %d lines are longer than the teacher's positions and are cut for it", cut, number)
 
 
 def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownTokens) -> tuple[np.ndarray, int]:
     """The vectors ``(n, d)`` of lines, and how many of these were cut; ``unknown`` counts their tokens."""
-    tokenizer, room = encoder.tokenizer, encoder.max_tokens - 2
-    encodings = tokenizer.backend.encode_batch(lines, add_special_tokens=False)
-    for line, encoding in zip(lines, encodings, strict=True):
-        unknown.add(line, encoding.ids, encoding.offsets, tokenizer.unknown_id)
-    found = [encoding.ids for encoding in encodings]
-    ids = [[tokenizer.begin_id, *own[:room], tokenizer.end_id] for own in found]
+    tokenizer = encoder.tokenizer
+    room = encoder.max_tokens - len(tokenizer.surrounded([]))
+    encoded = tokenizer.encoded(lines)
+    for line, (of_line, offsets) in zip(lines, encoded, strict=True):
+        unknown.add(line, of_line, offsets, tokenizer.unknown_id)
+    found = [of_line for of_line, _ in encoded]
+    ids = [tokenizer.surrounded(own[:room]) for own in found]
     vectors = np.zeros((len(lines), encoder.dim), VECTOR_DTYPE)
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     for first in range(0, len(order), BATCH):

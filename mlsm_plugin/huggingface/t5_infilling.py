@@ -9,6 +9,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import load_model, supported_conf
 from mlsm_plugin.core.masking.span_corruption import filled
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
 from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols, sentinels_in
+from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, UnknownTokens
 
 LONGEST_TARGET = 512  # as T5 was trained
@@ -20,7 +21,7 @@ class T5Infiller:
     ValueError if it is no T5, its weights cannot be read, or its tokenizer has no ``<extra_id_0>``.
     """
 
-    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of unknown tokens in a text that infill() takes
+    max_unk_rate = MAX_UNK_RATE_OF_A_TEXT  # largest share of a text that may be unknown to infill()
 
     def __init__(self, name: PathLike) -> None:
         folder = hf_folder(name, weights=True)
@@ -41,9 +42,10 @@ class T5Infiller:
         """Fill the gaps of a text such as ``"The <extra_id_0> walks in <extra_id_1> park"``, by beam search.
 
         ``max_length`` is the longest target in tokens; None: 512. The search also ends with the sentinel after the last
-        one of the text. ValueError if the text has no sentinel, one that the tokenizer lacks, or one twice, or too many
-        unknown tokens.
+        one of the text. ValueError if the text has no sentinel, one that the tokenizer lacks, or one twice, names a
+        token that ends or pads texts, such as ``</s>``, or too much of it is unknown.
         """
+        check_text(text)
         wanted = sentinels_in(text, len(self.sentinels))
         check_has_gap(wanted, text)
         source = self._encoded(text)
@@ -62,11 +64,19 @@ class T5Infiller:
         return self._filled(source.tolist(), target[0].tolist(), scores)
 
     def _encoded(self, text: str) -> Tensor:
-        """Ids ``(T,)`` of the text, EOS included."""
+        """Ids ``(T,)`` of the text, EOS included; ValueError if the text names a token that ends or pads texts."""
         found, unknown = self.tokenizer(text, return_offsets_mapping=True), UnknownTokens()
-        unknown.add(text, found["input_ids"], found["offset_mapping"], self.tokenizer.unk_token_id)
+        ids, offsets = found["input_ids"], found["offset_mapping"]
+        for token, (start, stop) in zip(ids, offsets, strict=True):
+            if stop > start and token in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id):
+                named = text[start:stop].strip()
+                raise ValueError(
+                    f"the text contains {named}, which the tokenizer reads as a special token that ends or pads a "
+                    "text; take it out, or write it in another way"
+                )
+        unknown.add(text, ids, offsets, self.tokenizer.unk_token_id)
         unknown.check("the text", self.max_unk_rate, remedy="use a model that knows such text")
-        return torch.tensor(found["input_ids"])
+        return torch.tensor(ids)
 
     def _filled(self, source: list[int], target: list[int], scores: list[float]) -> Infilling:
         whole, found = filled(source, target, scores, sentinels=self.sentinels, eos=self.tokenizer.eos_token_id)

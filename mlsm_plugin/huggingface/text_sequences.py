@@ -30,12 +30,15 @@ def ids_of_lines(
     """
     apart = (f" {line}" if line and before else line for before, line in pairwise(chain([""], lines)))
     while batch := list(islice(apart, LINES_AT_ONCE)):
-        found = iter(tokenizer.backend.encode_batch([line for line in batch if line], add_special_tokens=False))
+        encoded = iter(tokenizer.encoded([line for line in batch if line]))
         for line in batch:
-            encoding = next(found) if line else None
-            if encoding is not None and unknown is not None:
-                unknown.add(line, encoding.ids, encoding.offsets, tokenizer.unknown_id)
-            yield None if encoding is None else encoding.ids
+            if not line:
+                yield None
+                continue
+            ids, offsets = next(encoded)
+            if unknown is not None:
+                unknown.add(line, ids, offsets, tokenizer.unknown_id)
+            yield ids
 
 
 def default_max_length(tokenizer: PathLike) -> int:
@@ -62,7 +65,7 @@ def write_text_sequences(
         tokenizer: folder or hub name, with or without ``hf:``.
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
-        max_unk_rate: largest share of unknown tokens; above it, nothing is written.
+        max_unk_rate: largest share of the tokens and characters that may be unknown; above it, nothing is written.
         apart: each line with tokens is a sequence of its own, read without a space before it; too long ones are cut.
         overwrite: replace other sequences that are already there.
 
@@ -79,6 +82,7 @@ def write_text_sequences(
     check_max_length(length)
     KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
     found = HuggingFaceTokenizer(tokenizer)
+    room = length - len(found.surrounded([]))
     plan = {
         "tokenizer": found.vocabulary_fingerprint,
         "segmentation": hashlib.sha256(found.backend.to_str().encode()).hexdigest(),
@@ -87,6 +91,8 @@ def write_text_sequences(
     }
     if apart:
         plan["apart"] = True
+    if (found.before, found.after) != ([found.begin_id], [found.end_id]):
+        plan["around"] = [found.before, found.after]
     advice = "Pass --overwrite to replace it, or choose another --output"
     folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
@@ -103,13 +109,13 @@ def write_text_sequences(
         lines = read_text(texts, progress.update)
         if apart:
             cut = ids_of_lines((one for line in lines if line for one in (line, "")), found, unknown)
-            yield from (None if ids is None else ids[: length - 2] for ids in cut)
+            yield from (None if ids is None else ids[:room] for ids in cut)
         else:
             yield from ids_of_lines(lines, found, unknown)
         unknown.check("the text", max_unk_rate)  # before the folder appears
 
     with progress_bar("tokenizing", size, show=True) as progress:
-        sequences = packed(known_lines(), max_length=length, begin=found.begin_id, end=found.end_id)
+        sequences = packed(known_lines(), max_length=length, begin=found.before, end=found.after)
         written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
     if unknown.unknown:
         logger.warning("%s; nothing is learned about them", unknown.describe("the text"))
@@ -122,24 +128,26 @@ def check_max_length(max_length: int) -> None:
         raise ValueError("--max-length must be at least 3: two special tokens and one of the text")
 
 
-def packed(lines: Iterable[Sequence[int] | None], *, max_length: int, begin: int, end: int) -> Iterator[list[int]]:
-    """Sequences of whole lines, as many as fit into ``max_length`` ids with the ids ``begin`` and ``end`` around them.
+def packed(
+    lines: Iterable[Sequence[int] | None], *, max_length: int, begin: Sequence[int], end: Sequence[int]
+) -> Iterator[list[int]]:
+    """Sequences of whole lines, as many as fit into ``max_length`` ids with those of ``begin`` and ``end`` around them.
 
     ``lines`` are the ids of each; None between two documents, which share no sequence. A line that does not fit begins
     a new sequence. One that is longer than a sequence is cut; what follows it is packed with its last piece.
     """
     check_max_length(max_length)
-    room = max_length - 2
+    room = max_length - len(begin) - len(end)
     current: list[int] = []
     for line in lines:
         if current and (line is None or len(current) + len(line) > room):
-            yield [begin, *current, end]
+            yield [*begin, *current, *end]
             current = []
         if not line:
             continue
         cut = max(0, (len(line) - 1) // room * room)  # where the last piece of a long line begins
         for first in range(0, cut, room):
-            yield [begin, *line[first : first + room], end]
+            yield [*begin, *line[first : first + room], *end]
         current.extend(line[cut:])
     if current:
-        yield [begin, *current, end]
+        yield [*begin, *current, *end]

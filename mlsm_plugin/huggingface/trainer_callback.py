@@ -10,10 +10,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
+from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
 from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator
 from mlsm_plugin.huggingface.epoch_order import check_resumable, epoch_of, order_by_epoch
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 
 class PretrainingCallback(TrainerCallback):
@@ -119,12 +121,17 @@ def _check_text(name: str, dataset: Any, collator: Any) -> None:
     if not isinstance(collator, (MaskedLmCollator, SpanGroupsCollator)):
         return
     for one in _with_inner(dataset):
-        made_with = getattr(getattr(one, "sequences", None), "about", {}).get("tokenizer")
+        sequences = getattr(one, "sequences", None)
+        made_with = getattr(sequences, "about", {}).get("tokenizer")
         if made_with not in (None, collator.vocabulary):
             raise ValueError(
                 f"the sequences of {name} were made with a tokenizer of another vocabulary than that of the collator: "
                 "the same ids mean other tokens; pass the tokenizer that made them to the collator"
             )
+        if isinstance(sequences, TokenSequences):
+            ids = np.concatenate([sequences[index] for index in samples_to_look_at(len(sequences))])
+            where = f"the sequences of {name}"
+            warn_of_unknown_ids(where, *collator.unknown_counts(where, ids))
     if hasattr(dataset, "__len__"):
         batches = (collator([dataset[index]]) for index in samples_to_look_at(len(dataset)))
         counts = (collator.masked_counts(batch) for batch in batches)

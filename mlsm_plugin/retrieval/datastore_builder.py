@@ -21,6 +21,7 @@ from mlsm_plugin.core.text.text_files import numbered_lines
 from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader
 from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
+from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
@@ -157,7 +158,7 @@ class DatastoreBuilder:
         self.shards = list(self._cut())
         self.num_tokens = sum(reader.num_tokens for reader in self.readers)
         dictionary = self.encoder.dictionary
-        special = [*range(dictionary.nspecial), dictionary.index("<mask>")]
+        special = [*special_symbols(dictionary), dictionary.index("<mask>")]
         self._pieces = PieceClasses.of_vocabulary(dictionary.symbols, special)
         self._stopword_ids = ids_of_words(dictionary.symbols, settings.stopwords)
         sizes = [shard.num_tokens for shard in self.shards]

@@ -11,6 +11,7 @@ from mlsm_plugin.core.losses.span_contrastive import similarities, similarity_of
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
 from mlsm_plugin.core.text.unknown_tokens import check_known
 from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.settings import FillingSettings
 
@@ -46,7 +47,7 @@ class PhraseFiller:
         self.single = str(getattr(task.cfg, "span_mode", "phrase")) == "single"
         self.similarity = similarity_of(interface.cfg)
         self.temperature = temperature_of(interface.cfg, datastore.dim)
-        special = {*range(self.dictionary.nspecial), task.mask_idx, *self.span_masks}
+        special = {*special_symbols(self.dictionary), task.mask_idx, *self.span_masks}
         self._special = np.array(sorted(special))
         self._pieces = PieceClasses.of_vocabulary(self.dictionary.symbols, special)
 

@@ -14,7 +14,7 @@ from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.losses.span_contrastive import similarities, temperature_of
 from mlsm_plugin.core.text.labels import warn_of_similar_labels
 from mlsm_plugin.core.text.text_files import numbered_lines
-from mlsm_plugin.core.text.unknown_tokens import ANOTHER_TOKENIZER, DEFAULT_MAX_UNK_RATE, check_known
+from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, check_known, unknown_tokens_in
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
@@ -219,14 +219,15 @@ def classify(
 
     The words are those of :func:`read_verbalizer`; ``template`` is a sentence with ``{}`` for the text and one
     ``<mask>``; ``store`` was made with this model; None: the masked-LM head decides. ``max_unk_rate`` is the largest
-    share of unknown tokens in all texts, which an error calls ``where``. ValueError if a text has no token, too many
-    tokens are unknown, or the head was not trained.
+    share of all texts, which an error calls ``where``, that may be unknown. ValueError if a text has no token, more is
+    unknown, or the head was not trained.
     """
     for item in items:
         if not interface.bpe.encode(item.text).split():
             raise ValueError(f"{item.where}: the text {item.text!r} has no tokens after normalization")
-    texts, dictionary = (item.text for item in items), interface.task.source_dictionary
-    check_known(texts, interface.bpe, dictionary, max_unk_rate, where=where, remedy=ANOTHER_TOKENIZER)
+    unknown = unknown_tokens_in((item.text for item in items), interface.bpe, interface.task.source_dictionary)
+    unknown.check(where, max_unk_rate)
+    unknown.warn(where)
     interface.max_unk_rate = 1
     classifier: ParametricClassifier | RetrievalClassifier
     if store is not None:

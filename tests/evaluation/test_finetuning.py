@@ -65,6 +65,12 @@ def test_seeds_are_trained_measured_and_the_best_is_kept(
         rows = [line.split("\t") for line in (run / "test.predictions.tsv").read_text("utf-8").splitlines()]
         assert result["test_accuracy"] == pytest.approx(sum(row[0] == row[1] for row in rows) / len(rows))
         assert all(0.5 <= float(row[2]) <= 1 for row in rows)
+    labels = tmp_path / "out" / "label" / "dict.txt"
+    right = labels.read_text(encoding="utf-8")
+    labels.write_text("".join(reversed(right.splitlines(keepends=True))), encoding="utf-8")
+    with pytest.raises(ValueError, match="was trained with another list of labels"):
+        hub.from_pretrained(tmp_path / "out")
+    labels.write_text(right, encoding="utf-8")
     row = re.search(r"^ +mean +([\d.]+) +([\d.]+)$", printed, flags=re.M)
     assert row is not None
     assert float(row.group(1)) == pytest.approx(results["mean"]["valid_accuracy"], abs=1e-4)

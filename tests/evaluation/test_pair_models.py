@@ -16,7 +16,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.evaluation.minimal_pairs import EWOK, TIE, compare_pairs, pseudo_log_likelihoods, read_pairs
 from mlsm_plugin.evaluation.pair_models import LibraryModel, PairModel, is_library_model, open_pair_model
 from tests.conftest import mlsm
-from tests.tiny_hf_models import TOKENIZERS, make_model
+from tests.tiny_hf_models import TOKENIZERS, add_nothing_around, make_model, make_model_with_own_tokens
 from tests.tiny_models import TinyData
 
 KINDS = ("bert", "roberta", "modernbert", "deberta-v2", "xlm-roberta")
@@ -105,6 +105,28 @@ def test_a_checkpoint_and_its_export_give_the_same_scores(tiny: TinyData, tmp_pa
         == compare_pairs(hub.from_pretrained(tiny.model), pairs)
     )
     assert own.unknown(["the \u4e30"]).unknown == exported.unknown(["the \u4e30"]).unknown == 1
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_sentences_are_read_as_the_tokenizer_reads_them(tiny: TinyData, tmp_path: Path, around: bool) -> None:
+    folder = make_model_with_own_tokens("bert", tiny.text, tmp_path / "model")
+    spread(folder)
+    if not around:
+        add_nothing_around(folder)
+    oracle, model = Oracle(folder), open_pair_model(folder)
+    for text in ("the name [E1] is bound", CONTEXTS[0]):
+        assert model.encode(text).tolist() == oracle.tokenizer(text)["input_ids"]
+    lines = ewok_lines()[:4]
+    sentences = [(f"{line[key]} {line['Target1']}", f" {line['Target1']}") for line in lines for key in EWOK[2:]]
+    expected, starts = zip(*(oracle.score(*own) for own in sentences), strict=True)
+    found = pseudo_log_likelihoods(model, [model.encode(text) for text, _ in sentences], starts)
+    assert found == pytest.approx(list(expected), rel=1e-4)
+    whole, start = oracle.score(CONTEXTS[0], CONTEXTS[0])
+    assert start == int(around)
+    assert pseudo_log_likelihoods(model, [model.encode(CONTEXTS[0])]) == pytest.approx([whole], rel=1e-4)
+    verdicts = compare_pairs(model, read_pairs(write(tmp_path / "ewok.jsonl", lines)))
+    differences = [expected[2 * index] - expected[2 * index + 1] for index in range(len(lines))]
+    assert verdicts == [0 if abs(value) < TIE else 1 if value > 0 else -1 for value in differences]
 
 
 def test_a_context_that_ends_within_a_token_is_refused(

@@ -46,6 +46,14 @@ def test_features_have_one_row_a_token(model):
         model.extract_features(torch.full((65,), 5))
 
 
+@pytest.mark.parametrize("text", [TEXT, "It\u2019s two  spaces", "\ufb01ne"])
+def test_features_of_words_are_refused_in_one_line(model, text):
+    with pytest.raises(
+        ValueError, match=r"extract_features_aligned_to_words is not offered: .* a vector for each token"
+    ):
+        model.extract_features_aligned_to_words(text)
+
+
 @pytest.mark.parametrize("topk", [1, 7])
 def test_fill_mask_gives_the_likeliest_tokens(model, topk):
     found = model.fill_mask("The value of the <mask> is a list.", topk=topk)

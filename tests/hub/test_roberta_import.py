@@ -25,6 +25,7 @@ from tests.conftest import mlsm
 from tests.hub.modern_models import POSITIONS
 from tests.hub.test_modernbert_import import LINES, changed, padded, refused
 from tests.published_models import as_published, make_roberta
+from tests.tiny_hf_models import OWN_TOKENS, make_model_with_own_tokens
 from tests.tiny_models import TinyData
 
 KINDS = ("roberta", "xlm-roberta", "camembert", "bert")
@@ -88,6 +89,20 @@ def test_export_of_the_import_has_the_original_weights_and_ids(kind: str, tiny: 
     tokenizers = [AutoTokenizer.from_pretrained(tmp_path / folder) for folder in ("library", "out")]
     ids = [one(text.format(one.mask_token))["input_ids"] for one in tokenizers]
     assert ids[0] == ids[1]
+
+
+def test_special_tokens_of_the_own_list_are_compared_as_tokens(tiny: TinyData, tmp_path: Path) -> None:
+    library = make_model_with_own_tokens("bert", tiny.text, tmp_path / "library")
+    lines = ["the [E1] name [/E1] of x[E1]y", "a [E1] [MASK] <ctrl> [SEP] b", "the name is bound"]
+    proof = import_model(f"hf:{library}", tmp_path / "model", lines)
+    assert (proof.lines, proof.with_symbols) == (3, 1)
+    mlsm("convert", tmp_path / "model", tmp_path / "again", "--text", tiny.text, "--lines", 2)
+    ours = hub.from_pretrained(tmp_path / "model")
+    dictionary = ours.task.source_dictionary
+    assert ours.encode(lines[0]).tolist().count(dictionary.index("[E1]")) == 2
+    filled = [token for _, _, token in ours.fill_mask("the <mask> of", topk=len(dictionary) - 10)]
+    assert len(filled) > 500
+    assert not {*OWN_TOKENS, "[E1]", "[/E1]"} & {*filled}
 
 
 def test_files_as_they_are_published(roberta: Path, tmp_path: Path) -> None:

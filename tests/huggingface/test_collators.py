@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from mlsm_plugin.core.text.hf_tokenizer import piece_classes
 from mlsm_plugin.huggingface import (
@@ -119,6 +120,25 @@ def test_special_and_unknown_tokens_are_never_masked(tokenizer: Any, tmp_path: P
             for name in ("positive", "negative"):
                 drawn = batch["pairs"][name][batch["pairs"][name] >= 0]
                 assert bool(known.flatten()[drawn].all())
+
+
+def test_special_tokens_of_the_own_list_are_neither_masked_nor_drawn() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w3", "w4"]})
+    tokenizer.add_tokens([AddedToken("w5", special=True)], special_tokens=True)
+    own = tokenizer.convert_tokens_to_ids(["w3", "w4", "w5"])
+    data = PretrainingSequences(random_ids(60))
+    masking = Masking(mask_prob=0.9, random_token_prob=0.9, leave_unmasked_prob=0.1)
+    for collator in (MaskedLmCollator(tokenizer, masking), TokenContrastiveCollator(tokenizer, masking)):
+        batch = collator([data[index] for index in range(len(data))])
+        masked = batch["labels"] != IGNORED
+        assert masked.sum() > 200
+        originals = torch.where(masked, batch["labels"], batch["input_ids"])
+        assert torch.isin(originals, torch.tensor(own)).sum() > 10
+        assert not torch.isin(batch["labels"], torch.tensor(own)).any()
+        assert not torch.isin(batch["input_ids"][masked], torch.tensor(own)).any()
+        special = torch.tensor([PAD, CLS, SEP, *own])
+        assert batch["content"].tolist() == (~torch.isin(originals, special)).sum(dim=1).tolist()
 
 
 def test_a_tokenizer_may_have_no_unknown_token() -> None:

@@ -40,7 +40,7 @@ def slow_packing(document: list[list[int]], room: int) -> list[list[int]]:
 
 @given(st.lists(st.none() | st.lists(st.integers(0, 99), max_size=23), max_size=12), st.integers(3, 12))
 def test_packing_is_that_of_the_oracle(lines: Lines, max_length: int) -> None:
-    found = list(packed(lines, max_length=max_length, begin=BEGIN, end=END))
+    found = list(packed(lines, max_length=max_length, begin=[BEGIN], end=[END]))
     room = max_length - 2
     wanted = [piece for document in documents_of(lines) for piece in slow_packing(document, room)]
     assert found == [[BEGIN, *piece, END] for piece in wanted]
@@ -50,7 +50,7 @@ def test_packing_is_that_of_the_oracle(lines: Lines, max_length: int) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=10), min_size=1, max_size=12))
 def test_lines_that_fit_are_whole_and_sequences_are_as_full_as_can_be(lines: list[list[int]]) -> None:
-    sequences = [sequence[1:-1] for sequence in packed(lines, max_length=12, begin=BEGIN, end=END)]
+    sequences = [sequence[1:-1] for sequence in packed(lines, max_length=12, begin=[BEGIN], end=[END])]
     starts = [0, *accumulate(map(len, lines))]
     firsts = [0, *accumulate(map(len, sequences))]
     assert set(firsts) <= set(starts)
@@ -64,11 +64,11 @@ def test_a_length_without_room_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="--max-length must be at least 3"):
         check_max_length(length)
     with pytest.raises(ValueError, match="--max-length must be at least 3"):
-        list(packed([], max_length=length, begin=BEGIN, end=END))
+        list(packed([], max_length=length, begin=[BEGIN], end=[END]))
 
 
 def test_a_long_line_is_cut_in_linear_time() -> None:
     line = list(range(2_000_000))
-    sequences = list(packed([line, [7]], max_length=12, begin=BEGIN, end=END))
+    sequences = list(packed([line, [7]], max_length=12, begin=[BEGIN], end=[END]))
     assert len(sequences) == 200_001
     assert sequences[-1] == [BEGIN, 7, END]

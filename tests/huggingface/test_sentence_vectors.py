@@ -72,7 +72,9 @@ def test_a_teacher_that_cannot_read_the_text_is_refused(
         [tmp_path / "text.txt"],
         write_text_sequences([tmp_path / "text.txt"], student, tmp_path / "ids", apart=True)[0],
     )
-    with pytest.raises(ValueError, match=r"% of the tokens of the text for the teacher are unknown, above .* teacher"):
+    with pytest.raises(
+        ValueError, match=r"% of the characters of the text for the teacher are unknown, above .* teacher"
+    ):
         write_vectors(*both, student, tmp_path / "bert", vectors, device="cpu")
     assert not vectors.exists()
     write_vectors(*both, student, tmp_path / "bert", vectors, device="cpu", max_unk_rate=0.5)

@@ -86,6 +86,13 @@ def learned(folder: Path, target: str) -> T5ForConditionalGeneration:
     return model.eval()
 
 
+@pytest.mark.parametrize("token", ["</s>", "<pad>"])
+@pytest.mark.parametrize("text", ["The <extra_id_0> is {} bound.", "{} The <extra_id_0> is", "The <extra_id_0>{}"])
+def test_a_text_that_ends_itself_is_refused(folder: Path, text: str, token: str, capsys: Capture) -> None:
+    line = failing_mlsm(capsys, "infill", text.format(token), "--checkpoint", f"hf:{folder}")
+    assert f"the text contains {token}, which the tokenizer reads as a special token that ends or pads a text" in line
+
+
 @pytest.mark.slow
 def test_words_that_were_learned_fill_the_gaps(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     text, target = "The name is bound to the value of it.", "<extra_id_0> name <extra_id_1> value <extra_id_2>"

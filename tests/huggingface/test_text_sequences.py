@@ -12,7 +12,7 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.huggingface.text_sequences import default_max_length, ids_of_lines, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.huggingface.coded_model import MAX_LENGTH, CodedModel, coded_model, files_of
-from tests.tiny_hf_models import TOKENIZERS, library_ids, make_tokenizer
+from tests.tiny_hf_models import TOKENIZERS, add_nothing_around, add_own_tokens, library_ids, make_model, make_tokenizer
 
 
 @pytest.fixture
@@ -26,7 +26,24 @@ def test_ids_of_lines_are_the_librarys(kind: str, english_text: tuple[Path, Path
     theirs = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     lines = ["A name, and a [MASK] or <mask>.", "", "  x\u0301 \u4e2d", "", "</s>"]
     found = list(ids_of_lines(lines, HuggingFaceTokenizer(tmp_path / "tokenizer")))
-    assert found == [library_ids(theirs, line) if line else None for line in lines]
+    special = {theirs.mask_token_id, theirs.eos_token_id, theirs.sep_token_id}
+    wanted = [library_ids(theirs, line) if line else None for line in lines]
+    # what is a piece of the vocabulary, as of Unigram, neither masks nor ends a text
+    assert found == [ids and [theirs.unk_token_id if number in special else number for number in ids] for ids in wanted]
+
+
+def test_sequences_are_what_the_tokenizer_makes_of_a_text(english_text: tuple[Path, Path], tmp_path: Path) -> None:
+    model = make_model("bert", english_text[1], tmp_path / "model")
+    text, line = tmp_path / "text.txt", "the name of [E1] a value [/E1] is bound"
+    text.write_text(f"{line}\n", encoding="utf-8")
+    add_own_tokens(model, model)
+    (sequence,), _ = write_text_sequences([text], model, tmp_path / "first")
+    assert sequence.tolist() == AutoTokenizer.from_pretrained(model)(line)["input_ids"]
+    add_nothing_around(model)
+    (bare,), _ = write_text_sequences([text], model, tmp_path / "second")
+    assert bare.tolist() == AutoTokenizer.from_pretrained(model)(line)["input_ids"] == sequence[1:-1].tolist()
+    with pytest.raises(ValueError, match="Pass --overwrite"):
+        write_text_sequences([text], model, tmp_path / "first")
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -81,6 +81,8 @@ MODEL_NAME = "sentencepiece.bpe.model"  # the name that fairseq's hub looks for
 DICTIONARY_NAME = "dict.txt"
 DICTIONARIES = (DICTIONARY_NAME, "input0/dict.txt", "label/dict.txt")  # the last two: of a classifier
 FOLDER_NAME = "hf_tokenizer"  # in a data folder and next to checkpoints
+SUMMARY_NAME = "binarize.json"  # what `mlsm binarize` says of a data folder
+OVERWRITE = b" #fairseq:overwrite"  # ends the line of a symbol that is called like one of fairseq's own
 
 
 def tokenizer_files(folder: PathLike) -> list[Path]:
@@ -122,7 +124,8 @@ def copy_dicts(source: PathLike, folder: PathLike) -> None:
 
 def symbols_in(dictionary: Path) -> tuple[bytes, ...]:
     """The symbols of a ``dict.txt`` without their counts, to compare two files; a byte order mark is none of them."""
-    return tuple(line.rpartition(b" ")[0] for line in dictionary.read_bytes().removeprefix(BOM_UTF8).splitlines())
+    lines = dictionary.read_bytes().removeprefix(BOM_UTF8).splitlines()
+    return tuple(line.rstrip().removesuffix(OVERWRITE).rpartition(b" ")[0] for line in lines)
 
 
 def bpe_options(*folders: PathLike) -> dict[str, str]:

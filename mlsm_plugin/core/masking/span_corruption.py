@@ -148,7 +148,7 @@ def corrupt_spans(
     rotate: bool = False,
     closing_sentinel: bool = False,
     word_begins: np.ndarray | None = None,
-    unk: int | None = None,
+    unk: int | Sequence[int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrupt a text: the source has sentinels in place of spans, and the target each sentinel followed by its span.
 
@@ -165,8 +165,8 @@ def corrupt_spans(
         sentinels: ids of the sentinels, used in order; the text must not contain them.
         word_begins: bool ``(n,)``, which tokens begin words. Only whole words then become noise, and the density counts
             words. None: the density counts tokens.
-        unk: id of unknown tokens. They never become noise: a span that would hold some is cut there, and of the parts
-            as many are kept as there were spans, the longest. None: there are none.
+        unk: id of unknown tokens, or ids of these and of special ones. They never become noise: a span that would hold
+            some is cut there, and of the parts as many are kept as there were spans, the longest. None: there are none.
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
     tokens = np.asarray(tokens, dtype=np.int64)
@@ -181,8 +181,8 @@ def corrupt_spans(
         raise ValueError("a text of one word cannot be corrupted; it needs at least 2 words")
     else:
         begins, lengths = noise.whole_word_spans(np.asarray(word_begins, bool), len(marks), rng)
-    if unk is not None and (tokens == unk).any():
-        begins, lengths = _without(begins, lengths, tokens != unk, rng)
+    if unk is not None and (unlearned := np.isin(tokens, unk)).any():
+        begins, lengths = _without(begins, lengths, ~unlearned, rng)
     return _written(tokens, begins, lengths, marks, eos, closing=noise.closing_sentinel)
 
 
@@ -272,7 +272,13 @@ class SpanCorruptionCollator:
     """
 
     def __init__(
-        self, sentinels: Sequence[int], *, eos: int, pad: int, unk: int | None = None, noise: SpanNoise | None = None
+        self,
+        sentinels: Sequence[int],
+        *,
+        eos: int,
+        pad: int,
+        unk: int | Sequence[int] | None = None,
+        noise: SpanNoise | None = None,
     ) -> None:
         self.sentinels, self.eos, self.pad, self.unk = np.asarray(sentinels), eos, pad, unk
         self.noise = noise or SpanNoise()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
@@ -20,6 +20,9 @@ SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
 # roles of Hugging Face's special tokens; the unknown token stands for a word
 ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
+# special tokens without a role that stand for missing text, as the mask does: those of NPM, and sentinels
+GAPS = re.compile(r"<mask_[se]>|<extra_id_\d+>")
+Offsets = list[tuple[int, int]]  # the places of the characters of tokens
 
 
 class HuggingFaceTokenizer:
@@ -30,29 +33,33 @@ class HuggingFaceTokenizer:
     fairseq's files cannot hold (it contains whitespace, or looks like a special symbol) is listed as ``[hf:ID]``.
     ValueError if there is no tokenizer, it is not a fast one, or it lacks tokens that begin, end and pad a text.
 
+    A text is read as :func:`text_backend` says. A Unigram vocabulary also holds special tokens as pieces; where a text
+    names one that is no text, it is unknown.
+
     ``path`` is a folder or a hub name, with or without ``hf:``.
 
     Attributes:
         symbols: the lines of ``dict.txt``.
         hf_ids: Hugging Face's id for each of fairseq's ids, ``<mask>`` included, ``(len(symbols) + 5,)`` int64.
         fairseq_ids: fairseq's id for each of those ids, ``(largest_id + 1,)``; special tokens map to ``<unk>``.
-        begin_id, pad_id, end_id: Hugging Face's ids of the tokens that begin, pad and end a text.
+        begin_id, pad_id, end_id: Hugging Face's ids of the tokens that are declared to begin, pad and end a text.
+        before, after: the ids that the tokenizer does add before and after a text; a tokenizer can declare tokens and
+            add none.
         mask_id: Hugging Face's id of the mask; None: there is none.
-        special_ids: Hugging Face's ids of the tokens that are no text: those that begin, separate, end, pad and mask.
-        backend: the ``tokenizers.Tokenizer``; it treats special tokens in a text as ordinary text.
+        special_ids: Hugging Face's ids of special tokens, see :func:`special_ids`.
+        backend: the ``tokenizers.Tokenizer`` of :func:`text_backend`.
     """
 
     def __init__(self, path: PathLike) -> None:
         self.folder = hf_folder(path)
         self._tokenizer = load_fast_tokenizer(self.folder)
-        self.backend = self._tokenizer.backend_tokenizer
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self.backend.encode_special_tokens = True
+        self.backend = text_backend(self._tokenizer)
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
         self.mask_id = mask
         self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
+        self.before, self.after = _added_ids(self.backend, begin)
         self.special_ids = special_ids(self._tokenizer)
+        self._never_text = self.special_ids - _read_as_tokens(self._tokenizer)
         vocabulary = sorted((number, token) for token, number in self._tokenizer.get_vocab().items())
         special = {begin, pad, end, unknown, mask}
         plain = [(number, token) for number, token in vocabulary if number not in special]
@@ -73,10 +80,31 @@ class HuggingFaceTokenizer:
         """See :func:`vocabulary_fingerprint`."""
         return vocabulary_fingerprint(self._tokenizer)
 
+    def surrounded(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text with those that the tokenizer adds."""
+        return [*self.before, *ids, *self.after]
+
+    def encoded(self, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
+        """Hugging Face's ids of each text, without those that begin and end it, and the places of their characters."""
+        return [
+            (self._of_text(encoding.ids), encoding.offsets)
+            for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)
+        ]
+
+    def _of_text(self, ids: list[int]) -> list[int]:
+        if self._never_text.isdisjoint(ids):
+            return ids
+        return [self.unknown_id if number in self._never_text else number for number in ids]
+
     def symbols_of(self, text: str) -> list[str]:
         """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""
-        ids = self.backend.encode(text, add_special_tokens=False).ids
+        ((ids, _),) = self.encoded([text])
         return [self._names[number] for number in self.fairseq_ids[ids].tolist()]
+
+    def surfaces_of(self, text: str) -> list[str]:
+        """The part of a text for which each of the symbols of :meth:`symbols_of` stands."""
+        ((_, offsets),) = self.encoded([text])
+        return [text[start:stop] for start, stop in offsets]
 
     def text_of(self, symbols: Sequence[str]) -> str:
         """The text of a list of symbols; special symbols are left out, except ``<mask>`` and ``<unk>``."""
@@ -140,9 +168,68 @@ def vocabulary_fingerprint(tokenizer: Any) -> str:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids that are no text, never masked and never coded: those that begin, separate, end, pad and mask."""
+    """The ids that are never masked and never coded: those that begin, separate, end, pad and mask, and all others that
+    the tokenizer lists as special. The unknown token stands for a word.
+    """
     roles = (getattr(tokenizer, f"{role}_token_id", None) for role in ROLES)
-    return frozenset(int(number) for number in roles if number is not None)
+    return frozenset(int(number) for number in roles if number is not None) | {*own_special_tokens(tokenizer)}
+
+
+def own_special_tokens(tokenizer: Any) -> dict[int, str]:
+    """The special tokens of a tokenizer's own list, by their ids: those without a role.
+
+    They are its ``additional_special_tokens`` (version 5 of ``transformers``: ``extra_special_tokens``), and the other
+    added tokens that are marked as special.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    listed = {number: token.content for number, token in added.items() if token.special}
+    listed |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    with_roles = [None, *(getattr(tokenizer, f"{role}_token_id", None) for role in (*ROLES, "unk"))]
+    return {int(number): token for number, token in listed.items() if number not in with_roles}
+
+
+def own_special_symbols(folder: Path) -> list[str]:
+    """The symbols in ``dict.txt`` of the :func:`own_special_tokens` of a tokenizer that this package saved in a folder.
+
+    It needs no ``transformers``; empty where no tokenizer is. ValueError if a file is damaged.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return []
+    tokenizer, config = read_json(folder / "tokenizer.json"), read_json(folder / "tokenizer_config.json")
+    named = [config.get(f"{role}_token") for role in (*ROLES, "unk")]
+    with_roles = [token["content"] if isinstance(token, dict) else token for token in named]
+    return [
+        _symbol(token["content"], token["id"])
+        for token in tokenizer.get("added_tokens", [])
+        if token["special"] and token["content"] not in with_roles
+    ]
+
+
+def text_backend(tokenizer: Any, *, with_gaps: bool = False) -> Any:
+    """The ``tokenizers.Tokenizer`` that reads a text, without truncation and padding.
+
+    The special tokens of the tokenizer's own list are tokens in a text, as Hugging Face reads them, unless the
+    tokenizer has ``split_special_tokens``. Those with a role, and those that stand for missing text, are ordinary text:
+    what a text says must neither mask nor end it. ``with_gaps``: those that stand for missing text are tokens, too.
+    """
+    backend, tokens = tokenizer.backend_tokenizer, _read_as_tokens(tokenizer, with_gaps=with_gaps)
+    if tokens:
+        content = json.loads(backend.to_str())
+        for token in content["added_tokens"]:
+            token["special"] = token["special"] and token["id"] not in tokens  # others are tokens in any text
+        backend = type(backend).from_str(json.dumps(content))
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _read_as_tokens(tokenizer: Any, *, with_gaps: bool = False) -> frozenset[int]:
+    """The ids of the special tokens that :func:`text_backend` finds in a text."""
+    if getattr(tokenizer, "split_special_tokens", False):
+        return frozenset()
+    listed = own_special_tokens(tokenizer)
+    return frozenset(number for number, token in listed.items() if with_gaps or not GAPS.fullmatch(token))
 
 
 def check_masked_lm_tokenizer(tokenizer: Any) -> None:
@@ -177,6 +264,17 @@ def _first_id(tokenizer: Any, *roles: str) -> int | None:
 def _surrounding_ids(tokenizer: Any) -> tuple[int | None, int | None, int | None]:
     """The ids of the tokens that begin, pad and end a text."""
     return _first_id(tokenizer, "cls", "bos"), _first_id(tokenizer, "pad"), _first_id(tokenizer, "sep", "eos")
+
+
+def _added_ids(backend: Any, begin: int) -> tuple[list[int], list[int]]:
+    """The ids that a ``tokenizers.Tokenizer`` adds before and after a text."""
+    encoding = backend.encode("a")
+    ids, added = encoding.ids, encoding.special_tokens_mask
+    if 0 in added:
+        first = added.index(0)
+        return ids[:first], ids[first + added.count(0) :]
+    first = int(begin in ids)  # it reads no Latin letters
+    return ids[:first], ids[first:]
 
 
 def _special_ids(tokenizer: Any, folder: Path) -> tuple[int, int, int, int, int | None]:

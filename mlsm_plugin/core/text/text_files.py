@@ -24,6 +24,18 @@ COMPRESSED = {
 READERS = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma"}  # modules of Python, which may have been built without them
 DAMAGED = (OSError, EOFError, zlib.error)
 FIRST_BYTES = 10  # that tell how a file is compressed
+# how files begin that are no raw text: the first line that is not blank, what such a file is, and what to do
+OTHER_KINDS = {
+    r"<!doctype\s+html|<html[\s>]": ("an HTML page", "take the text out of it"),
+    r"<\?xml\s": ("XML", "take the text out of it"),
+    r"%PDF-|%!PS|\{\\rtf": ("a document in PDF, PostScript or RTF", "take the text out of it"),
+    r"version https://git-lfs\.github\.com/spec/": ("a pointer of Git LFS to a file", "get the file: git lfs pull"),
+    r"/annex/objects/": ("a pointer of git-annex to a file", "get the file: git annex get"),
+}
+# Whitespace and ESC, which colours the output of programs, do not count. Every second byte of UTF-16 is one of these.
+CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
+FEWEST_CONTROLS, SHARE_OF_CONTROLS = 4, 0.2  # in a line; with more, it is binary
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 FIRST_LINES = 100  # that are read before hours of work
 JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
 MAX_LINE_BYTES = 16 << 20  # bounds the memory for a file without newlines
@@ -59,9 +71,9 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
     skipped. gzip, bzip2 and xz are recognized by their first bytes, whatever the file is called. ``report`` is called
     with the number of bytes of the file read since the last call.
 
-    ValueError if bytes are not UTF-8 or a line is too long (both with file and line number), compressed data are
-    damaged, carriage returns end the lines, they are JSON, or the file has only blank lines; OSError if it cannot be
-    read.
+    ValueError if bytes are not UTF-8 text or a line is too long (both with file and line number), compressed data are
+    damaged, carriage returns end the lines, they are JSON, the file begins as HTML or another kind of ``OTHER_KINDS``,
+    or has only blank lines; OSError if it cannot be read.
     """
     holds_text = False
     with open(path, "rb") as file:
@@ -77,6 +89,17 @@ def read_lines(path: PathLike, report: Callable[[int], object] | None = None) ->
             report(file.tell() - reported)
     if not holds_text:
         raise ValueError(f"{path} holds no text, only blank lines")
+
+
+def check_text(text: str, where: str = "the text") -> None:
+    """Raise ValueError if a text, as from JSON or a command line, has what no text has: NUL, or half a character."""
+    if "\0" in text:
+        raise ValueError(f"{where} has a NUL character, which no text has; leave it out")
+    if found := LONE_SURROGATE.search(text):
+        raise ValueError(
+            f"{where} is not Unicode text: at place {found.start() + 1} is U+{ord(found[0]):04X}, which is half of a "
+            "character or a byte that is not UTF-8; correct it"
+        )
 
 
 def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tuple[int, str]]:
@@ -120,6 +143,7 @@ def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
     """The lines of a file with what ends them."""
     stream, kind, errors = _decompressed(path, file)
     number = breaks = 0
+    begun = False
     while True:
         number += 1
         try:
@@ -141,7 +165,37 @@ def _lines(path: PathLike, file: io.BufferedReader) -> Iterator[str]:
         if len(raw) > MAX_LINE_BYTES:
             limit = MAX_LINE_BYTES >> 20
             raise ValueError(f"{path}:{number}: longer than {limit} MiB; write one sentence per line")
-        yield _decode(path, number, raw)
+        _check_is_text(path, number, raw)
+        line = _decode(path, number, raw)
+        if not begun and line.strip():
+            begun = True
+            _check_kind(path, line)
+        yield line
+
+
+def _check_is_text(path: PathLike, number: int, raw: bytes) -> None:
+    """Raise ValueError if a line is no UTF-8 text, although its bytes are UTF-8: binary data, or UTF-16."""
+    if b"\0" in raw:
+        raise ValueError(
+            f"{path}:{number}: a NUL byte at column {raw.index(0) + 1}, which UTF-8 text does not have; the file is "
+            "UTF-16 (convert it: iconv -f UTF-16LE -t UTF-8 FILE > NEW_FILE), binary, or damaged (leave such bytes "
+            "out: tr -d '\\000' < FILE > NEW_FILE)"
+        )
+    controls = len(raw) - len(raw.translate(None, CONTROLS))
+    if controls >= max(FEWEST_CONTROLS, SHARE_OF_CONTROLS * len(raw)):
+        raise ValueError(
+            f"{path}:{number}: {controls} of {len(raw)} bytes are control characters; the file is UTF-16 (convert it: "
+            "iconv -f UTF-16LE -t UTF-8 FILE > NEW_FILE) or binary"
+        )
+
+
+def _check_kind(path: PathLike, first: str) -> None:
+    """Raise ValueError if the first line that is not blank is that of another kind of file than raw text."""
+    for beginning, (kind, remedy) in OTHER_KINDS.items():
+        if re.match(beginning, first.lstrip(), re.IGNORECASE):
+            raise ValueError(
+                f"{path} begins as {kind}, which is no raw text; {remedy} (if it is text, let it begin otherwise)"
+            )
 
 
 def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], str, tuple[type[Exception], ...]]:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlsm_plugin.core.files.settings import check, option
+from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+from mlsm_plugin.core.text.text_files import check_text
 
-DEFAULT_MAX_UNK_RATE = 0.01  # of a corpus, or of a file of texts
+DEFAULT_MAX_UNK_RATE = 0.01  # of the tokens and of the characters of a corpus, and of the texts of a file
 MAX_UNK_RATE_OF_A_TEXT = 0.1  # of a single text, of which one token can be 5 %
 ANOTHER_TOKENIZER = "use a tokenizer that knows such text, or raise --max-unk-rate"
+ANOTHER_MODEL = "use a model that knows such text, or set its max_unk_rate"
 NAMED_CHARACTERS = 10
 logger = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ class KnownText:
 
     max_unk_rate: float = option(
         DEFAULT_MAX_UNK_RATE, least=0, most=1, metavar="SHARE",
-        help="largest share of unknown tokens that a text may have",
+        help="largest share of its tokens or characters, or of the texts of a file, that may be unknown",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -33,39 +36,74 @@ class KnownText:
 
 @dataclass
 class UnknownTokens:
-    """How many tokens of a text there are, without those that begin, separate and end it; how many of them are unknown;
-    and how often each character is part of an unknown one.
+    """How much of a text a tokenizer does not know, counted in tokens, in characters and, for a file, in texts.
+
+    Tokens that begin, separate and end a text do not count, nor does whitespace.
+    An unknown token can stand for one character or for a whole line, so that no one share tells how much is lost.
     """
 
     tokens: int = 0
     unknown: int = 0
-    characters: Counter[str] = field(default_factory=Counter)
+    characters: Counter[str] = field(default_factory=Counter)  # how often each is part of an unknown token
+    all_characters: int = 0  # of the text; 0 where only its ids are known
+    texts: int = 0  # that were added by add_text()
+    unknown_texts: int = 0  # those of which more than MAX_UNK_RATE_OF_A_TEXT is unknown
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of the tokens, characters and texts that are unknown."""
+        pairs = {
+            "tokens": (self.unknown, self.tokens),
+            "characters": (self.characters.total(), self.all_characters),
+            f"texts (each of them more than {MAX_UNK_RATE_OF_A_TEXT:.0%})": (self.unknown_texts, self.texts),
+        }
+        # normalization can make several characters of one
+        return {name: min(1.0, unknown / total) if total else 0.0 for name, (unknown, total) in pairs.items()}
 
     @property
     def rate(self) -> float:
-        """Share of the tokens that is unknown."""
-        return self.unknown / self.tokens if self.tokens else 0.0
+        """The largest of the shares."""
+        return max(self.shares.values())
 
     def __iadd__(self, other: "UnknownTokens") -> "UnknownTokens":
         self.tokens += other.tokens
         self.unknown += other.unknown
         self.characters += other.characters
+        self.all_characters += other.all_characters
+        self.texts += other.texts
+        self.unknown_texts += other.unknown_texts
         return self
 
     def add(self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], unknown_id: int) -> None:
         """Count the tokens of a text; ``offsets`` are the places of their characters."""
+        self.count_characters(text)
         self.tokens += len(ids)
         if unknown_id in ids:
             for token, (start, stop) in zip(ids, offsets, strict=True):
                 if token == unknown_id:
-                    self.unknown += 1
-                    self.characters.update(text[start:stop])
+                    self.add_unknown(text[start:stop])
+
+    def count_characters(self, text: str) -> None:
+        """Count the characters of a text, of which :meth:`add_unknown` counts the unknown ones."""
+        self.all_characters += len("".join(text.split()))
+
+    def add_unknown(self, surface: str) -> None:
+        """Count an unknown token, which stands for the text ``surface``."""
+        self.unknown += 1
+        self.characters.update("".join(surface.split()))
+
+    def add_text(self, text: "UnknownTokens") -> None:
+        """Add what was counted of one text of a file."""
+        self.texts += 1
+        self.unknown_texts += text.rate > MAX_UNK_RATE_OF_A_TEXT
+        self += text
 
     def describe(self, where: str) -> str:
-        """A phrase: the share, and the most frequent characters."""
+        """A phrase: the largest share, and the most frequent characters."""
         ranked = sorted(self.characters.items(), key=lambda item: (-item[1], item[0]))[:NAMED_CHARACTERS]
         named = ", ".join(f"{character!r} U+{ord(character):04X} ({count:,} times)" for character, count in ranked)
-        return f"{self.rate:.2%} of the tokens of {where} are unknown" + (
+        kind, share = max(self.shares.items(), key=lambda item: item[1])
+        return f"{share:.2%} of the {kind} of {where} are unknown" + (
             f"; most frequent unknown characters: {named}" if named else ""
         )
 
@@ -75,40 +113,61 @@ class UnknownTokens:
             share, *characters = self.describe(where).split("; ")
             raise ValueError("; ".join([f"{share}, above the limit of {limit:.2%}", *characters, remedy]))
 
+    def warn(self, where: str) -> None:
+        """Warn if there are unknown tokens in the text ``where``."""
+        if self.unknown:
+            logger.warning(self.describe(where))
 
-def unknown_tokens_of(texts: Iterable[str], bpe: Any, dictionary: Any) -> UnknownTokens:
-    """The unknown tokens of texts: pieces of ``bpe.encode(text)``, separated by spaces, that ``dictionary`` lacks.
 
-    Masks and sentinels do not count.
+def warn_of_unknown_ids(where: str, unknown: int, tokens: int) -> None:
+    """Warn if more than 1 % of ids are unknown; another program may have made them.
+
+    ``where`` names the ids; ``tokens`` is their number without those that begin, separate and end a text.
     """
-    found, unknown = UnknownTokens(), dictionary.unk()
+    share = unknown / max(1, tokens)
+    if share > DEFAULT_MAX_UNK_RATE:
+        logger.warning(
+            "%.2f%% of the tokens of %s are unknown, more than %.2f%%: nothing is learned from them, nor about them; "
+            "use a tokenizer that knows such text",
+            *(100 * share, where, 100 * DEFAULT_MAX_UNK_RATE),
+        )
 
-    def count(text: str) -> int:
-        ids = [dictionary.index(piece) for piece in bpe.encode(text).split()]
-        found.tokens += len(ids)
-        return ids.count(unknown)
 
+def unknown_tokens_of(text: str, bpe: Any, dictionary: Any) -> UnknownTokens:
+    """The unknown tokens of a text: pieces of ``bpe.encode(text)``, separated by spaces, that ``dictionary`` lacks.
+
+    Masks and sentinels do not count. The text of an unknown piece is the piece itself, as of SentencePiece, or what
+    ``bpe.surfaces(text)`` gives for it, if there is such a method. ValueError as of :func:`.check_text`.
+    """
+    check_text(text)
+    counted, unknown, text = UnknownTokens(), dictionary.unk(), GAP.sub(" ", text)
+    pieces = bpe.encode(text).split()
+    counted.tokens = len(pieces)
+    counted.count_characters(text)
+    places = [place for place, piece in enumerate(pieces) if dictionary.index(piece) == unknown]
+    if places:
+        surfaces = bpe.surfaces(text) if hasattr(bpe, "surfaces") else pieces
+        for place in places:
+            counted.add_unknown(surfaces[place].replace(SENTENCEPIECE_BEGIN, ""))
+    return counted
+
+
+def unknown_tokens_in(texts: Iterable[str], bpe: Any, dictionary: Any) -> UnknownTokens:
+    """The unknown tokens of the texts of a file, each of which is counted as of :func:`unknown_tokens_of`."""
+    counted = UnknownTokens()
     for text in texts:
-        text = GAP.sub(" ", text)
-        number = count(text)
-        found.unknown += number
-        if number:  # no offsets are known: try each character
-            tokens = found.tokens
-            alone = [character for character in text if not character.isspace() and count(character)]
-            found.characters.update(alone)
-            found.tokens = tokens
-    return found
+        counted.add_text(unknown_tokens_of(text, bpe, dictionary))
+    return counted
 
 
-def check_known(
-    texts: Iterable[str], bpe: Any, dictionary: Any, max_unk_rate: float, *,
-    where: str = "the text", remedy: str = "use a model that knows such text, or set its max_unk_rate",
-) -> None:  # fmt: skip
-    """Warn of unknown tokens, as of :func:`unknown_tokens_of`, in texts that a model is to read.
+def check_known(texts: Iterable[str], bpe: Any, dictionary: Any, max_unk_rate: float) -> None:
+    """Warn of unknown tokens in texts that a model is to read.
 
-    ValueError, with ``where`` and the ``remedy``, if the share ``max_unk_rate`` is exceeded.
+    ValueError if more than the share ``max_unk_rate`` of one of them is unknown.
     """
-    found = unknown_tokens_of(texts, bpe, dictionary)
-    found.check(where, max_unk_rate, remedy=remedy)
-    if found.unknown:
-        logger.warning(found.describe(where))
+    counted = UnknownTokens()
+    for number, text in enumerate(texts, 1):
+        of_text = unknown_tokens_of(text, bpe, dictionary)
+        of_text.check("the text" if number == 1 else f"text {number}", max_unk_rate, remedy=ANOTHER_MODEL)
+        counted += of_text
+    counted.warn("the text")

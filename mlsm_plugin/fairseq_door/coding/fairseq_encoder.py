@@ -13,7 +13,7 @@ from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_layer
 from mlsm_plugin.core.hidden_states.sources import register_fairseq
 from mlsm_plugin.core.masking.word_boundaries import added_symbols
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary
+from mlsm_plugin.fairseq_door.data.token_blocks import differ_in_tokenizer, load_dictionary
 from mlsm_plugin.fairseq_door.seams import model_parts
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import (
     config_in,
@@ -132,4 +132,9 @@ def load_roberta(name: PathLike, data_folder: PathLike, dictionary: Dictionary) 
             "binarize the text with the tokenizer of the auxiliary model"
         )
     model, _, _ = load_model(checkpoint, overrides, state=state)
+    if differ_in_tokenizer(checkpoint.parent, data_bin):
+        raise ValueError(
+            f"{data_bin} was binarized with another tokenizer than the one beside {checkpoint}: the same text has "
+            "other ids; binarize it with the tokenizer of the auxiliary model"
+        )
     return model, config_in(state)

@@ -1,5 +1,6 @@
 """Texts whose spans are drawn anew in every epoch: for span denoising, and in groups for NPM."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class Corruption:
     seed: int  # decides the spans of a block, together with the epoch and the number of the block
     pieces: PieceClasses | None = None  # the classes of all ids if whole words become noise
     target_length: int | None = None  # maximum number of tokens of a target; None: any
-    unk: int | None = None  # id of unknown tokens, which never become noise
+    unk: int | Sequence[int] | None = None  # ids of unknown and of special tokens, which never become noise
 
     def apply(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The source and the target of a block of two or more tokens."""

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,15 @@ from fairseq import utils
 from fairseq.data import Dictionary, FairseqDataset, PrependTokenDataset, TokenBlockDataset, data_utils
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
 
-from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
-from mlsm_plugin.core.files.json_checks import check_json
-from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files
+from mlsm_plugin.core.files.json_checks import check_json, fields, text
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, SUMMARY_NAME
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.code_store import CORPUS_CHECK
-from mlsm_plugin.fairseq_door.seams.binarized_files import check_splits, slices_of
-from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
+from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
+from mlsm_plugin.core.text.vocabulary_record import tokenizer_fingerprint
+from mlsm_plugin.fairseq_door.seams.binarized_files import check_splits, count_symbols, slices_of
+from mlsm_plugin.fairseq_door.text.symbol_files import own_special_symbols, symbols_of_dataset
 
 
 class SizedDataset(FairseqDataset):
@@ -84,20 +88,43 @@ def split_path(data: str, split: str, epoch: int) -> str:
 def folders_of(data: PathLike) -> list[str]:
     """The folders of one binarized dataset, or of several that take turns (``A:B``), which have one vocabulary.
 
-    ValueError if another folder has another vocabulary; further errors are those of :func:`symbols_of_dataset`.
+    ValueError if another folder has another vocabulary or tokenizer; further errors are those of
+    :func:`symbols_of_dataset`.
     """
     folders: list[str] = utils.split_paths(os.fspath(data))
     dictionary = symbols_of_dataset(folders[0])
     for folder in folders[1:]:
         _check_vocabulary(os.path.join(folder, "train"), dictionary)
+        if differ_in_tokenizer(folders[0], folder):
+            raise ValueError(
+                f"{folder} was binarized with another tokenizer than {folders[0]}: the same text has other ids; "
+                "binarize all text with one tokenizer"
+            )
     return folders
+
+
+def differ_in_tokenizer(first: PathLike, second: PathLike) -> bool:
+    """Whether two folders have different tokenizers; where one has none, ``binarize.json`` in both of them decides."""
+    fingerprints = [tokenizer_fingerprint(folder) for folder in (first, second)]
+    if None in fingerprints:
+        fingerprints = [_binarized_with(Path(folder, SUMMARY_NAME)) for folder in (first, second)]
+    return None not in fingerprints and fingerprints[0] != fingerprints[1]
+
+
+def _binarized_with(summary: Path) -> str | None:
+    """The fingerprint of the tokenizer that `mlsm binarize` has written down; None: it has not."""
+    if not summary.is_file():
+        return None
+    found: str = check_json(read_json(summary), fields({"tokenizer_sha256": text}), summary)["tokenizer_sha256"]
+    return found
 
 
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``), with ``combine`` also ``train1``, ...
 
-    ``dictionary`` says what its ids mean, perhaps with symbols that a task adds at its end. FileNotFoundError if the
-    split does not exist, ValueError if it is empty, damaged, or its folder has another vocabulary.
+    ``dictionary`` says what its ids mean, perhaps with symbols that a task adds at its end. Warns if more than 1 % of
+    its tokens are unknown. FileNotFoundError if the split does not exist, ValueError if it is empty, damaged, or its
+    folder has another vocabulary.
     """
     _check_vocabulary(path, dictionary)
     check_splits(path, len(dictionary), combine=combine)
@@ -106,7 +133,15 @@ def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> A
         raise FileNotFoundError(f"no binarized split at {path}.bin; write one with `mlsm binarize`")
     if len(dataset) == 0:
         raise ValueError(f"the binarized split {path}.bin is empty; write it again with `mlsm binarize`")
+    tokens, (unknown, ends) = count_symbols(dataset, [dictionary.unk(), dictionary.eos()])
+    _warn_of_unknown(path, unknown, tokens - ends)
     return dataset
+
+
+@cache
+def _warn_of_unknown(path: str, unknown: int, tokens: int) -> None:
+    """Warn once of what each epoch, and each reader of a split, counts again."""
+    warn_of_unknown_ids(path, unknown, tokens)
 
 
 def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
@@ -158,8 +193,13 @@ def load_dictionary(data_bin: PathLike) -> Dictionary:
 
 
 def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-    """Which of ``tokens`` (any shape) are not BOS, EOS or padding, as bool; only those are coded."""
-    return (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
+    """Which of ``tokens`` (any shape) are no special ones, as BOS, EOS and padding are, as bool; only those are coded.
+
+    Unknown tokens are content.
+    """
+    content = (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
+    own = own_special_symbols(dictionary)
+    return content & ~torch.isin(tokens, torch.tensor(own, device=tokens.device)) if own else content
 
 
 def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:

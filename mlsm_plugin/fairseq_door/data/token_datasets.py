@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset, Dictionary
+from torch import Tensor
 
 from mlsm_plugin.core.masking.chosen_tokens import chosen_sizes
 from mlsm_plugin.core.masking.masked_share import MaskFates
@@ -14,6 +15,7 @@ from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, strongest_of_padded
 from mlsm_plugin.fairseq_door.data.token_blocks import SizedDataset, is_known
+from mlsm_plugin.fairseq_door.text.symbol_files import own_special_symbols, special_symbols
 
 
 class TokenPositionsDataset(SizedDataset):
@@ -96,7 +98,7 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         self.positions, self.splits, self.mask_prob = positions, splits, mask_prob
         self.vocab, self.return_masked_tokens, self.seed, self.fates = vocab, return_masked_tokens, seed, fates
         weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
-        weights[: vocab.nspecial] = 0
+        weights[special_symbols(vocab)] = 0
         self._cumulative = np.cumsum(weights) / weights.sum()
         self.epoch = 0
         # a batch reads an input three times (ids, length, count) and a target twice
@@ -164,25 +166,27 @@ class MaskedCodesDataset(BaseWrapperDataset):
 
 
 class KnownTargetsDataset(BaseWrapperDataset):
-    """Inputs or targets with the masks of unknown tokens taken back; all other masks stay. Use :meth:`of`.
+    """Inputs or targets with the masks of unknown tokens, and of special ones of the tokenizer's own list, taken back.
 
-    ``values``, the inputs or targets of each sample ``(T,)``, become ``instead`` where the target is ``unknown``.
+    All other masks stay. Use :meth:`of`. ``values`` are the inputs or targets of each sample ``(T,)``; where the target
+    is one of the ids ``unlearned``, they become ``instead`` (None: the target).
     """
 
-    def __init__(self, values: Any, targets: Any, *, unknown: int, instead: int) -> None:
+    def __init__(self, values: Any, targets: Any, *, unlearned: Tensor, instead: int | None) -> None:
         super().__init__(values)
-        self.targets, self.unknown, self.instead = targets, unknown, instead
+        self.targets, self.unlearned, self.instead = targets, unlearned, instead
 
     @classmethod
     def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
         """The dataset of inputs and that of targets."""
-        pad, unknown = vocab.pad(), vocab.unk()
-        kept_inputs = cls(inputs, targets, unknown=unknown, instead=unknown)
-        return kept_inputs, cls(targets, targets, unknown=unknown, instead=pad)
+        unlearned = torch.tensor([vocab.unk(), *own_special_symbols(vocab)])
+        kept_inputs = cls(inputs, targets, unlearned=unlearned, instead=None)
+        return kept_inputs, cls(targets, targets, unlearned=unlearned, instead=vocab.pad())
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        values: torch.Tensor = self.dataset[index]
-        return values.masked_fill(self.targets[index] == self.unknown, self.instead)
+    def __getitem__(self, index: int) -> Tensor:
+        values, targets = self.dataset[index], self.targets[index]
+        instead = targets if self.instead is None else torch.full_like(targets, self.instead)
+        return torch.where(torch.isin(targets, self.unlearned), instead, values)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)

@@ -2,8 +2,9 @@
 
 A line for each module: what of fairseq, and why. ``tests/fairseq_door/seams/seam_checks.py`` has a check for each.
 
-- ``batches``: how masks look for words, which samples ``batch_by_size`` leaves out, and the iterators of the trainer;
-  long words are cut, every sample is in a batch, and the batches of an update are known before the first.
+- ``batches``: how masks look for words and draw symbols, which samples ``batch_by_size`` leaves out, and the iterators
+  of the trainer; long words are cut, every sample is in a batch, and the batches of an update are known before the
+  first.
 - ``binarized_files``: the format of a binarized split, the fields of its builder, and where blocks begin; a split is
   checked before fairseq maps it, and written with little memory.
 - ``checkpoint_averaging``: where a checkpoint has its weights, vocabulary and optimizer; the mean of several.

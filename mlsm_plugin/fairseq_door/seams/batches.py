@@ -1,11 +1,11 @@
-"""Words in the masks of ``masked_lm``, datasets that keep their last batch, and the batches of an update."""
+"""Words and random symbols in masks, datasets that keep their last batch, and the batches of an update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, SortDataset
+from fairseq.data import FairseqDataset, MaskTokensDataset, SortDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 
 
@@ -22,6 +22,14 @@ class WordBeginnings:
     def gather(self, dim: int, tokens: torch.Tensor) -> torch.Tensor:
         begins = self.begins_word.gather(dim, tokens).bool().numpy()
         return torch.from_numpy(begins | self.in_long_words(begins)).byte()
+
+
+def never_draw(dataset: MaskTokensDataset, symbols: Sequence[int]) -> None:
+    """Let a ``MaskTokensDataset`` draw none of these symbols in the place of masked ones; it draws by ``weights``."""
+    if symbols and dataset.random_token_prob > 0:
+        weights = dataset.weights.copy()
+        weights[list(symbols)] = 0
+        dataset.weights = weights / weights.sum()
 
 
 class WholeEpochsDataset(FairseqDataset):

@@ -4,7 +4,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,23 @@ def slices_of(blocks: Any) -> np.ndarray:
 def flat_tokens(dataset: MMapIndexedDataset) -> np.ndarray:
     """The ids of a binarized split, sentence after sentence ``(N,)``; unmapped when the dataset is collected."""
     return np.frombuffer(dataset._bin_buffer, dtype=dataset._index.dtype)
+
+
+def count_symbols(dataset: Any, symbols: Sequence[int]) -> tuple[int, list[int]]:
+    """The number of tokens of a mapped split, or of several combined, and how often each symbol occurs.
+
+    What fairseq does not map, as the files of its older versions, counts as empty.
+    """
+    mapped = [part for part in getattr(dataset, "datasets", [dataset]) if isinstance(part, MMapIndexedDataset)]
+    tokens, counts = 0, [0] * len(symbols)
+    for ids in map(flat_tokens, mapped):
+        tokens += len(ids)
+        for start, stop in _chunks(len(ids)):
+            counts = [
+                count + int(np.count_nonzero(ids[start:stop] == symbol))
+                for count, symbol in zip(counts, symbols, strict=True)
+            ]
+    return tokens, counts
 
 
 def combined_splits(path: str) -> list[str]:

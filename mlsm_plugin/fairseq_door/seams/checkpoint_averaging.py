@@ -11,9 +11,10 @@ from mlsm_plugin.core.files import model_files
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import DICTIONARIES, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER
+from mlsm_plugin.core.text.vocabulary_record import RECORDED, SYMBOL_FILES, TOKENIZER, check_vocabulary_record
 from mlsm_plugin.fairseq_door.seams import checkpoint_states
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import architecture_options, check_configuration, read_contents
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY, save_whole, updates_of, weights_in
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import save_whole, updates_of, weights_in
 from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
@@ -50,6 +51,8 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
         _check_same_model(files[-1], contents[-1], file, content)
     if names := _differing(Path(output), files[-1]):
         raise ValueError(f"beside {output} lies the {names[0]} of another vocabulary; choose another folder")
+    recorded, remedy = contents[-1].get("task_state") or {}, "choose another folder for the mean"
+    check_vocabulary_record(recorded, Path(output).parent, str(files[-1]), remedy, only=TOKENIZER)
     means = {name: _mean([weights_in(content)[name] for content in contents]) for name in weights_in(contents[-1])}
     for name, mean in means.items():
         if not mean.isfinite().all():
@@ -72,10 +75,13 @@ def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: d
         name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
         raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
     states = [part.get("task_state") or {} for part in (content, wanted)]
-    vocabularies, dictionaries = ({state.get(name) for state in states} for name in (VOCABULARY, CODES_OVER))
-    names = _differing(file, last)
-    if len(vocabularies - {None}) > 1 or names:
-        what = "labels" if names == [DICTIONARIES[-1]] else "vocabularies"
+    dictionaries = {state.get(CODES_OVER) for state in states}
+    differing = {name for name in RECORDED if len({state.get(name) for state in states} - {None}) > 1}
+    differing |= {name for name, file_name in SYMBOL_FILES.items() if file_name in _differing(file, last)}
+    if differing == {TOKENIZER}:
+        raise ValueError(f"{both}: their tokenizers differ, which read text in other ways")
+    if differing:
+        what = "labels" if differing == {"labels"} else "vocabularies"
         raise ValueError(f"{both}: their {what} differ, so that the same ids mean other ones")
     remedy = "pass checkpoints of one stage of one run, or a smaller --last"
     if f"{ATOM_PROJECTION}weight" in shapes and len(dictionaries) > 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils, options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.model_files import missing_checkpoint
+from mlsm_plugin.core.text.vocabulary_record import TOKENIZER, check_vocabulary_record, vocabulary_record
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import (
     NO_FILES,
     architecture_options,
@@ -32,8 +33,8 @@ from mlsm_plugin.fairseq_door.seams.checkpoint_contents import (
 )
 
 SHOWN_CHARACTERS = 400
-VOCABULARY = "vocabulary"  # in the state of a task (``task_state``): the fingerprint of its symbols
-WORDS = "words"  # there, too: the words that the run has seen, if it counts them
+WORDS = "words"  # in the state of a task (``task_state``): the words that the run has seen, if it counts them
+PUT_BACK = "put back the files that the training has left beside the checkpoint"
 
 
 def read_state(path: PathLike, overrides: dict[str, Any] | None = None, *, kind: str = "checkpoint") -> dict[str, Any]:
@@ -83,10 +84,15 @@ def load_model(
 
     ``state`` is what :func:`read_state` gave for the same arguments; None reads it. FileNotFoundError if the file, or
     one of the data such as the dictionary, does not exist; ValueError as of :func:`read_state`, or if the model does
-    not fit its weights or the dictionary.
+    not fit its weights or the dictionary, or the symbols, labels or tokenizer of the data, or the tokenizer beside the
+    checkpoint, are not those that it was trained with.
     """
     if state is None:
         state = read_state(path, overrides)
+    recorded = state.get("task_state") or {}
+    if "data" in overrides:
+        check_vocabulary_record(recorded, utils.split_paths(overrides["data"])[0], str(path), PUT_BACK)
+    check_vocabulary_record(recorded, Path(path).parent, str(path), PUT_BACK, only=TOKENIZER)
     try:
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError) as error:
@@ -152,6 +158,7 @@ def configuration_of(words: Sequence[str]) -> Any:
 def write_untrained(path: PathLike, cfg: Any, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
+    It remembers the vocabulary that lies in its folder, see :mod:`.vocabulary_record`.
     ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
     """
     state = {
@@ -162,7 +169,7 @@ def write_untrained(path: PathLike, cfg: Any, weights: dict[str, Tensor]) -> Non
         "optimizer_history": [
             {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
         ],
-        "task_state": {},
+        "task_state": vocabulary_record(Path(path).parent),
         "extra_state": {"train_iterator": {"epoch": 1}},
         "last_optimizer_state": None,
     }

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
 from mlsm_plugin.core.files.atomic_files import link_file
 from mlsm_plugin.core.files.output_lock import hold_lock
+from mlsm_plugin.core.text.vocabulary_record import check_vocabulary_record, vocabulary_record
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import save_whole
 from mlsm_plugin.fairseq_door.seams.version_shims import open_config
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file
 PATIENCE = "patience"  # key in the extra_state of a checkpoint
+ANOTHER_FOLDER = "make the data with the files beside the checkpoint, or pass another --save-dir to start anew"
 COUNTERS = ("best", "num_runs")  # attributes of fairseq's function should_stop_early
 
 
@@ -138,7 +140,8 @@ def _resuming(original: Any) -> Any:
     """Load the newest whole checkpoint; a finished run is not trained.
 
     A task may have two methods that refuse what cannot be: ``check_starts_from`` gets the checkpoint whose weights are
-    loaded and the state of its task; ``check_resumes`` gets that state if the run continues, after the data are loaded.
+    loaded and the state of its task (of fairseq's own tasks, only the vocabulary is checked, and recorded);
+    ``check_resumes`` gets that state if the run continues, after the data are loaded.
     Then ``begin_run`` gets the trainer, and that state of a run that continues, which fairseq does not restore.
     """
 
@@ -156,7 +159,12 @@ def _resuming(original: Any) -> Any:
         saved = (read_contents(start).get("task_state") or {}) if start.is_file() else {}
         if start.is_file() and hasattr(trainer.task, "check_starts_from"):
             trainer.task.check_starts_from(start, saved)
+        own_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
+        if own_folder is not None:
+            check_vocabulary_record(saved, own_folder, str(start), ANOTHER_FOLDER)
         extra_state, epoch_itr = original(cfg, trainer, **more)
+        if own_folder is not None:
+            trainer.task.state.merge_state_dict(vocabulary_record(own_folder))
         if resumes and trainer.is_data_parallel_master and hasattr(trainer.task, "check_resumes"):
             trainer.task.check_resumes(saved)
         if hasattr(trainer.task, "begin_run"):
@@ -175,6 +183,12 @@ def _resuming(original: Any) -> Any:
 
     load_checkpoint.resumes = True  # type: ignore[attr-defined]
     return load_checkpoint
+
+
+def _data_folder(task: Any) -> str | None:
+    """The folder of the first binarized dataset of a task of fairseq; None: it has none."""
+    data = getattr(getattr(task, "cfg", None), "data", None)
+    return utils.split_paths(data)[0] if isinstance(data, str) and data else None
 
 
 def _functions_that_stop_early() -> list[Any]:

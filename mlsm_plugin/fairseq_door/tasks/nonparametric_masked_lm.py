@@ -21,6 +21,7 @@ from mlsm_plugin.fairseq_door.seams.loading_hooks import before_loading
 from mlsm_plugin.fairseq_door.seams.model_parts import VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_door.tasks.own_task import TextBlocksConfig
 from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMTask
+from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class NonparametricMaskedLMTask(PortableMaskedLMTask):
             raise ValueError(f"--context-masking-ratio must be in [0, 1], got {cfg.context_masking_ratio}")
         self.span_masks = [dictionary.add_symbol(symbol, n=0) for symbol in added_symbols(cfg)]
         self.span_masks = self.span_masks or [self.mask_idx, self.mask_idx]
-        self.special_ids = sorted({*range(dictionary.nspecial), self.mask_idx, *self.span_masks})
+        self.special_ids = sorted({*special_symbols(dictionary), self.mask_idx, *self.span_masks})
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model, with additional positions, as masks can be longer than the spans that they replace.

@@ -18,17 +18,23 @@ from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
 from omegaconf import II, MISSING
 
-from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, copy_tokenizer
+from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.machine.processors import BUSY, SPINS, cores_busy_with_others, usable_cores, waits_as_chosen
+from mlsm_plugin.core.text.vocabulary_record import (
+    VOCABULARY,
+    check_vocabulary_record,
+    symbols_record,
+    vocabulary_record,
+)
 from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
 from mlsm_plugin.fairseq_door.optimizers.fused_adamw import mark_weights
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import VOCABULARY
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import PUT_BACK
 from mlsm_plugin.fairseq_door.seams.compiled_steps import CompileError, compile_parts, forget_compiled, is_one_graph
+from mlsm_plugin.fairseq_door.seams.resumed_runs import ANOTHER_FOLDER
 from mlsm_plugin.fairseq_door.seams.training_options import registered_name
-from mlsm_plugin.fairseq_door.text.symbol_files import symbols_fingerprint, symbols_of_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -242,41 +248,32 @@ class OwnTask(ABC):
         return str(utils.split_paths(self.cfg.data)[0])
 
     @cached_property
-    def _vocabulary(self) -> str:
-        return symbols_fingerprint(symbols_of_dataset(self._data_folder))
+    def _vocabulary_record(self) -> dict[str, str]:
+        return vocabulary_record(self._data_folder)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a task; ValueError if it is that of another vocabulary."""
-        self._check_vocabulary(state_dict.get(VOCABULARY), "the checkpoint", "pass the dict.txt that lies beside it")
+        """Load the state of a task; ValueError if it is that of another vocabulary or tokenizer."""
+        check_vocabulary_record(state_dict, self._data_folder, "the checkpoint", PUT_BACK)
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
-        """Raise ValueError if a run must not start from a checkpoint, or resume from it: its vocabulary is another.
+        """Raise ValueError if a run must not start from a checkpoint, or resume from it.
 
-        Where ``saved``, the state of its task, lacks the vocabulary, the ``dict.txt`` beside it says which it is.
+        Its vocabulary or tokenizer is another. Where ``saved``, the state of its task, lacks the vocabulary, the
+        ``dict.txt`` beside it says which it is.
         """
-        recorded = saved.get(VOCABULARY)
-        if recorded is None and (checkpoint.parent / DICTIONARY_NAME).is_file():
-            recorded = symbols_fingerprint(symbols_of_dataset(checkpoint.parent))
-        remedy = "binarize the text with the tokenizer of the checkpoint, or pass another --save-dir to start anew"
-        self._check_vocabulary(recorded, str(checkpoint), remedy)
-
-    def _check_vocabulary(self, recorded: str | None, where: str, remedy: str) -> None:
-        if recorded not in (None, self._vocabulary):
-            raise ValueError(
-                f"{where} was trained with another vocabulary (SHA-256 of its symbols {recorded[:12]}) than that of "
-                f"{self._data_folder}/{DICTIONARY_NAME} ({self._vocabulary[:12]}): the same ids mean other pieces; "
-                f"{remedy}"
-            )
+        if VOCABULARY not in saved:
+            saved = {**saved, VOCABULARY: symbols_record(checkpoint.parent).get(VOCABULARY)}
+        check_vocabulary_record(saved, self._data_folder, str(checkpoint), ANOTHER_FOLDER)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Record the vocabulary, and copy the tokenizer next to the checkpoints; only the first rank copies.
+        """Record the vocabulary and tokenizer, and copy them next to the checkpoints; only the first rank copies.
 
         ValueError if the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
         """
         super().begin_epoch(epoch, model)  # type: ignore[misc]
         folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
-        self.state.merge_state_dict({VOCABULARY: self._vocabulary})  # type: ignore[attr-defined]
+        self.state.merge_state_dict(self._vocabulary_record)  # type: ignore[attr-defined]
         first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         if first_rank and not self.cfg.no_save:
             copy_tokenizer(self._data_folder, self.cfg.save_dir)

@@ -43,11 +43,12 @@ from mlsm_plugin.fairseq_door.data.token_datasets import (
     MaskedSizesDataset,
     MaskRanksDataset,
 )
-from mlsm_plugin.fairseq_door.seams.batches import SortedWholeEpochsDataset, WordBeginnings
+from mlsm_plugin.fairseq_door.seams.batches import SortedWholeEpochsDataset, WordBeginnings, never_draw
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import WORDS
 from mlsm_plugin.fairseq_door.seams.compiled_steps import MaskedLmLoss
 from mlsm_plugin.fairseq_door.tasks.own_task import OwnTask, SavedRunConfig
 from mlsm_plugin.fairseq_door.tasks.word_counts import WordCount, begins_word
+from mlsm_plugin.fairseq_door.text.symbol_files import own_special_symbols, special_symbols
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,10 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         self.set_batches(split, samples, *self.masked(samples, split))
 
     def masked(self, samples: Any, split: str) -> tuple[Any, Any]:
-        """The inputs and the targets of ``samples`` with the masks of ``masked_lm``, but no unknown token is masked."""
+        """The inputs and the targets of ``samples`` with the masks of ``masked_lm``.
+
+        No unknown token is masked, nor a special one of the tokenizer's own list.
+        """
         samples, dictionary = LRUCacheDataset(samples), self.source_dictionary
         words = self.word_beginnings() if self.cfg.mask_whole_words else None
         inputs, targets = (
@@ -122,6 +126,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
             )
             for are_targets in (False, True)
         )
+        never_draw(inputs, own_special_symbols(dictionary))
         return KnownTargetsDataset.of(inputs, targets, dictionary)
 
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
@@ -268,7 +273,7 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
             raise ValueError(f"{self.cfg.save_dir} holds a run that did not count its words; pass another --save-dir")
         self.state.merge_state_dict({WORDS: saved.get(WORDS, 0)})
         dictionary = self.source_dictionary
-        begins = begins_word(dictionary.symbols, [*range(dictionary.nspecial), self.mask_idx])
+        begins = begins_word(dictionary.symbols, [*special_symbols(dictionary), self.mask_idx])
         self.word_count, self.trainer = WordCount(plan, begins), trainer
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:

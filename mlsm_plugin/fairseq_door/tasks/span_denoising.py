@@ -27,6 +27,7 @@ from mlsm_plugin.fairseq_door.tasks.own_task import (
     TextBlocksConfig,
 )
 from mlsm_plugin.fairseq_door.text.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
+from mlsm_plugin.fairseq_door.text.symbol_files import own_special_symbols, special_symbols
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
             seed=self.cfg.seed,
             pieces=self._pieces() if self.cfg.mask_whole_words else None,
             target_length=self.target_positions,
-            unk=self.dictionary.unk(),
+            unk=[self.dictionary.unk(), *own_special_symbols(self.dictionary)],
         )
         path = split_path(self.cfg.data, split, epoch)
         blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
@@ -181,7 +182,7 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
         return blocks
 
     def _pieces(self) -> PieceClasses:
-        special = [*range(self.dictionary.nspecial), *self.sentinels.tolist()]
+        special = [*special_symbols(self.dictionary), *self.sentinels.tolist()]
         try:
             return PieceClasses.of_vocabulary(self.dictionary.symbols, special)
         except ValueError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, write_json
-from mlsm_plugin.core.files.model_files import FOLDER_NAME, MODEL_NAME
+from mlsm_plugin.core.files.model_files import FOLDER_NAME, MODEL_NAME, SUMMARY_NAME
 from mlsm_plugin.core.files.output_lock import PARENT, end_with_parent
 from mlsm_plugin.core.text.text_files import check_text_files, progress_bar, read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, KnownText, UnknownTokens
@@ -23,7 +23,6 @@ from mlsm_plugin.fairseq_door.text.text_tokenizer import EncodedBatch, TextToken
 
 BATCH_CHARACTERS = 1 << 18  # that are encoded at once
 SPLITS = ("train", "valid", "test")
-SUMMARY_NAME = "binarize.json"
 TRAIN_ANOTHER = "train the tokenizer on text like this or with a higher --character-coverage, or raise --max-unk-rate"
 
 
@@ -36,7 +35,7 @@ class SplitFigures:
     tokens: int = 0  # of the .bin file, with one </s> per sentence and one between two documents
     unknown: int = 0  # <unk> tokens
     dropped: int = 0  # lines left out because normalization leaves nothing of them, such as a zero-width space
-    unk_rate: float = 0.0  # share of <unk> among the tokens of the text, without </s>
+    unk_rate: float = 0.0  # share of the text that is unknown: of its tokens, or of its characters if that is larger
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ def binarize(
         tokenizer: folder written by ``mlsm tokenizer``, or ``hf:`` followed by a folder or hub name of Hugging Face.
         train, valid, test: text files of the splits, plain or compressed.
         output: the data folder. Nothing appears there unless all splits succeed; splits of an earlier run are replaced.
-        max_unk_rate: maximum share of unknown tokens in a split; above it, nothing is written.
+        max_unk_rate: largest share of the tokens and characters of a split that may be unknown; above it, nothing is
+            written.
 
     Raises:
         ValueError: text, tokenizer or options are invalid, or too many tokens are unknown.

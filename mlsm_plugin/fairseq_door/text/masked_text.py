@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.word_boundaries import as_rest_of_a_word
 from mlsm_plugin.core.text.infilled_text import sentinel_symbols, sentinels_in
+from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
 
 MASK = "<mask>"
@@ -20,7 +21,9 @@ def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[
 
     Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation.
     ``bpe.encode(text)`` gives pieces separated by spaces, as in fairseq; those that the dictionary lacks are unknown.
+    ValueError as of :func:`.check_text`.
     """
+    check_text(text)
     return [
         _ids_after_a_gap(part, bpe.encode(part.rstrip()).split(), dictionary, gap=number > 0)
         for number, part in enumerate(text.split(MASK))
@@ -81,9 +84,10 @@ def encode_with_sentinels(
     """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``pieces_of`` is the tokenizer.
 
     Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if the text has a
-    sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice.
+    sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice, or as of :func:`.check_text`.
     """
     ids: list[int] = []
+    check_text(text)
     sentinels_in(text, num_sentinels)  # raises the error
     for number, part in enumerate(re.split(r"(<extra_id_\d+>)", text)):
         if number % 2:

@@ -15,7 +15,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
-from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, check_text_files, progress_bar, read_lines
+from mlsm_plugin.core.text.text_files import MAX_LINE_BYTES, check_text, check_text_files, progress_bar, read_lines
 
 SPECIAL_PIECES = frozenset({"<unk>", "<s>", "</s>", "<pad>"})  # fairseq's Dictionary adds these itself
 
@@ -194,6 +194,7 @@ def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
     for number, symbol in enumerate(symbols):
         if symbol in symbols[:number]:
             raise ValueError(f"user_symbols has {symbol!r} twice")
+        check_text(symbol, f"user_symbols {symbol!r}")
         odd = NOT_IN_PIECES.search(symbol) or SENTENCEPIECE_BEGIN in symbol or re.fullmatch(r"<?|<[^<>]+>", symbol)
         if odd or normalizer.normalize(symbol) != symbol:
             raise ValueError(f"user_symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")

@@ -1,16 +1,37 @@
 """Read fairseq's ``dict.txt``."""
 
-import hashlib
 import io
 from pathlib import Path
 
 from fairseq.data import Dictionary
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
+from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, FOLDER_NAME
+from mlsm_plugin.core.text import hf_tokenizer
 
 
-def read_symbols(path: PathLike) -> Dictionary:
+class TextDictionary(Dictionary):
+    """The symbols of a ``dict.txt``.
+
+    Attributes:
+        own_special: ids of the symbols that are special tokens of a Hugging Face tokenizer's own list, such as
+            ``[E1]``; nothing is learned about them.
+    """
+
+    own_special: frozenset[int] = frozenset()
+
+
+def own_special_symbols(dictionary: Dictionary) -> list[int]:
+    """The ``own_special`` of a :class:`TextDictionary`; none of other dictionaries."""
+    return sorted(getattr(dictionary, "own_special", ()))
+
+
+def special_symbols(dictionary: Dictionary) -> list[int]:
+    """The ids of fairseq's special symbols, and of those of the tokenizer's own list."""
+    return [*range(dictionary.nspecial), *own_special_symbols(dictionary)]
+
+
+def read_symbols(path: PathLike) -> TextDictionary:
     """The dictionary of a ``dict.txt``: a symbol and a count in each line. A byte-order mark at the start is skipped.
 
     Raises:
@@ -18,7 +39,7 @@ def read_symbols(path: PathLike) -> Dictionary:
         ValueError: it is not UTF-8, a line has another form, or a symbol occurs twice or is one of fairseq's own.
     """
     try:
-        return Dictionary.load(io.StringIO(Path(path).read_bytes().decode("utf-8-sig"), newline=None))
+        return TextDictionary.load(io.StringIO(Path(path).read_bytes().decode("utf-8-sig"), newline=None))
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
     raise ValueError(
@@ -27,19 +48,18 @@ def read_symbols(path: PathLike) -> Dictionary:
     )
 
 
-def symbols_of_dataset(folder: PathLike) -> Dictionary:
-    """The dictionary of a binarized dataset.
+def symbols_of_dataset(folder: PathLike) -> TextDictionary:
+    """The dictionary of a binarized dataset, which knows the special tokens of the tokenizer there.
 
-    FileNotFoundError if the folder has no ``dict.txt``; ValueError as of :func:`read_symbols`.
+    FileNotFoundError if the folder has no ``dict.txt``; ValueError as of :func:`read_symbols`, or if the files of a
+    Hugging Face tokenizer are damaged.
     """
     path = Path(folder) / DICTIONARY_NAME
     if not path.exists():
         raise FileNotFoundError(
             f"{folder} is not a binarized dataset: {DICTIONARY_NAME} is missing (write one: `mlsm binarize`)"
         )
-    return read_symbols(path)
-
-
-def symbols_fingerprint(dictionary: Dictionary) -> str:
-    """SHA-256 of the symbols of a ``dict.txt``, without those that a task adds; their counts do not matter."""
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
+    dictionary = read_symbols(path)
+    symbols = hf_tokenizer.own_special_symbols(Path(folder, FOLDER_NAME))
+    dictionary.own_special = frozenset(dictionary.index(symbol) for symbol in symbols if symbol in dictionary)
+    return dictionary

@@ -111,14 +111,15 @@ class SentencePieceTokenizer(TextTokenizer):
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
         """The SentencePiece ids of a line; unknown ones are split as fairseq does, at whitespace such as U+0085."""
         sentence: list[int] = self.processor.encode(line, out_type=int)
+        unknown.count_characters(line)
         if (unknown_id := self.processor.unk_id()) in sentence:
             pieces, sentence = sentence, []
             for piece, surface in zip(pieces, self.processor.encode(line, out_type=str), strict=True):
                 words = tokenize_line(surface) if piece == unknown_id else [surface]
                 sentence += [piece] * len(words)
                 if piece == unknown_id:
-                    unknown.unknown += len(words)
-                    unknown.characters.update("".join(words))
+                    for word in words:
+                        unknown.add_unknown(word)
         unknown.tokens += len(sentence)
         return sentence
 
@@ -140,9 +141,8 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
-        encoding = self.tokenizer.backend.encode(line, add_special_tokens=False)
-        sentence: list[int] = encoding.ids
-        unknown.add(line, sentence, encoding.offsets, self.tokenizer.unknown_id)
+        ((sentence, offsets),) = self.tokenizer.encoded([line])
+        unknown.add(line, sentence, offsets, self.tokenizer.unknown_id)
         return sentence
 
     def write_to(self, folder: Path) -> None:
@@ -191,6 +191,10 @@ class HuggingFaceBPE:
 
     def encode(self, text: str) -> str:
         return " ".join(self.tokenizer.symbols_of(text))
+
+    def surfaces(self, text: str) -> list[str]:
+        """The part of a text for which each of the symbols of :meth:`encode` stands."""
+        return self.tokenizer.surfaces_of(text)
 
     def decode(self, text: str) -> str:
         return self.tokenizer.text_of(text.split())

@@ -13,10 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from tests.tiny_hf_models import TOKENIZERS, library_ids
+from mlsm_plugin.core.text.hf_tokenizer import (
+    HuggingFaceTokenizer,
+    own_special_symbols,
+    own_special_tokens,
+    special_ids,
+)
+from tests.tiny_hf_models import OWN_TOKENS, TOKENIZERS, add_nothing_around, add_own_tokens, library_ids
 
 ODD = ["a <mask> [MASK] </s> [SEP] b", "Ünïcödé ﬁ 雪 \u2028 x", "  two  spaces ", "<s>", "don't", "“—”"]
 
@@ -124,3 +130,65 @@ def test_tokenizers_that_do_not_work_are_named(hf_tokenizers: dict[str, Path], t
             ValueError, match=f"the tokenizer of {folder} must have three different tokens that begin, end"
         ):
             HuggingFaceTokenizer(folder)
+
+
+WITH_OWN_TOKENS = "the [E1] name [/E1] of x[E1]y <ctrl>"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_special_tokens_of_the_own_list_are_read_as_by_the_library(
+    kind: str, hf_tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    add_own_tokens(hf_tokenizers[kind], tmp_path / "own")
+    tokenizer, theirs = both(tmp_path / "own")
+    ((ids, offsets),) = tokenizer.encoded([WITH_OWN_TOKENS])
+    assert ids == theirs(WITH_OWN_TOKENS, add_special_tokens=False)["input_ids"]
+    own = theirs.convert_tokens_to_ids(list(OWN_TOKENS))
+    assert [ids.count(number) for number in own] == [2, 1, 1]
+    places = [offsets[place] for place, number in enumerate(ids) if number in own]
+    assert [WITH_OWN_TOKENS[start:stop] for start, stop in places] == ["[E1]", "[/E1]", "[E1]", "<ctrl>"]
+    names = tokenizer.symbols_of(WITH_OWN_TOKENS)
+    assert [name for name in names if name in own_special_symbols(tmp_path / "own")] == [
+        *("[E1]", "[/E1]", "[E1]", f"[hf:{own[2]}]")
+    ]
+    assert {*own} < tokenizer.special_ids == special_ids(theirs)
+    assert own_special_tokens(theirs) == dict(zip(own, OWN_TOKENS, strict=True))
+    saved = HuggingFaceTokenizer(tmp_path / "own")
+    saved.save(tmp_path / "again")
+    assert HuggingFaceTokenizer(tmp_path / "again").encoded([WITH_OWN_TOKENS]) == [(ids, offsets)]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_tokenizer_can_split_its_special_tokens(kind: str, hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    add_own_tokens(hf_tokenizers[kind], tmp_path / "own", split_special_tokens=True)
+    tokenizer, theirs = both(tmp_path / "own")
+    ((ids, _),) = tokenizer.encoded([WITH_OWN_TOKENS])
+    assert theirs.split_special_tokens
+    assert ids == theirs(WITH_OWN_TOKENS, add_special_tokens=False)["input_ids"]
+    assert tokenizer.special_ids.isdisjoint(ids)
+    assert len(tokenizer.special_ids) == len(HuggingFaceTokenizer(hf_tokenizers[kind]).special_ids) + len(OWN_TOKENS)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_no_text_masks_or_ends_itself(kind: str, hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(hf_tokenizers[kind])
+    theirs.add_tokens([AddedToken(gap, special=True) for gap in ("<mask_s>", "<extra_id_0>")], special_tokens=True)
+    theirs.save_pretrained(tmp_path)
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+    assert {*theirs.convert_tokens_to_ids(["<mask_s>", "<extra_id_0>"])} < tokenizer.special_ids
+    ((ids, _),) = tokenizer.encoded(
+        [" ".join([*theirs.all_special_tokens, "<mask_s> <extra_id_0> <mask> [MASK] </s>"])]
+    )
+    assert tokenizer.special_ids.isdisjoint(ids)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_what_a_tokenizer_adds_to_a_text(kind: str, hf_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(hf_tokenizers[kind])
+    assert (tokenizer.before, tokenizer.after) == ([tokenizer.begin_id], [tokenizer.end_id])
+    shutil.copytree(hf_tokenizers[kind], tmp_path / "bare")
+    add_nothing_around(tmp_path / "bare")
+    bare = HuggingFaceTokenizer(tmp_path / "bare")
+    assert (bare.before, bare.after) == ([], [])
+    assert (bare.begin_id, bare.end_id) == (tokenizer.begin_id, tokenizer.end_id)
+    assert bare.surrounded([7]) == [7]

@@ -10,7 +10,14 @@ import lzma
 import pytest
 
 from mlsm_plugin.core.text import text_files
-from mlsm_plugin.core.text.text_files import check_text_files, numbered_lines, read_lines, read_text
+from mlsm_plugin.core.text.text_files import (
+    check_text,
+    check_text_files,
+    json_objects,
+    numbered_lines,
+    read_lines,
+    read_text,
+)
 
 
 def test_lines_end_at_newlines_only_and_are_stripped(tmp_path):
@@ -126,6 +133,67 @@ def test_json_lines_are_not_text(tmp_path, content):
 def test_text_about_json_is_text(tmp_path, content):
     (tmp_path / "text").write_text(content, encoding="utf-8")
     assert list(read_lines(tmp_path / "text")) == [line.strip() for line in content.rstrip("\n").split("\n")]
+
+
+ENGLISH, RUSSIAN = (
+    "The name is bound.\nIt is a value.\n",
+    "\u0418\u043c\u044f\u0441\u0432\u044f\u0437\u0430\u043d\u043e",
+)
+NUL, CONTROL = r":1: a NUL byte at column \d+, .* iconv -f UTF-16LE", r":1: \d+ of \d+ bytes are control characters"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (ENGLISH.encode("utf-16-le"), NUL),
+        (ENGLISH.encode("utf-16-be"), NUL),
+        (ENGLISH.encode("utf-32-le"), NUL),
+        (RUSSIAN.encode("utf-16-le"), CONTROL),
+        (RUSSIAN.encode("utf-16-be"), CONTROL),
+        (b"one\0two\nthree\n", NUL),
+        (bytes(range(1, 0x20)), CONTROL),
+        (b"\x7fELF\x02\x01\x01\0\0", NUL),
+        (b"<!DOCTYPE html>\n<html><body>A text.</body></html>\n", "begins as an HTML page, .* take the text out of it"),
+        (b"\n  <!doctype HTML PUBLIC '-//W3C//DTD HTML 4.01//EN'>\n", "begins as an HTML page"),
+        (b"\xef\xbb\xbf<HTML lang='en'>\n", "begins as an HTML page"),
+        (b"<?xml version='1.0'?>\n<text/>\n", "begins as XML"),
+        (b"%PDF-1.4\nstream\n", "begins as a document in PDF"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n", "LFS .* git lfs pull"),
+        (b"/annex/objects/SHA256E-s12--00ff.txt\n", "begins as a pointer of git-annex .* git annex get"),
+    ],
+)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_what_is_no_text_is_refused_by_every_reader(tmp_path, content, message, compress):
+    path = tmp_path / "text"
+    path.write_bytes(compress(content))
+    for read in (read_lines, numbered_lines, json_objects, lambda path: [check_text_files([path])]):
+        with pytest.raises(ValueError, match=rf"text.*{message}"):
+            list(read(path))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["A page begins with <!DOCTYPE html>.", "<html> comes next.", "<?xml version='1.0'?> is for XML."],
+        ["<htmlx>", "<p>One line of HTML, as text has it.</p>"],
+        ["version https of git-lfs", "%PDF is how it begins"],
+        ["\x1b[31mred\x1b[0m", "form\x0cfeed", "a bell \x07 rings, and a line is long enough for it"],
+        ["\u0418\u043c\u044f", "\u0939\u093f\u0928\u094d\u0926\u0940", "\u4e2d\u6587", "\u200b\u00ad"],
+    ],
+)
+def test_text_about_other_kinds_of_files_is_text(tmp_path, lines):
+    (tmp_path / "text").write_text("\n".join(lines), encoding="utf-8")
+    assert list(read_lines(tmp_path / "text")) == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a\ud83d b", r"at place 2 is U\+D83D"), ("\udcff", r"at place 1 is U\+DCFF"), ("a\0b", "has a NUL character")],
+)
+def test_strings_that_are_no_text_are_named(text, message):
+    with pytest.raises(ValueError, match=f"^file, line 3 .*{message}"):
+        check_text(text, "file, line 3")
+    check_text("\U0001f600 \u200b", "file, line 3")
 
 
 def test_the_first_lines_are_checked_before_hours_of_work(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsm_plugin.core.text.unknown_tokens import KnownText, UnknownTokens, check_known, unknown_tokens_of
+from mlsm_plugin.core.text.unknown_tokens import KnownText, UnknownTokens, check_known, unknown_tokens_in
+from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.huggingface.coding import blocks_for_model
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences
@@ -40,9 +43,12 @@ class Letters:
 def test_texts_are_counted_by_character(texts: list[str]) -> None:
     letters = [character for text in texts for character in text if not character.isspace()]
     unknown = Counter(character for character in letters if character not in "abcde")
-    found = unknown_tokens_of([f"<mask>{text}<extra_id_3>" for text in texts], Letters(), Letters())
+    found = unknown_tokens_in([f"<mask>{text}<extra_id_3>" for text in texts], Letters(), Letters())
     assert (found.tokens, found.unknown, found.characters) == (len(letters), unknown.total(), unknown)
-    assert found.rate == (unknown.total() / len(letters) if letters else 0)
+    assert (found.all_characters, found.texts) == (len(letters), len(texts))
+    share_of_tokens, share_of_characters, share_of_texts = found.shares.values()
+    assert share_of_tokens == share_of_characters == (unknown.total() / len(letters) if letters else 0)
+    assert found.rate == max(share_of_tokens, share_of_texts)
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.floats(0, 1))
@@ -55,6 +61,78 @@ def test_more_than_the_limit_is_refused(unknown: int, known: int, limit: float) 
         ValueError, match=rf"of the tokens of t are unknown, above the limit of {limit:.2%}; most .* 'x'"
     ):
         found.check("t", limit)
+
+
+THAI = "".join(map(chr, range(0xE01, 0xE15)))  # without spaces: one token
+ENGLISH = "the name of the class is bound and it is a value of the object"
+
+
+def a_tenth_thai(lines: int = 200) -> list[str]:
+    """Lines of which every tenth is Thai: below 1 % of the tokens, and a tenth of the text."""
+    return [THAI * 3 if number % 10 == 0 else ENGLISH for number in range(lines)]
+
+
+def test_an_unknown_token_counts_by_the_characters_that_are_lost(model: Path, tiny: TinyData, tmp_path: Path,
+                                                                 capsys: CAPTURE) -> None:  # fmt: skip
+    text, output = tmp_path / "thai.txt", tmp_path / "out"
+    text.write_text("\n".join(a_tenth_thai()), encoding="utf-8")
+    both = ("--train", text, "--valid", tiny.text, "--output", output)
+    for tokenizer in (tiny.tokenizer, f"hf:{model}"):
+        error = failing_mlsm(capsys, "binarize", "--tokenizer", tokenizer, *both)
+        assert re.search(r" 1\d\.\d\d% of the characters of the train split are unknown, above the limit of 1", error)
+        assert not output.exists()
+    error = failing_mlsm(
+        *(capsys, "binarize", "--format", "sequences", "--tokenizer", f"hf:{model}", "--train", text),
+        *("--output", output),
+    )
+    assert re.search(r" 1\d\.\d\d% of the characters of the text are unknown, above the limit of 1", error)
+
+
+def test_texts_of_a_file_are_judged_one_by_one(model: Path, tiny: TinyData, tmp_path: Path, capsys: CAPTURE) -> None:
+    texts = [CJK[0] if number % 10 == 0 else f"{ENGLISH} {ENGLISH}" for number in range(200)]
+    files = {name: tmp_path / name for name in ("labelled.tsv", "pairs.jsonl", "words.tsv")}
+    files["labelled.tsv"].write_text("".join(f"{number % 2}\t{text}\n" for number, text in enumerate(texts)))
+    pairs = ({"sentence_good": text, "sentence_bad": text} for text in texts)
+    files["pairs.jsonl"].write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    files["words.tsv"].write_text("0\tclass\n1\tname\n")
+    labelled, output = files["labelled.tsv"], tmp_path / "out"
+    both, words = ("--train", labelled, "--valid", labelled), ("--verbalizer", files["words.tsv"])
+    commands = (
+        ("finetune", "--checkpoint", tiny.model, *both, "--output", output),
+        ("evaluate", "pairs", "--checkpoint", tiny.model, "--input", files["pairs.jsonl"]),
+        ("evaluate", "pairs", "--checkpoint", f"hf:{model}", "--input", files["pairs.jsonl"]),
+        ("npm", "classify", "--checkpoint", tiny.model, "--parametric", "--input", labelled, *words, "--template",
+         "{} is a <mask>"),
+    )  # fmt: skip
+    for command in commands:
+        error = failing_mlsm(capsys, *command)
+        wanted = "10.00% of the texts (each of them more than 10%) of .* are unknown, above the limit of 1.00%"
+        assert re.search(wanted.replace("(", r"\(").replace(")", r"\)"), error), error
+    assert not output.exists()
+
+
+def test_a_model_judges_each_text_of_a_list(tiny: TinyData) -> None:
+    model = from_pretrained(tiny.model)
+    texts = [ENGLISH] * 50
+    check_known(texts, model.bpe, model.task.source_dictionary, model.max_unk_rate)
+    with pytest.raises(ValueError, match=r"of text 51 are unknown, above the limit of 10.00%; .* set its max_unk_rate"):
+        check_known([*texts, CJK], model.bpe, model.task.source_dictionary, model.max_unk_rate)
+
+
+def test_a_dataset_with_unknown_tokens_is_reported(tiny: TinyData, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                                   capsys: CAPTURE) -> None:  # fmt: skip
+    text = tmp_path / "thai.txt"
+    text.write_text("\n".join([*a_tenth_thai(20), *["\u0e01 a"] * 100]), encoding="utf-8")
+    data = tmp_path / "data"
+    both = ("--train", text, "--valid", tiny.text)
+    mlsm("binarize", "--tokenizer", tiny.tokenizer, *both, "--output", data, "--max-unk-rate", 1)
+    (data / "binarize.json").unlink()  # as where another program has written it
+    dictionary = load_dictionary(data)
+    for _ in range(2):  # said once
+        load_split(str(data / "train"), dictionary)
+    load_split(str(data / "valid"), dictionary)
+    (message,) = caplog.messages
+    assert re.match(rf"1\d\.\d\d% of the tokens of {data}/train are unknown, more than 1.00%: nothing is", message)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
@@ -127,7 +205,7 @@ def test_sequences_that_others_made_are_checked_when_they_are_coded(model: Path,
 def test_loaded_models_refuse_texts_that_they_do_not_know(tiny: TinyData, caplog: pytest.LogCaptureFixture) -> None:
     model = from_pretrained(tiny.model)
     text = f"the {CJK} is <mask>"
-    refused = pytest.raises(ValueError, match=rf"of the tokens of the text are unknown, .*'{CJK[0]}'")
+    refused = pytest.raises(ValueError, match=rf"of the characters of the text are unknown, .*'{CJK[0]}'")
     for use in (model.fill_mask, model.latent_properties):
         with refused:
             use(text)

@@ -70,7 +70,7 @@ from mlsm_plugin.fairseq_door.seams import (
     resumed_runs,
     training_options,
 )
-from mlsm_plugin.fairseq_door.seams.batches import UpdateLookahead, WholeEpochsDataset, WordBeginnings
+from mlsm_plugin.fairseq_door.seams.batches import UpdateLookahead, WholeEpochsDataset, WordBeginnings, never_draw
 from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_door.tasks.span_denoising import SpanDenoisingTask
 from tests.conftest import TINY_MODEL
@@ -548,6 +548,18 @@ def _word_beginnings() -> None:
         masked = [int((targets[index] != 1).sum()) for index in range(2)]
         assert masked[0] == 2  # half of its four words
         assert masked[1] in (0, 3)  # its word is not long
+
+
+@seam("batches", "MaskTokensDataset.weights, by which it draws symbols", partial(rename, MaskTokensDataset, "weights"))
+def _drawn_symbols() -> None:
+    samples = ListDataset([TOKENS[0]] * 20, [4] * 20)
+    how: Any = {"mask_prob": 0.9, "random_token_prob": 1.0, "leave_unmasked_prob": 0.0}
+    inputs = MaskTokensDataset(samples, symbols(), pad_idx=1, mask_idx=len(symbols()), **how)
+    others = [symbol for symbol in range(symbols().nspecial, len(symbols())) if symbol != 5]
+    never_draw(inputs, others)
+    drawn = [inputs[index] for index in range(20)]
+    assert all(bool(((ids == 5) | (ids == TOKENS[0])).all()) for ids in drawn)
+    assert any(bool((ids != TOKENS[0]).any()) for ids in drawn)
 
 
 # binarized_files: mmap_builder

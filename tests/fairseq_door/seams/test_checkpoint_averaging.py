@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mlsm_plugin import hub
+from mlsm_plugin.core.text.vocabulary_record import vocabulary_record
 from mlsm_plugin.fairseq_door.seams.checkpoint_averaging import average_checkpoints, last_checkpoints
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import read_state, updates_of, weights_in
 from tests.tiny_models import MASKED_LM, POSITIONS, TinyData, positions, save_untrained
@@ -36,7 +37,7 @@ def run(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("averaging") / "run"
     for number in (1, 2, 3):
         last = save_untrained(tiny.data_bin, folder, *SIZES, seed=number, **MASKED_LM)
-        state = {"task_state": {"vocabulary": "the same", "of": number}, "last_optimizer_state": {"step": number}}
+        state = {"task_state": {**vocabulary_record(folder), "of": number}, "last_optimizer_state": {"step": number}}
         changed(last.rename(folder / f"checkpoint_1_{number}0.pt"), **state, **seen(10 * number))
     return folder
 
@@ -57,7 +58,7 @@ def test_weights_are_means_and_all_else_is_that_of_the_last(three: list[Path], t
     for name, found in state["model"].items():
         expected = torch.stack([weights[name].double() for weights in own]).mean(dim=0).float()
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert state["task_state"] == {"vocabulary": "the same", "of": 3}
+    assert state["task_state"] == {**vocabulary_record(three[-1].parent), "of": 3}
     assert state["last_optimizer_state"] is None
     assert updates_of(output) == 30
     assert state["cfg"] == torch.load(three[-1], weights_only=True)["cfg"]

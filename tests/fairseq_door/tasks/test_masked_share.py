@@ -23,6 +23,7 @@ from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
 from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMTask
 from tests.conftest import CRITERIONS, mlsm
 from tests.denoising_flags import TINY
+from tests.tiny_hf_models import OWN_TOKENS, add_own_tokens
 from tests.tiny_models import TinyData
 from tests.tiny_run import seeded_model, training_config
 
@@ -101,6 +102,39 @@ def test_unknown_tokens_are_never_predicted(some_unknown: Path, name: str) -> No
         ids = torch.cat([predicted(batch) for batch in batches_of(task)])
         assert len(ids) > 1000
         assert not bool((ids == UNK).any())
+
+
+@pytest.fixture(scope="module")
+def with_own_tokens(hf_tokenizers: dict[str, Path], tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in which every other word is a special token of the list of a Hugging Face tokenizer."""
+    root = tmp_path_factory.mktemp("own")
+    add_own_tokens(hf_tokenizers["word_piece"], root / "tokenizer")
+    lines = (line.split() for line in tiny.text.read_text(encoding="utf-8").splitlines())
+    marked = [" ".join(f"{word} {OWN_TOKENS[place % 3]}" for place, word in enumerate(line)) for line in lines]
+    (root / "text.txt").write_text("\n".join(marked), encoding="utf-8")
+    texts = ("--train", root / "text.txt", "--valid", root / "text.txt")
+    mlsm("binarize", "--tokenizer", f"hf:{root / 'tokenizer'}", *texts, "--output", root / "data", "--workers", 1)
+    return root / "data"
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_special_tokens_of_the_own_list_are_inputs_only(with_own_tokens: Path, name: str) -> None:
+    share = {"noise_density" if name == "span_denoising" else "mask_prob": 0.4}
+    in_spans = name in ("nonparametric_masked_lm", "span_denoising")
+    drawn = {} if in_spans else {"random_token_prob": 0.9, "leave_unmasked_prob": 0.1}
+    _, task = task_of(with_own_tokens, name, **share, **drawn)
+    own = torch.tensor([*task.source_dictionary.own_special])
+    assert len(own) == len(OWN_TOKENS)
+    inputs, number = torch.zeros(0, dtype=torch.long), 0
+    for batch in batches_of(task):
+        assert not torch.isin(predicted(batch), own).any()
+        number += len(predicted(batch))
+        inputs = torch.cat([inputs, batch["net_input"]["src_tokens"].flatten()])
+        if drawn:
+            masked = batch["target"] != PAD
+            assert not torch.isin(batch["net_input"]["src_tokens"][masked], own).any()
+    assert number > 500
+    assert torch.isin(own, inputs).all()
 
 
 def test_unknown_tokens_are_not_compared_in_taco(some_unknown: Path) -> None:

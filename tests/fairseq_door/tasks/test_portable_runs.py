@@ -11,9 +11,10 @@ import pytest
 from fairseq import tasks
 
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, MODEL_NAME
-from mlsm_plugin.fairseq_door.tasks.own_task import VOCABULARY
+from mlsm_plugin.core.text.vocabulary_record import TOKENIZER, VOCABULARY
 from mlsm_plugin.hub import from_pretrained
 from tests.conftest import CRITERIONS, Pipeline, fairseq_train, made_once, mlsm
+from tests.core.text.test_vocabulary_record import exchange_pieces
 from tests.tiny_run import training_config
 
 TASKS = sorted(CRITERIONS)
@@ -98,7 +99,8 @@ def test_vocabulary_does_not_depend_on_counts(pipeline: Pipeline, tmp_path: Path
     (tmp_path / DICTIONARY_NAME).write_text(recounted, encoding="utf-8")
     folders = (pipeline.data_bin, tmp_path)
     first, second = (begun(task_of("plain_masked_lm", folder, "--no-save")).state_dict() for folder in folders)
-    assert first == second
+    assert first[VOCABULARY] == second[VOCABULARY]
+    assert {*first} - {*second} == {TOKENIZER}
     assert len(first[VOCABULARY]) == 64
 
 
@@ -113,6 +115,21 @@ def test_dictionary_beside_a_checkpoint_says_its_vocabulary_if_its_state_does_no
     with pytest.raises(ValueError, match=f"{checkpoint} was trained with another vocabulary"):
         task.check_starts_from(checkpoint, {})
     task.check_starts_from(checkpoint, dict(begun(task).state_dict()))  # the state counts
+
+
+def test_a_run_keeps_its_tokenizer(pipeline: Pipeline, tmp_path: Path) -> None:
+    data = shutil.copytree(pipeline.data_bin, tmp_path / "data")
+    saved = dict(begun(task_of("taco", data, "--no-save")).state_dict())
+    task = task_of("taco", data, "--no-save")
+    task.check_starts_from(tmp_path / "checkpoint_last.pt", saved)
+    exchange_pieces(data)
+    remedy = "make the data with the files beside the checkpoint, or pass another --save-dir to start anew"
+    with pytest.raises(ValueError, match=f"last.pt was trained with another tokenizer .* of {data} .*; {remedy}"):
+        task.check_starts_from(tmp_path / "checkpoint_last.pt", saved)
+    task.check_starts_from(tmp_path / "checkpoint_last.pt", {VOCABULARY: saved[VOCABULARY]})  # of an earlier version
+    shards = task_of("taco", f"{pipeline.data_bin}:{data}", "--no-save")
+    with pytest.raises(ValueError, match=f"{data} was binarized with another tokenizer than {pipeline.data_bin}"):
+        begun(shards)
 
 
 @pytest.mark.parametrize("name", SOME_FAST)

@@ -69,7 +69,9 @@ def test_the_whole_corpus_line_by_line(loaded, documents):
 def test_whitespace_in_an_unknown_stretch_is_split_as_in_fairseq(loaded):
     batch = loaded.encoder.encode_batch(["a\u2603\x85\u2603b"])
     assert batch.ids.tolist() == fairseq_ids(loaded, "a\u2603\x85\u2603b")
-    assert batch.unknown == UnknownTokens(tokens=len(batch.ids) - 1, unknown=2, characters=Counter({"\u2603": 2}))
+    assert batch.unknown == UnknownTokens(
+        tokens=len(batch.ids) - 1, unknown=2, characters=Counter({"\u2603": 2}), all_characters=4
+    )
 
 
 def test_blank_lines_collapse_and_lines_without_tokens_are_dropped(loaded):

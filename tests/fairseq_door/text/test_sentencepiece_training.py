@@ -19,7 +19,7 @@ from mlsm_plugin.fairseq_door.text import sentencepiece_training
 from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings, train_tokenizer
 from mlsm_plugin.fairseq_door.text.text_tokenizer import SentencePieceTokenizer
 
-ODD_CHARACTERS = "\u00a0\u2028\u2029\x85\t\x0b\x0c\x1c\x1d\x1e\x1f\x00\x07\x7f\x9f\u3000\u200b\u202f\u2581\u2585\ufeff"
+ODD_CHARACTERS = "\u00a0\u2028\u2029\x85\t\x0b\x0c\x1c\x1d\x1e\x1f\x07\x7f\x9f\u3000\u200b\u202f\u2581\u2585\ufeff"
 SPECIAL_WORDS = ["<mask>", "<pad>", "<s>", "</s>", "<unk>", "＜mask＞", "﹤mask﹥", "<sentinel_0>", "<MASK>"]
 
 

@@ -1,0 +1,108 @@
+"""What a checkpoint remembers of the files that say what its ids mean: symbols, labels and the tokenizer.
+
+The record lies in the state of the task, which fairseq saves with each checkpoint. What an older checkpoint does not
+remember is not compared.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files
+from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.model_files import DICTIONARIES, FOLDER_NAME, MODEL_NAME, symbols_in
+
+VOCABULARY, TOKENIZER = "vocabulary", "tokenizer"
+SYMBOL_FILES = dict(zip((VOCABULARY, "input_vocabulary", "labels"), DICTIONARIES, strict=True))
+RECORDED = (*SYMBOL_FILES, TOKENIZER)
+SPECIAL = (b"<s>", b"<pad>", b"</s>", b"<unk>")  # which fairseq puts in front of those of a file
+# Two tokenizers that cut these texts and all tokens of their vocabulary alike are taken for the same one: what a file
+# says depends on the version of the library that wrote it.
+PROBES = (
+    "The name's value is 3.14, and isn't it?  Two  spaces;\ta tab.",
+    "https://example.org/a_b?c=d#e user@example.org 1,000,000 10% $5 <b>bold</b> [1] {x} \\n",
+    "UPPER Title camelCase \uff26\uff35\uff2c\uff2c \ufb01ne \u2460 x\u00b2 \u2026",  # some that NFKC changes
+    "na\u00efve nai\u0308ve Stra\u00dfe \u0130stanbul \u041f\u0440\u0438\u0432 \u03ba\u03cc\u03c3\u03bc",
+    "\u4f60\u597d\u4e16\u754c \u3053\u3093 \u0e2a\u0e27\u0e31\u0e2a \u0627\u0644\u0633 \U0001f600",
+)
+
+
+def vocabulary_record(folder: PathLike) -> dict[str, str]:
+    """The fingerprints of what a folder holds of ``RECORDED``: SHA-256 of the symbols of each dictionary, whose counts
+    do not matter, and of the tokenizer. ValueError if the tokenizer is damaged.
+    """
+    record, tokenizer = symbols_record(folder), tokenizer_fingerprint(folder)
+    return record if tokenizer is None else {**record, TOKENIZER: tokenizer}
+
+
+def symbols_record(folder: PathLike) -> dict[str, str]:
+    """The part of :func:`vocabulary_record` that is no tokenizer."""
+    files = {name: Path(folder, file) for name, file in SYMBOL_FILES.items()}
+    return {name: _symbols_fingerprint(path) for name, path in files.items() if path.is_file()}
+
+
+def check_vocabulary_record(
+    recorded: Mapping[str, object], folder: PathLike, trained: str, remedy: str, *, only: str | None = None
+) -> None:
+    """Raise ValueError if a folder holds something else than what is recorded of it; ``trained`` names the checkpoint.
+
+    ``only`` is the part to compare; None: all.
+    """
+    there = vocabulary_record(folder)
+    for name in RECORDED if only is None else (only,):
+        was, now = recorded.get(name), there.get(name)
+        if isinstance(was, str) and now is not None and was != now:
+            what, where, effect = _difference(name, folder)
+            raise ValueError(
+                f"{trained} was trained with {what} (SHA-256 {was[:12]}) than that of {where} ({now[:12]}): {effect}; "
+                f"{remedy}"
+            )
+
+
+def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
+    """What differs, where it lies, and what that does."""
+    if name == TOKENIZER:
+        return "another tokenizer", str(folder), "it reads text in another way, also where the symbols are the same"
+    where = f"{folder}/{SYMBOL_FILES[name]}"
+    if name == "labels":
+        return "another list of labels", where, "the same ids mean other labels"
+    return "another vocabulary", where, "the same ids mean other pieces"
+
+
+def tokenizer_fingerprint(folder: PathLike) -> str | None:
+    """SHA-256 of the tokenizer in a data folder or beside checkpoints; None if there is none.
+
+    It is that of the file of SentencePiece, or of what a Hugging Face tokenizer makes of its own tokens and of some
+    text. ValueError if the latter is damaged.
+    """
+    if Path(folder, MODEL_NAME).is_file():
+        return sha256_of_files(Path(folder, MODEL_NAME))
+    file = Path(folder, FOLDER_NAME, "tokenizer.json")
+    return _reading_fingerprint(file) if file.is_file() else None
+
+
+def _reading_fingerprint(file: Path) -> str | None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes that are forked later could not use it
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:  # nothing reads text then
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no error of its own
+        raise ValueError(f"{file} is not a readable tokenizer: {first_line(error)}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    texts = [*PROBES, *(token for token, _ in vocabulary)]
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    config = file.with_name("tokenizer_config.json")
+    splits = bool(read_json(config).get("split_special_tokens")) if config.is_file() else False
+    return hashlib.sha256(json.dumps([vocabulary, ids, splits]).encode()).hexdigest()
+
+
+def _symbols_fingerprint(file: Path) -> str:
+    return hashlib.sha256(b"\n".join([*SPECIAL, *symbols_in(file)])).hexdigest()
