@@ -143,6 +143,8 @@ def _print_comparison(output: str, found: "Comparison") -> None:
         f"{output}: ids are the same on {found.lines:,} lines, logits of {found.tokens:,} tokens differ by at most "
         f"{found.largest_difference:.1e}"
     )
+    if found.masked:
+        print(f"ids are the same on {found.masked:,} of these lines with a mask, too")
     if found.reordered:
         print(f"on {found.reordered:,} more lines the same pieces come in another order, with equal probability")
     if found.with_symbols:

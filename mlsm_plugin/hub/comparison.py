@@ -1,18 +1,28 @@
 """Whether a model and its tokenizer give the ids and the logits that those of ``transformers`` give."""
 
 import copy
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mlsm_plugin.core.text.hf_tokenizer import text_backend
+from mlsm_plugin.core.text.masked_reading import masked_lines
+from mlsm_plugin.fairseq_door.seams.model_parts import sentence_encoder, token_embeddings
+from mlsm_plugin.fairseq_door.text.masked_text import MASK, encode_masked_text
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 
+Line = tuple[str, Tensor]  # its text and its ids
+
 LARGEST_DIFFERENCE = 1e-4
+LOGIT_TOKENS = 2048  # whose logits are compared, of lines of all lengths
+NUMBERS_AT_ONCE = 1 << 24  # in the logits of a batch
 REMEDY = "train on a dataset of `mlsm binarize`, or of fairseq-preprocess with --srcdict and the tokenizer's dict.txt"
 # symbols of a dictionary that are no pieces: special ones, and those with which fairseq-preprocess fills it up
 NO_PIECES = re.compile(r"<[^<>]+>|madeupword\d{4}")
@@ -30,45 +40,144 @@ class Comparison:
     lines: int  # whose ids are the same
     reordered: int  # further lines, which are cut into the same pieces in another order
     with_symbols: int  # of all these lines, those that name a special token with a role
-    tokens: int  # of all these lines
-    largest_difference: float  # of two logits
+    masked: int  # these lines with masks in several places, whose ids are the same or reordered, too
+    tokens: int  # whose logits were compared
+    largest_difference: float  # of two logits, or numbers of two hidden states
 
 
-@torch.no_grad()
-def compare(interface: Any, ids: Tensor, tokenizer: Any, model: Any, lines: Sequence[str], *, word: str) -> Comparison:
-    """Compare our model, in eval mode, with Hugging Face's: ids and logits of lines, each with a masked token.
+def compare(
+    interface: Any,
+    ids: Tensor,
+    tokenizer: Any,
+    model: Any,
+    lines: Sequence[str],
+    *,
+    word: str,
+    masked: bool = True,
+    head: bool = True,
+) -> Comparison:
+    """Compare our model, in eval mode, with Hugging Face's: ids of lines, with masks and without, and logits.
 
-    ``ids`` ``(len(dictionary),)`` int64 has for each of our ids Hugging Face's; an error calls the model by ``word``,
-    such as "exported". ValueError if ids differ, or a logit differs by more than 1e-4.
+    Logits are those of 2,048 tokens in lines of all lengths, each with a masked token; the embeddings of all symbols
+    are compared, too. ValueError names a line of which ids differ, or a logit by more than 1e-4.
+
+    Args:
+        interface: our model, as the hub loads it.
+        ids: Hugging Face's id of each of ours, int64 ``(len(dictionary),)``.
+        tokenizer, model: Hugging Face's.
+        lines: text.
+        word: what an error calls the model, such as "exported".
+        masked: also compare the ids of ``lines`` with masks, as ``pipeline("fill-mask")`` reads them.
+        head: whether Hugging Face's model has a masked-LM head; without one, hidden states are compared.
     """
-    limit, unknown = int(interface.model.max_positions()), int(ids[interface.task.source_dictionary.unk()])
-    as_we_read = text_backend(copy.deepcopy(tokenizer))
-    added = as_we_read.get_added_tokens_decoder()
-    special = {number: token.content for number, token in added.items() if token.special}
-    reordered, with_symbols, tokens, difference = 0, 0, 0, 0.0
-    for line in lines:
-        own = interface.encode(line)
-        as_text = any(symbol in line for symbol in special.values())
-        found = as_we_read.encode(line).ids if as_text else tokenizer(line)["input_ids"]
-        expected = ids[own].tolist()
+    return _BothModels(interface, ids, tokenizer, model, word=word, head=head).compared(lines, masked=masked)
+
+
+class _BothModels:
+    """Arguments are those of :func:`compare`."""
+
+    def __init__(self, interface: Any, ids: Tensor, tokenizer: Any, model: Any, *, word: str, head: bool) -> None:
+        self.interface, self.ids, self.tokenizer, self.model = interface, ids, tokenizer, model
+        self.word, self.head = word, head
+        self.dictionary = interface.task.source_dictionary
+        self.unknown = int(ids[self.dictionary.unk()])
+        self.as_text = text_backend(copy.deepcopy(tokenizer))
+        added = self.as_text.get_added_tokens_decoder()
+        self.special = {number: token.content for number, token in added.items() if token.special}
+
+    @torch.no_grad()
+    def compared(self, lines: Sequence[str], *, masked: bool) -> Comparison:
+        """See :func:`compare`."""
+        encoded = [self.interface.encode(line) for line in lines]
+        named = [any(symbol in line for symbol in self.special.values()) for line in lines]
+        reordered = sum(map(self._is_reordered, lines, encoded, named))
+        variants = [
+            variant
+            for line, as_text in zip(lines, named, strict=True)
+            for variant in masked_lines(line, MASK)
+            if masked and not as_text
+        ]
+        for variant in variants:
+            self._check_masked(variant)
+        self._check_embeddings(lines, encoded)
+        tokens, difference = self._compare_logits(lines, encoded)
+        return Comparison(len(lines) - reordered, reordered, sum(named), len(variants), tokens, difference)
+
+    def _is_reordered(self, line: str, own: Tensor, as_text: bool) -> bool:
+        """Whether both tokenizers cut a line into the same pieces in another order; ValueError if others."""
+        found = self.as_text.encode(line).ids if as_text else self.tokenizer(line)["input_ids"]
         if as_text:
-            inside = [unknown if number in special else number for number in found[1:-1]]
+            inside = [self.unknown if number in self.special else number for number in found[1:-1]]
             found = [found[0], *inside, found[-1]]
-        if sorted(found) != sorted(expected):
-            vocabulary = vocabulary_difference(interface)
+        self._check_ids(found, own.tolist(), line)
+        return found != self.ids[own].tolist()
+
+    def _check_masked(self, line: str) -> None:
+        """Raise ValueError unless both tokenizers give the same ids for a line with a mask."""
+        masks = [self.interface.task.mask_idx]
+        own, _ = encode_masked_text(line, self.interface.bpe, self.dictionary, masks=masks)
+        self._check_ids(self.tokenizer(line.replace(MASK, self.tokenizer.mask_token))["input_ids"], own, line)
+
+    def _check_ids(self, found: list[int], own: list[int], line: str) -> None:
+        if sorted(found) != sorted(self.ids[own].tolist()):
+            vocabulary = vocabulary_difference(self.interface)
             why = "" if vocabulary is None else f": {vocabulary}; {REMEDY}"
-            raise ValueError(f"the {word} tokenizer gives other ids for {line!r}; nothing was written{why}")
-        reordered += found != expected
-        with_symbols += as_text
-        own = own[:limit].clone()
-        if len(own) > 2:
-            own[len(own) // 2] = interface.task.mask_idx
-        ours, theirs = interface.model(own[None])[0], model(input_ids=ids[own][None]).logits
-        largest = float((ours - theirs[..., ids]).abs().max())
-        if not largest <= LARGEST_DIFFERENCE:  # true for NaN, too
-            raise ValueError(f"the {word} model's logits differ by {largest:.2g}; nothing was written")
-        tokens, difference = tokens + len(own), max(difference, largest)
-    return Comparison(len(lines) - reordered, reordered, with_symbols, tokens, difference)
+            raise ValueError(f"the {self.word} tokenizer gives other ids for {line!r}; nothing was written{why}")
+
+    def _check_embeddings(self, lines: Sequence[str], encoded: Sequence[Tensor]) -> None:
+        """Raise ValueError if the embedding of a symbol differs; it names a line with the symbol."""
+        own = token_embeddings(sentence_encoder(self.interface.model)).weight
+        differing = ~((own - self.model.get_input_embeddings().weight[self.ids]).abs() <= LARGEST_DIFFERENCE).all(dim=1)
+        if differing.any():
+            symbol = int(differing.nonzero()[0])
+            examples = (line for line, tokens in zip(lines, encoded, strict=True) if symbol in tokens)
+            where = "".join(f", as in {line!r}" for line in islice(examples, 1))
+            what = f"embedding of {self.dictionary[symbol]!r}{where}"
+            raise ValueError(f"the {self.word} model has another {what}; nothing was written")
+
+    def _compare_logits(self, lines: Sequence[str], encoded: Sequence[Tensor]) -> tuple[int, float]:
+        """How many tokens' logits were compared, and the largest difference; ValueError if it is too large."""
+        limit = int(self.interface.model.max_positions())
+        order = sorted(range(len(lines)), key=lambda line: len(encoded[line]), reverse=True)
+        step = math.ceil(sum(min(len(tokens), limit) for tokens in encoded) / LOGIT_TOKENS)
+        chosen = [(lines[line], self._with_mask(encoded[line][:limit])) for line in order[:: max(1, step)]]
+        number, largest = 0, 0.0
+        for batch in self._batches(chosen):
+            tokens = pad_sequence([own for _, own in batch], batch_first=True, padding_value=self.dictionary.pad())
+            differences = self._differences(tokens)
+            for (line, _), difference in zip(batch, differences.tolist(), strict=True):
+                if not difference <= LARGEST_DIFFERENCE:  # true for NaN, too
+                    what = "logits" if self.head else "hidden states"
+                    raise ValueError(
+                        f"the {self.word} model's {what} differ by {difference:.2g} on {line!r}; nothing was written"
+                    )
+            number += int(tokens.ne(self.dictionary.pad()).sum())
+            largest = max(largest, float(differences.max()))
+        return number, largest
+
+    def _with_mask(self, tokens: Tensor) -> Tensor:
+        """A copy of the ids of a line with a mask in the middle."""
+        tokens = tokens.clone()
+        if len(tokens) > 2:
+            tokens[len(tokens) // 2] = self.interface.task.mask_idx
+        return tokens
+
+    def _batches(self, lines: Sequence[Line]) -> Iterator[list[Line]]:
+        """Lines in batches of one length or slightly shorter ones; they come longest first."""
+        first, room = 0, NUMBERS_AT_ONCE // len(self.dictionary)
+        while first < len(lines):
+            size = max(1, room // len(lines[first][1]))
+            yield list(lines[first : first + size])
+            first += size
+
+    def _differences(self, tokens: Tensor) -> Tensor:
+        """The largest difference of two numbers in each row of ids ``(B, T)``: ``(B,)``."""
+        attended = tokens.ne(self.dictionary.pad())
+        ours = self.interface.model(tokens, features_only=not self.head)[0]
+        found = self.model(input_ids=self.ids[tokens], attention_mask=attended.long())
+        theirs = found.logits[..., self.ids] if self.head else found.last_hidden_state
+        differences: Tensor = (ours - theirs).abs().amax(dim=2).masked_fill(~attended, 0)
+        return differences.amax(dim=1)
 
 
 def vocabulary_difference(interface: Any) -> str | None:

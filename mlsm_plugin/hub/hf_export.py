@@ -13,6 +13,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS
+from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.fairseq_door.seams import model_parts
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
@@ -67,7 +68,7 @@ def exported_ids(interface: Any) -> Tensor:
 def fast_tokenizer(interface: Any) -> Any:
     """The ``transformers.PreTrainedTokenizerFast`` of the exported model.
 
-    A Hugging Face tokenizer stays as it is, plus the symbols that only the dictionary has.
+    A Hugging Face tokenizer gets the symbols that only the dictionary has, and reads text beside masks as in training.
     """
     from transformers import AddedToken, AutoTokenizer
 
@@ -83,7 +84,7 @@ def fast_tokenizer(interface: Any) -> Any:
     )
     further = interface.task.source_dictionary.symbols[len(own.hf_ids) :]
     tokenizer.add_tokens([AddedToken(symbol, special=True) for symbol in further], special_tokens=True)
-    return tokenizer
+    return reading_as_trained(tokenizer)
 
 
 def _tokenizer_from_sentencepiece(interface: Any) -> Any:
@@ -104,11 +105,13 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
     steps: list[Any] = []
     if proto.normalizer_spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
-    steps += [normalizers.Replace(Regex(pattern), by) for pattern, by in ((r"\A +| +\z", ""), (" {2,}", " "))]
+    # the spaces that a text begins with become one, which marks its first word as the one after a mask does
+    steps += [normalizers.Replace(Regex(pattern), by) for pattern, by in ((r" +\z", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always"),
+            # what stands right after a mask is not the beginning of a word
+            pre_tokenizers.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="first"),
             pre_tokenizers.Split(Regex(WHITESPACE), "removed"),
             # The model holds the special tokens as pieces, too. No piece of `mlsm tokenizer` goes on after a "<".
             pre_tokenizers.Split(Regex(f"<(?={'|'.join(rests)})"), "merged_with_previous"),

@@ -36,9 +36,7 @@ class DenoisingHubInterface(torch.nn.Module):
 
         ValueError if the text has a sentinel that the model lacks, or one twice, or is too long for the model.
         """
-        ids = encode_with_sentinels(
-            text, lambda part: self.bpe.encode(part).split(" "), self.dictionary, len(self.sentinels)
-        )
+        ids = encode_with_sentinels(text, self.bpe, self.dictionary, len(self.sentinels))
         limit = int(self.model.encoder.max_positions())
         if len(ids) + 1 > limit:
             raise ValueError(f"the text has {len(ids) + 1} tokens, the model takes at most {limit}")

@@ -20,6 +20,9 @@ def test_command_says_what_it_proved(tiny: TinyData, tmp_path: Path, capsys: Cap
     assert found is not None
     assert int(found.group(1).replace(",", "")) > 400
     assert 0 <= float(found.group(2)) <= 1e-4
+    masked = re.search(r"ids are the same on (\d+) of these lines with a mask, too", printed)
+    assert masked is not None
+    assert int(masked.group(1)) > 150
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"config.json", "model.safetensors"}
 
 

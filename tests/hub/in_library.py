@@ -15,7 +15,10 @@ import torch
 import transformers
 from transformers import AutoModelForMaskedLM, AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
-TEXTS = ("The name is bound to a value.", "Two  spaces, é, and a {}.", "a\x85b ＜s＞ ☃", "a b c " * 30)
+TEXTS = (
+    *("The name is bound to a value.", "Two  spaces, é, and a {}.", "a\x85b ＜s＞ ☃", "a b c " * 30),
+    *("{} is ({}), a {} {}.", " {}. un{}ed, val{}: {}", "{}ing {}"),
+)
 LENGTH = 32
 
 
@@ -23,7 +26,7 @@ def opened(folder: Path) -> dict[str, Any]:
     """Ids, offsets, tokens and logits of ``TEXTS``, by the classes that choose a class by the files."""
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
     model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
-    texts = [text.format(tokenizer.mask_token) for text in TEXTS]
+    texts = [text.replace("{}", tokenizer.mask_token) for text in TEXTS]
     batch = tokenizer(texts, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
     with torch.no_grad():
         logits = model.eval()(**batch).logits[batch["attention_mask"].bool()]

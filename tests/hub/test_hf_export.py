@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
@@ -49,13 +51,16 @@ def test_stock_classes_compute_what_fairseq_computes(pipeline: Pipeline, exporte
         for row, ids, mask in zip(logits, batch["input_ids"], batch["attention_mask"], strict=True):
             own = ours.model(ids[mask.bool()][None])[0][0]
             torch.testing.assert_close(row[mask.bool()], own, rtol=0, atol=1e-4)
-    filled = FillMaskPipeline(theirs, tokenizer, top_k=3)("The <mask> is bound.")
-    expected = ours.fill_mask("The <mask> is bound.", topk=3)
     special = ours.task.source_dictionary.symbols[:4]
-    scores = {found["token_str"]: found["score"] for found in filled if found["token_str"] not in special}
-    assert scores
-    for (_, score, _), theirs_score in zip(expected, scores.values(), strict=False):
-        assert score == pytest.approx(theirs_score, rel=1e-4)
+    for masked in ("The <mask> is bound.", "<mask> is bound.", "The name is <mask>.", "A (<mask>), un<mask>ed."):
+        alone = masked if masked.count("<mask>") == 1 else masked.replace("un<mask>", "un")
+        filled = FillMaskPipeline(theirs, tokenizer, top_k=3)(alone)
+        expected = ours.fill_mask(alone, topk=3)
+        scores = {found["token_str"]: found["score"] for found in filled if found["token_str"] not in special}
+        assert scores
+        for (_, score, _), theirs_score in zip(expected, scores.values(), strict=False):
+            assert score == pytest.approx(theirs_score, rel=1e-4)
+        assert tokenizer(masked)["input_ids"] == ours._encode_with_masks(masked)[0]
     for line in ODD_LINES:
         assert tokenizer(line)["input_ids"] == ours._encode_with_masks(line)[0]
     pair = tokenizer("One.", "Two.")["input_ids"]
@@ -135,8 +140,19 @@ def test_files_that_do_not_prove_themselves_are_not_written(
     for factor in (1.01, float("nan")):
         with monkeypatch.context() as patch:
             patch.setattr(stock_models, "roberta_weights", changed(factor))
-            assert "the exported model's logits differ by" in failing_mlsm(capsys, *words)
+            assert re.search("the exported model's logits differ by .* on '", failing_mlsm(capsys, *words))
         assert not (tmp_path / "out").exists()
+
+    def one_embedding(*args: Any) -> dict[str, torch.Tensor]:
+        found = weights(*args)
+        for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"):
+            found[name][300] += 0.01
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stock_models, "roberta_weights", one_embedding)
+        assert "the exported model has another embedding of '" in failing_mlsm(capsys, *words)
+    assert not (tmp_path / "out").exists()
     tokenizer = hf_export.fast_tokenizer
 
     def without_normalizer(interface: Any) -> Any:
@@ -144,9 +160,20 @@ def test_files_that_do_not_prove_themselves_are_not_written(
         found.backend_tokenizer.normalizer = None
         return found
 
-    monkeypatch.setattr(hf_export, "fast_tokenizer", without_normalizer)
-    assert "the exported tokenizer gives other ids for" in failing_mlsm(capsys, *words)
-    assert not (tmp_path / "out").exists()
+    def marking_every_part(interface: Any) -> Any:
+        found = tokenizer(interface)
+        steps = list(found.backend_tokenizer.pre_tokenizer)
+        steps[0] = pre_tokenizers.Metaspace(prepend_scheme="always")
+        found.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        return found
+
+    for wrong, line in ((without_normalizer, "Two spaces"), (marking_every_part, "<mask>")):
+        with monkeypatch.context() as patch:
+            patch.setattr(hf_export, "fast_tokenizer", wrong)
+            message = failing_mlsm(capsys, *words)
+        assert "the exported tokenizer gives other ids for" in message
+        assert line in message
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

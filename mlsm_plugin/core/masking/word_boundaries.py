@@ -3,7 +3,7 @@
 import functools
 import logging
 import unicodedata
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import current_process
 from typing import Any
@@ -127,17 +127,6 @@ def _say_once(longest: int) -> None:
         "a word counts as a word",
         longest,
     )
-
-
-def as_rest_of_a_word(pieces: list[str], vocabulary: Container[str]) -> list[str]:
-    """The pieces of a text that stands right after another symbol: SentencePiece marks its beginning as that of a word.
-
-    The first piece keeps its mark if the vocabulary has no form without one.
-    """
-    bare = pieces[0].removeprefix(SENTENCEPIECE_BEGIN)
-    if not bare:
-        return pieces[1:]
-    return [bare, *pieces[1:]] if bare in vocabulary else pieces
 
 
 SPAN_MASKS = ("<mask_s>", "<mask_e>")

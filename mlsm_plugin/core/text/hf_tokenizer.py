@@ -15,6 +15,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
+from mlsm_plugin.core.text.masked_reading import reading_the_rest
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
@@ -99,6 +100,19 @@ class HuggingFaceTokenizer:
     def symbols_of(self, text: str) -> list[str]:
         """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""
         ((ids, _),) = self.encoded([text])
+        return self._symbols(ids)
+
+    def symbols_after_a_gap(self, text: str) -> list[str]:
+        """The same of a text that stands after a mask: without a space, it goes on with what the mask stands for."""
+        return self._symbols(self._of_text(self._after_a_gap.encode(text, add_special_tokens=False).ids))
+
+    @cached_property
+    def _after_a_gap(self) -> Any:
+        backend = reading_the_rest(self.backend)
+        backend.encode_special_tokens = self.backend.encode_special_tokens
+        return backend
+
+    def _symbols(self, ids: Sequence[int]) -> list[str]:
         return [self._names[number] for number in self.fairseq_ids[ids].tolist()]
 
     def surfaces_of(self, text: str) -> list[str]:

@@ -1,39 +1,46 @@
 """Encode texts in which ``<mask>``, or a sentinel of span denoising, stands for missing words."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from fairseq.data import Dictionary
 
 from mlsm_plugin.core.files.atomic_files import PathLike
-from mlsm_plugin.core.masking.word_boundaries import as_rest_of_a_word
 from mlsm_plugin.core.text.infilled_text import sentinel_symbols, sentinels_in
 from mlsm_plugin.core.text.text_files import check_text
 from mlsm_plugin.fairseq_door.text.symbol_files import symbols_of_dataset
+from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 
 MASK = "<mask>"
+GUARD = "\ufdd0"  # a code point that is no character, so that no text has it and no piece goes across it
 
 
 def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
     """The ids of the parts of a text between its ``<mask>``: one list more than there are masks.
 
-    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation.
-    ``bpe.encode(text)`` gives pieces separated by spaces, as in fairseq; those that the dictionary lacks are unknown.
-    ValueError as of :func:`.check_text`.
+    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation:
+    all parts have the ids that they have in a text without masks. ``bpe.encode(text)`` gives pieces separated by
+    spaces, as in fairseq; those that the dictionary lacks are unknown. ValueError as of :func:`.check_text`.
     """
     check_text(text)
-    return [
-        _ids_after_a_gap(part, bpe.encode(part.rstrip()).split(), dictionary, gap=number > 0)
-        for number, part in enumerate(text.split(MASK))
-    ]
+    *before, last = text.split(MASK)
+    first, *others = [*(part.rstrip() for part in before), last]
+    parts = [bpe.encode(first).split(), *(pieces_after_a_gap(part, bpe) for part in others)]
+    return [[dictionary.index(piece) for piece in pieces] for pieces in parts]
 
 
-def _ids_after_a_gap(part: str, pieces: list[str], dictionary: Dictionary, *, gap: bool) -> list[int]:
-    if gap and pieces and not part[0].isspace():
-        pieces = as_rest_of_a_word(pieces, dictionary)
-    return [dictionary.index(piece) for piece in pieces]
+def pieces_after_a_gap(text: str, bpe: Any) -> list[str]:
+    """The pieces of a text that stands after a mask or a sentinel, as the tokenizer cuts it there."""
+    if isinstance(bpe, HuggingFaceBPE):
+        return bpe.encode_after_a_gap(text).split()
+    pieces = bpe.encode(GUARD + text).split()
+    place = next((number for number, piece in enumerate(pieces) if GUARD in piece), None)
+    if place is None:  # a tokenizer that does not write pieces as text, such as GPT-2's
+        return list(bpe.encode(text).split())
+    rest = pieces[place].partition(GUARD)[2]  # unknown characters are one piece with it
+    return [*([rest] if rest else []), *pieces[place + 1 :]]
 
 
 def encode_masked_text(
@@ -78,10 +85,8 @@ def dictionary_with_sentinels(folder: PathLike, number: int) -> tuple[Dictionary
     return dictionary, np.array([dictionary.add_symbol(symbol, n=0) for symbol in sentinel_symbols(number)])
 
 
-def encode_with_sentinels(
-    text: str, pieces_of: Callable[[str], list[str]], dictionary: Dictionary, num_sentinels: int
-) -> list[int]:
-    """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``pieces_of`` is the tokenizer.
+def encode_with_sentinels(text: str, bpe: Any, dictionary: Dictionary, num_sentinels: int) -> list[int]:
+    """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``bpe`` is the tokenizer.
 
     Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if the text has a
     sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice, or as of :func:`.check_text`.
@@ -93,5 +98,6 @@ def encode_with_sentinels(
         if number % 2:
             ids.append(dictionary.index(part))
         elif part.strip():
-            ids += _ids_after_a_gap(part, pieces_of(part.strip()), dictionary, gap=number > 0)
+            pieces = pieces_after_a_gap(part.rstrip(), bpe) if number else bpe.encode(part.strip()).split()
+            ids += [dictionary.index(piece) for piece in pieces]
     return ids

@@ -196,6 +196,10 @@ class HuggingFaceBPE:
         """The part of a text for which each of the symbols of :meth:`encode` stands."""
         return self.tokenizer.surfaces_of(text)
 
+    def encode_after_a_gap(self, text: str) -> str:
+        """The same of a text that stands after a mask; see :meth:`HuggingFaceTokenizer.symbols_after_a_gap`."""
+        return " ".join(self.tokenizer.symbols_after_a_gap(text))
+
     def decode(self, text: str) -> str:
         return self.tokenizer.text_of(text.split())
 

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
 
-from mlsm_plugin.fairseq_door.text.masked_text import cut_around_masks, encode_masked_text, ids_between_masks
+from mlsm_plugin.fairseq_door.text.masked_text import (
+    cut_around_masks,
+    encode_masked_text,
+    ids_between_masks,
+    pieces_after_a_gap,
+)
+from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE, HuggingFaceBPEConfig
+from tests.conftest import manual
+from tests.tiny_hf_models import TOKENIZERS
 
 
 @pytest.fixture(scope="module")
 def bpe(loaded: SimpleNamespace) -> SentencepieceBPE:
     return SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(loaded.folder / "sentencepiece.bpe.model")))
+
+
+def manual_lines() -> list[str]:
+    """Lines without runs of one character, which can be cut in several ways of equal probability."""
+    lines = [line for topic in manual()[5:30] for line in topic.splitlines()]
+    return [line for line in lines if not re.search(r"(.)\1{3}", line)][:200]
 
 
 def ids_of(loaded: SimpleNamespace, text: str) -> list[int]:
@@ -48,16 +66,58 @@ def test_parts_and_masks(
     assert [ids[start : start + len(part)] for start, part in zip(starts, expected, strict=True)] == expected
 
 
-@pytest.mark.parametrize("text", ["The statement is here.", "The values, and others", "The testing of values"])
-def test_text_right_after_a_mask_is_the_rest_of_its_word(
-    loaded: SimpleNamespace, bpe: SentencepieceBPE, text: str
+def test_text_after_a_mask_has_the_ids_of_training(loaded: SimpleNamespace, bpe: SentencepieceBPE) -> None:
+    index, number = loaded.dictionary.index, 0
+    for line in manual_lines():
+        pieces = loaded.processor.encode(line, out_type=str)
+        for place in range(1, len(pieces) - 1):
+            before, after = ("".join(part).replace("▁", " ") for part in (pieces[:place], pieces[place + 1 :]))
+            found = ids_between_masks(f"{before} <mask>{after}", bpe, loaded.dictionary)
+            assert found[1] == [index(piece) for piece in pieces[place + 1 :]], (before, after)
+            number += not after.startswith(" ")
+    assert number > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (".", "."),
+        (" .", "▁ ."),
+        ("\x85b", "b"),  # whitespace for fairseq, not for SentencePiece
+        ("\tb", "▁b"),  # whitespace for both
+        ("☃☃ b", "☃☃ ▁b"),  # unknown
+        ("", ""),
+        ("  ", ""),
+    ],
+)
+def test_pieces_after_a_gap(bpe: SentencepieceBPE, text: str, pieces: str) -> None:
+    assert pieces_after_a_gap(text, bpe) == pieces.split()
+
+
+@pytest.mark.parametrize("kind", [*TOKENIZERS, "prefixed"])
+def test_hugging_face_tokenizers_read_text_after_a_mask_as_in_training(
+    kind: str, hf_tokenizers: dict[str, Path], tmp_path: Path
 ) -> None:
-    pieces, decode = loaded.processor.encode(text, out_type=str), loaded.processor.decode
-    place = next(i for i, piece in enumerate(pieces) if i > 1 and not piece.startswith("▁"))
-    before, after = pieces[: place - 1], pieces[place:]
-    masked = f"{decode(before)} <mask>{decode(['x', *after])[1:]}"
-    expected = [[loaded.dictionary.index(piece) for piece in part] for part in (before, after)]
-    assert ids_between_masks(masked, bpe, loaded.dictionary) == expected
+    folder = hf_tokenizers.get(kind) or with_prefix(hf_tokenizers["byte_level"], tmp_path)
+    bpe = HuggingFaceBPE(HuggingFaceBPEConfig(hf_tokenizer=str(folder)))
+    number = 0
+    for line in manual_lines():
+        encoding = bpe.tokenizer.backend.encode(line, add_special_tokens=False)
+        symbols, ends = bpe.encode(line).split(), [end for _, end in encoding.offsets]
+        for word in re.finditer(r"\w+(?=[.,)])", line):
+            if word.end() in ends:
+                place = len(ends) - ends[::-1].index(word.end())
+                assert pieces_after_a_gap(line[word.end() :], bpe) == symbols[place:], line
+                number += 1
+    assert number > 100
+
+
+def with_prefix(source: Path, folder: Path) -> Path:
+    """A byte-level tokenizer that puts a space before each text."""
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @given(
