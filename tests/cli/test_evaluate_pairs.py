@@ -163,7 +163,7 @@ def test_pairs_of_unknown_tokens_are_refused_unless_asked_for(tiny: TinyData, tm
     pairs = write_pairs(tmp_path / "pairs.jsonl", [("the name \u4e30", "the name \u4e0c"), ("a name", "name a")])
     words = ("evaluate", "pairs", "--checkpoint", tiny.model, "--input", pairs)
     error = failing_mlsm(capsys, *words)
-    assert f"% of the tokens of {pairs} are unknown, above the limit of 1.00%" in error
+    assert f"% of the texts (each of them more than 10%) of {pairs} are unknown, above the limit of 1.00%" in error
     assert "'\u4e0c' U+4E0C (1 times), '\u4e30' U+4E30 (1 times)" in error
     mlsm(*words, "--max-unk-rate", 1)
     assert "2 pairs" in capsys.readouterr().out

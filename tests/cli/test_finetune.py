@@ -52,7 +52,7 @@ def test_numbers_have_to_be_positive(tiny: TinyData, tmp_path: Path, capsys: Cap
         (
             "a\tthe\nb\ta\nb\tthe\na\ta\n",
             "a\t\u4e30\n",
-            r"% of the tokens of .*valid.tsv are unknown, above the .* '\u4e30' U\+4E30",
+            r"% of the characters of .*valid.tsv are unknown, above the .* '\u4e30' U\+4E30",
         ),
         ("a\tx\nb\ty\n", "a\tx\ty\n", r"valid.tsv has 2 texts in a line, .*train.tsv has 1"),
         ("a\tx\na\ty\n", "a\tx\n", r"train.tsv has only one label \(a\)"),
