@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, hf_folder
 from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
@@ -121,4 +122,5 @@ def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
     found = {"weight": file.take("weight", 2), "bias": file.take("bias")}
     if found["bias"].shape != found["weight"].shape[:1]:
         raise ValueError(f"{path} does not hold a latent head (weight and bias); delete it for a new one")
+    check_finite_weights(found.items(), path)
     return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors, check_layer
@@ -150,7 +151,7 @@ def load_model(
 
     ``config`` is that of the model to make; None: the one in the folder. ``state`` are its weights by name, which then
     needs a ``config``; None: those in the folder. A head that is not needed is drawn if it is missing. Code from the
-    hub never runs. ValueError if the weights cannot be read, have other shapes, or some of them are missing.
+    hub never runs. ValueError if the weights cannot be read, have other shapes, are missing or not finite.
     """
     transformers = import_transformers()
     how = {"config": config, "output_loading_info": True}
@@ -176,6 +177,7 @@ def load_model(
     if missing:
         why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
+    check_finite_weights(model.named_parameters(), folder)
     return model
 
 

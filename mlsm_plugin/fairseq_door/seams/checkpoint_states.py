@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
+from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.model_files import missing_checkpoint
 from mlsm_plugin.core.text.vocabulary_record import TOKENIZER, check_vocabulary_record, vocabulary_record
@@ -85,10 +86,11 @@ def load_model(
     ``state`` is what :func:`read_state` gave for the same arguments; None reads it. FileNotFoundError if the file, or
     one of the data such as the dictionary, does not exist; ValueError as of :func:`read_state`, or if the model does
     not fit its weights or the dictionary, or the symbols, labels or tokenizer of the data, or the tokenizer beside the
-    checkpoint, are not those that it was trained with.
+    checkpoint, are not those that it was trained with, or a weight is not finite.
     """
     if state is None:
         state = read_state(path, overrides)
+    check_finite_weights(weights_in(state).items(), path)
     recorded = state.get("task_state") or {}
     if "data" in overrides:
         check_vocabulary_record(recorded, utils.split_paths(overrides["data"])[0], str(path), PUT_BACK)

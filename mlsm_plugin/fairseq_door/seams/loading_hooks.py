@@ -17,8 +17,9 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
+from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import names_in, read_contents
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import state_of
+from mlsm_plugin.fairseq_door.seams.checkpoint_states import state_of, weights_in
 from mlsm_plugin.fairseq_door.seams.model_parts import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_door.seams.version_shims import causes, open_config
@@ -62,7 +63,9 @@ def _reading_plain_data(original: Any) -> Any:
     def load_checkpoint_to_cpu(path: str, arg_overrides: dict[str, Any] | None = None, *more: Any, **named: Any) -> Any:
         if not os.path.isfile(path):
             return original(path, arg_overrides, *more, **named)
-        return state_of(read_contents(path, mapped=False), path, arg_overrides)
+        state = state_of(read_contents(path, mapped=False), path, arg_overrides)
+        check_finite_weights(weights_in(state).items(), path)
+        return state
 
     return load_checkpoint_to_cpu
 
