@@ -120,12 +120,7 @@ class SequenceBlocks(TokenBlocks):
         self, sequences: TokenSequences, *, pad: int, special_ids: Collection[int], num_symbols: int, max_tokens: int
     ) -> None:
         lengths = np.diff(sequences.starts)
-        longest = int(lengths.argmax())
-        if lengths[longest] > max_tokens:
-            raise ValueError(
-                f"sequence {longest} has {lengths[longest]} tokens, but the model takes at most {max_tokens}; cut the "
-                f"sequences, for example with `mlsm binarize --format sequences --max-length {max_tokens}`"
-            )
+        sequences.check_positions(max_tokens)
         if sequences.largest_id >= num_symbols:
             number = next(index for index in range(len(sequences)) if sequences[index].max(initial=0) >= num_symbols)
             raise ValueError(
@@ -161,12 +156,8 @@ def blocks_for_model(
     fit them, or have too many unknown tokens.
     """
     _, config, found = model_and_tokenizer(model, tokenizer)
-    made_with = sequences.about.get("tokenizer")
-    if made_with not in (None, found.vocabulary_fingerprint):
-        raise ValueError(
-            f"the sequences were made with a tokenizer of another vocabulary than that of {found.folder}; make them "
-            f"with `mlsm binarize --format sequences --tokenizer hf:{found.folder}`"
-        )
+    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{found.folder}`"
+    sequences.check_made_with(found.vocabulary_fingerprint, "the sequences", str(found.folder), remedy=remedy)
     # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
         remedy = "to code it all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import check, option, seed
-from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sample_pairs
+from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sample_pairs, usable_anchors
 from mlsm_plugin.core.masking.masked_share import MaskFates
 from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
@@ -57,7 +57,8 @@ class _TextCollator:
         check_masked_lm_tokenizer(tokenizer)
         self.mask_prob, self.vocabulary = mask_prob, vocabulary_fingerprint(tokenizer)
         self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
-        self.special = np.zeros(number_of_ids(tokenizer), bool)
+        self.largest_id = number_of_ids(tokenizer) - 1
+        self.special = np.zeros(self.largest_id + 1, bool)
         self.special[sorted(special_ids(tokenizer))] = True
         self._unknown = tokenizer.unk_token_id  # None: it knows all text
 
@@ -208,6 +209,10 @@ class TokenContrastiveCollator(MaskedLmCollator):
         )
         anchors = contrast.anchors_in(content, masked)
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
+
+    def contrasted_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """How many anchors of a batch have a positive and negatives, and how many there are."""
+        return int(usable_anchors(**batch["pairs"]).sum()), int(batch["pairs"]["anchors"].sum())
 
 
 class SpanDenoisingCollator(SpanCorruptionCollator):

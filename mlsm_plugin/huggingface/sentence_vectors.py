@@ -17,7 +17,12 @@ from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
 from mlsm_plugin.core.masking.span_corruption import padded
-from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.hf_tokenizer import (
+    HuggingFaceTokenizer,
+    check_special_tokens,
+    number_of_ids,
+    vocabulary_fingerprint,
+)
 from mlsm_plugin.core.text.text_files import read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -128,10 +133,14 @@ class SentenceVectors(Dataset):
 
 
 class SentenceCollator:
-    """Pads sentences, of which nothing is masked."""
+    """Pads sentences, of which nothing is masked; ValueError if the tokenizer has no padding token of its own."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.pad = int(tokenizer.pad_token_id)
+        if tokenizer.pad_token_id is None:
+            raise ValueError("the tokenizer has no pad token; use the tokenizer of the model")
+        check_special_tokens(tokenizer)
+        self.pad, self.vocabulary = int(tokenizer.pad_token_id), vocabulary_fingerprint(tokenizer)
+        self.largest_id = number_of_ids(tokenizer) - 1
 
     def __call__(self, sentences: Sequence[Sentence]) -> dict[str, Tensor]:
         """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d); ``labels`` (B, 1), which the Trainer counts."""

@@ -15,9 +15,12 @@ from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, whole
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.hf_encoder import check_positions
+from mlsm_plugin.core.masking.token_ids import check_attention, checked_ids, no_ids
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 
+INPUT_IDS, ATTENTION_MASK = "input_ids", "attention_mask"  # columns of a dataset
 IDS_FILE, STARTS_FILE, ABOUT_FILE = "ids.npy", "starts.npy", "meta.json"
 IDS_DTYPE, STARTS_DTYPE = np.dtype("<i4"), np.dtype("<i8")
 SEQUENCES_AT_ONCE = 1024
@@ -34,8 +37,8 @@ class TokenSequences:
     """A corpus as sequences of ids, special tokens included, in a fixed order.
 
     The position of a token, which is its row in a code store, is its number in all sequences, from 0. ValueError if
-    there is no token, an id is not a whole number or is negative, the file or folder is damaged or of another kind, or
-    ``datasets`` is needed and not installed.
+    there is no token, an id is not a whole number or is negative, the ``attention_mask`` of a dataset leaves out text,
+    the file or folder is damaged or of another kind, or ``datasets`` is needed and not installed.
 
     Args:
         input_ids: a list of lists or arrays ``(T_i,)``; an array or memory map ``(n, T)``; the column ``input_ids`` of
@@ -51,7 +54,8 @@ class TokenSequences:
         self.about: dict[str, Any] = {}
         if isinstance(input_ids, (str, os.PathLike)):
             input_ids, self.about = _opened(Path(input_ids))
-        self._ids = _column(input_ids)
+        self._ids = _column(input_ids, INPUT_IDS)
+        self._attended = _column(input_ids, ATTENTION_MASK)
         self.starts = np.concatenate([[0], np.cumsum(_lengths(self._ids), dtype=np.int64)])
         if self.num_tokens == 0:
             raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
@@ -73,12 +77,34 @@ class TokenSequences:
         """The ids of a sequence, ``(T,)`` int64."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return _checked(self._ids[index], index)
+        ids = checked_ids(self._ids[index], f"sequence {index}")
+        if self._attended is not None:
+            check_attention(ids, self._attended[index], f"sequence {index}")
+        return ids
+
+    def check_positions(self, positions: int) -> None:
+        """Raise ValueError if a sequence has more tokens than a model's ``positions``."""
+        lengths = np.diff(self.starts)
+        longest = int(lengths.argmax())
+        check_positions(int(lengths[longest]), positions, f"sequence {longest}")
+
+    def check_made_with(self, vocabulary: str, name: str, owner: str, *, remedy: str) -> None:
+        """Raise ValueError if the tokenizer that made these sequences, called ``name``, has another vocabulary.
+
+        ``vocabulary`` is that of the ``owner``, as of ``vocabulary_fingerprint``. Sequences without a record are not
+        judged.
+        """
+        if self.about.get("tokenizer") not in (None, vocabulary):
+            raise ValueError(
+                f"{name} were made with a tokenizer of another vocabulary than that of {owner}: the same ids mean "
+                f"other tokens; {remedy}"
+            )
 
     def part(self, first: int, last: int) -> "TokenSequences":
         """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
         found = TokenSequences(self._ids[first:last])
         found.about = self.about
+        found._attended = None if self._attended is None else self._attended[first:last]
         return found
 
     def unknown_tokens(self, tokenizer: HuggingFaceTokenizer) -> UnknownTokens:
@@ -127,7 +153,7 @@ class TokenSequences:
                 _write_header(file, 0)
                 begin = file.tell()
                 for index, sequence in enumerate(sequences):
-                    ids = _checked(sequence, index)
+                    ids = checked_ids(sequence, f"sequence {index}")
                     starts.append(starts[-1] + len(ids))
                     file.write(ids.astype(IDS_DTYPE).tobytes())
                 file.seek(0)
@@ -199,14 +225,16 @@ def _saved_dataset(folder: Path) -> Any:
         raise ValueError(f"the dataset in {folder} cannot be read: {first_line(error)}") from None
 
 
-def _column(input_ids: Any) -> Any:
-    """The ids of a ``datasets.Dataset``, or ``input_ids`` itself."""
-    names = getattr(input_ids, "column_names", None)
+def _column(dataset: Any, name: str) -> Any:
+    """A column of a ``datasets.Dataset``; other ids have ``input_ids`` only, which are they themselves."""
+    names = getattr(dataset, "column_names", None)
     if names is None:
-        return input_ids
-    if "input_ids" not in names:
-        raise ValueError(f"the dataset has no column input_ids, only {', '.join(names)}; tokenize it first")
-    return input_ids.with_format("numpy", columns=["input_ids"])["input_ids"]
+        return dataset if name == INPUT_IDS else None
+    if name in names:
+        return dataset.with_format("numpy", columns=[name])[name]
+    if name == INPUT_IDS:
+        raise ValueError(f"the dataset has no column {name}, only {', '.join(names)}; tokenize it first")
+    return None
 
 
 def _lengths(ids: Any) -> np.ndarray:
@@ -220,18 +248,5 @@ def _lengths(ids: Any) -> np.ndarray:
             try:
                 found.append(len(sequence))
             except TypeError:
-                raise _no_ids(len(found)) from None
+                raise no_ids(f"sequence {len(found)}") from None
     return np.array(found)
-
-
-def _checked(sequence: Any, index: int) -> np.ndarray:
-    ids = np.asarray(sequence)
-    if ids.size == 0:
-        return np.zeros(0, np.int64)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > np.iinfo(IDS_DTYPE).max:
-        raise _no_ids(index)
-    return ids.astype(np.int64)
-
-
-def _no_ids(index: int) -> ValueError:
-    return ValueError(f"sequence {index} does not consist of token ids (whole numbers from 0 on)")

@@ -2,20 +2,17 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mlsm_plugin.core.machine.memory import keep_freed_memory
-from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
-from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
-from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator
+from mlsm_plugin.huggingface.checked_parts import check_contrast, check_parts, with_inner
 from mlsm_plugin.huggingface.epoch_order import check_resumable, epoch_of, order_by_epoch
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
 from mlsm_plugin.huggingface.pretraining_sequences import Samples
-from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
 
 class PretrainingCallback(TrainerCallback):
@@ -64,19 +61,11 @@ class PretrainingCallback(TrainerCallback):
 
 def _fix_epoch(dataset: Any, epoch: int) -> None:
     """Draw the masks of an epoch in a dataset, and in those within it."""
-    for inner in _with_inner(dataset):
+    for inner in with_inner(dataset):
         if isinstance(inner, Samples):
             inner.fix_epoch(epoch)
         elif hasattr(inner, "set_epoch"):
             inner.set_epoch(epoch)
-
-
-def _with_inner(dataset: Any) -> Iterator[Any]:
-    """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
-    yield dataset
-    for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
-        if inner is not None:
-            yield from _with_inner(inner)
 
 
 def prepare(trainer: Trainer) -> Trainer:
@@ -86,8 +75,7 @@ def prepare(trainer: Trainer) -> Trainer:
     resumes then equals one that never stopped.
 
     ValueError if its model has no objective of this package, its process sees several GPUs, its arguments have label
-    smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or hardly anything of
-    its text is masked.
+    smoothing, or as of :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
@@ -97,7 +85,8 @@ def prepare(trainer: Trainer) -> Trainer:
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
         for dataset in datasets.values() if isinstance(datasets, dict) else [datasets]:
-            _check_text(name, dataset, trainer.data_collator)
+            check_parts(trainer.model, dataset, trainer.data_collator, name)
+    check_contrast(trainer)
     order_by_epoch(trainer)
     trainer.eval_dataset = _with_fixed_masks(trainer.eval_dataset, trainer.train_dataset)
     trainer.callback_handler.callbacks.insert(0, PretrainingCallback())
@@ -109,33 +98,11 @@ def _with_fixed_masks(evaluated: Any, trained: Any) -> Any:
     """What is evaluated, with the masks of epoch 0; a copy, if it shares sequences with what is trained on."""
     if isinstance(evaluated, dict):
         return {name: _with_fixed_masks(dataset, trained) for name, dataset in evaluated.items()}
-    of_training = {id(inner) for inner in _with_inner(trained)}
-    if any(id(inner) in of_training for inner in _with_inner(evaluated)):
+    of_training = {id(inner) for inner in with_inner(trained)}
+    if any(id(inner) in of_training for inner in with_inner(evaluated)):
         evaluated = copy.deepcopy(evaluated)
     _fix_epoch(evaluated, 0)
     return evaluated
-
-
-def _check_text(name: str, dataset: Any, collator: Any) -> None:
-    """Check the vocabulary of sequences, and :func:`check_masked_share`; collators of others are not judged."""
-    if not isinstance(collator, (MaskedLmCollator, SpanGroupsCollator)):
-        return
-    for one in _with_inner(dataset):
-        sequences = getattr(one, "sequences", None)
-        made_with = getattr(sequences, "about", {}).get("tokenizer")
-        if made_with not in (None, collator.vocabulary):
-            raise ValueError(
-                f"the sequences of {name} were made with a tokenizer of another vocabulary than that of the collator: "
-                "the same ids mean other tokens; pass the tokenizer that made them to the collator"
-            )
-        if isinstance(sequences, TokenSequences):
-            ids = np.concatenate([sequences[index] for index in samples_to_look_at(len(sequences))])
-            where = f"the sequences of {name}"
-            warn_of_unknown_ids(where, *collator.unknown_counts(where, ids))
-    if hasattr(dataset, "__len__"):
-        batches = (collator([dataset[index]]) for index in samples_to_look_at(len(dataset)))
-        counts = (collator.masked_counts(batch) for batch in batches)
-        check_masked_share(name, counts, collator.mask_prob, remedy=collator.few_masks)
 
 
 def check_gpus(arguments: TrainingArguments) -> None:

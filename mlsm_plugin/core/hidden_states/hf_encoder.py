@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -130,12 +130,31 @@ def model_and_tokenizer(
     return folder, config, found
 
 
-def check_vocabulary(tokenizer: HuggingFaceTokenizer, rows: int, folder: Path) -> None:
-    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer."""
+class KnowsIds(Protocol):
+    """A tokenizer, or what was made from one."""
+
+    largest_id: int
+
+
+def check_vocabulary(tokenizer: KnowsIds, rows: int, name: object) -> None:
+    """Raise ValueError unless a model with ``rows`` embeddings can be that of the tokenizer; ``name`` is of the model.
+
+    The ids that are masked and drawn are those of the tokenizer.
+    """
     needed = tokenizer.largest_id + 1
     if not needed <= rows < needed + LARGEST_PADDING:
         raise ValueError(
-            f"{folder}: the tokenizer's ids need {needed} embeddings, the model has {rows}; use its own tokenizer"
+            f"{name}: the tokenizer's ids need {needed} embeddings, the model has {rows}; use its own tokenizer, or "
+            "resize the embeddings to it"
+        )
+
+
+def check_positions(longest: int, positions: int, name: str) -> None:
+    """Raise ValueError if a sequence of ``longest`` tokens, called ``name``, is too long for the model's positions."""
+    if longest > positions:
+        raise ValueError(
+            f"{name} has {longest} tokens, but the model takes at most {positions}; cut the sequences, for example "
+            f"with `mlsm binarize --format sequences --max-length {positions}`"
         )
 
 

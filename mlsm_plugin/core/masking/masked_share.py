@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 ENOUGH_TOKENS = 10_000
 MOST_SAMPLES = 1000
 FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too little
+ENOUGH, LEAST = 0.5, 0.1  # of what should be there: less is a warning, and stops the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,29 @@ def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: floa
         masked, content = masked + int(masked_of_sample), content + int(content_of_sample)
         if content >= max(ENOUGH_TOKENS, FEWEST_MASKS / asked):
             break
-    if asked * content < FEWEST_MASKS or masked >= asked * content / 2:
-        return
-    message = f"{masked / content:.2g} of the tokens of {name} are masked, and {asked:g} were asked for; {remedy}"
-    if masked < asked * content / 10:
-        raise ValueError(f"only {message}")
-    logger.warning("only %s", message)
+    if asked * content >= FEWEST_MASKS:
+        found = f"{masked / content:.2g} of the tokens of {name} are masked, and {asked:g} were asked for"
+        _judge(masked / (asked * content), f"only {found}; {remedy}")
+
+
+def check_usable_share(needed: str, counts: Iterable[tuple[Any, Any]], *, remedy: str) -> None:
+    """Check that most of what an objective learns from has what it needs; warn below half, ValueError below a tenth.
+
+    ``counts`` are, of samples or batches, the number of those that have it and that of all, of which as many are read
+    as it takes to judge. ``needed`` names both in the message: ``tokens of train have a code``.
+    """
+    usable = total = 0
+    for usable_of_sample, total_of_sample in counts:
+        usable, total = usable + int(usable_of_sample), total + int(total_of_sample)
+        if total >= ENOUGH_TOKENS:
+            break
+    if total:
+        _judge(usable / total, f"only {usable / total:.2g} of the {needed}; {remedy}")
+
+
+def _judge(share: float, message: str) -> None:
+    """Warn if a share is less than half of what it should be, ValueError if it is less than a tenth."""
+    if share < LEAST:
+        raise ValueError(message)
+    if share < ENOUGH:
+        logger.warning("%s", message)

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlsm_plugin.core.masking.masked_share import check_usable_share
+from mlsm_plugin.core.masking.token_ids import check_attention, checked_ids, checked_sentinels
+
 
 @dataclass(frozen=True)
 class SpanNoise:
@@ -41,10 +44,24 @@ class SpanNoise:
         return noise, self._spans(noise, noise, length - noise, num_sentinels)
 
     def _spans(self, expected_noise: float, noise: int, rest: int, num_sentinels: int) -> int:
-        if num_sentinels <= self.further_sentinels:
-            raise ValueError(f"at least {self.further_sentinels + 1} sentinels are needed, got {num_sentinels}")
+        self.check_enough(num_sentinels)
         spans = max(round(expected_noise / self.mean_span_length), 1)
         return min(spans, noise, rest, num_sentinels - self.further_sentinels)
+
+    def check_enough(self, num_sentinels: int) -> None:
+        """Raise ValueError if there are not enough sentinels for one span."""
+        if num_sentinels <= self.further_sentinels:
+            raise ValueError(f"at least {self.further_sentinels + 1} sentinels are needed, got {num_sentinels}")
+
+    def check_lengths(self, lengths: Sequence[int], num_sentinels: int, name: str) -> None:
+        """Warn if the noise of texts of these ``lengths`` has far fewer spans than asked for, for want of sentinels.
+
+        ValueError if they have less than a tenth of these spans. ``name`` is of the texts.
+        """
+        spans = (self.counts(length, num_sentinels)[1] for length in lengths)
+        wanted = (self.counts(length, length + self.further_sentinels)[1] for length in lengths)
+        remedy = f"pass more than {num_sentinels} sentinels, or shorter texts: the spans get longer instead"
+        check_usable_share(f"noise spans of {name} have a sentinel", zip(spans, wanted, strict=True), remedy=remedy)
 
     def lengths(self, length: int, num_sentinels: int) -> tuple[int, int]:
         """The maximum lengths, EOS included, of source and target of a text of ``length`` tokens."""
@@ -157,7 +174,7 @@ def corrupt_spans(
     Of n tokens, round(n x noise_density) become noise (at least 1, at most n - 1), in round(noise / mean_span_length)
     spans (at least 1, at most the number of noise tokens, of other tokens, or of sentinels). Noise and text are each
     cut into this number of segments, all ways equally likely. The segments alternate, and text comes first. ValueError
-    if the text is too short or contains a sentinel, or there are too few sentinels.
+    if the text is too short, has no ids or contains a sentinel, or there are too few sentinels, or not distinct ones.
 
     Args:
         tokens: ids ``(n,)``, without EOS; n is 2 or more.
@@ -169,8 +186,8 @@ def corrupt_spans(
             some is cut there, and of the parts as many are kept as there were spans, the longest. None: there are none.
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
-    tokens = np.asarray(tokens, dtype=np.int64)
-    marks = np.asarray(sentinels, dtype=np.int64)
+    tokens = checked_ids(tokens, "the text")
+    marks = checked_sentinels(sentinels, {"</s>": eos, "the unknown token": unk})
     if len(tokens) < 2:
         raise ValueError(f"a text of {len(tokens)} tokens cannot be corrupted; it needs at least 2 tokens")
     if np.isin(tokens, marks).any():
@@ -269,6 +286,7 @@ class SpanCorruptionCollator:
 
     Every batch gets new spans. They depend on torch's random numbers, which torch seeds in each loader process, so that
     ``torch.manual_seed`` makes them repeatable. ``sentinels``, ``eos`` and ``unk`` are as of :func:`corrupt_spans`.
+    ValueError if two of these ids and ``pad`` are the same, or there are too few sentinels.
     """
 
     def __init__(
@@ -280,8 +298,11 @@ class SpanCorruptionCollator:
         unk: int | Sequence[int] | None = None,
         noise: SpanNoise | None = None,
     ) -> None:
-        self.sentinels, self.eos, self.pad, self.unk = np.asarray(sentinels), eos, pad, unk
+        others = {"padding": pad, "</s>": eos, "the unknown token": unk}
+        self.sentinels, self.eos, self.pad, self.unk = checked_sentinels(sentinels, others), eos, pad, unk
         self.noise = noise or SpanNoise()
+        self.noise.check_enough(len(self.sentinels))
+        self._lengths_are_checked = False
 
     def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
         """Make a batch of ``texts``, as :meth:`pairs` takes them."""
@@ -291,17 +312,25 @@ class SpanCorruptionCollator:
         """The source and the target of each text, with new spans; see :func:`corrupt_spans`.
 
         A text is its ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around it and EOS at its end are
-        left out. ValueError if a text has padding within, has fewer than 2 other ids, or contains a sentinel.
+        left out. ValueError if a text has padding within, has fewer than 2 other ids, or contains a sentinel, or the
+        ``attention_mask`` of a mapping leaves out text.
         """
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
         how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
-        return [corrupt_spans(self._text(text), **vars(self.noise), **how) for text in texts]
+        found = [self._text(text) for text in texts]
+        if not self._lengths_are_checked:
+            self._lengths_are_checked = True
+            self.noise.check_lengths([len(ids) for ids in found if len(ids) > 1], len(self.sentinels), "the texts")
+        return [corrupt_spans(ids, **vars(self.noise), **how) for ids in found]
 
     def _text(self, text: Any) -> np.ndarray:
         """The ids of a text without padding and EOS around it, ``(n,)``."""
-        ids = np.asarray(text["input_ids"] if isinstance(text, Mapping) else text, np.int64)
+        ids = np.asarray(text["input_ids"] if isinstance(text, Mapping) else text)
         if ids.ndim != 1:
             raise ValueError(f"expected the ids of a text, (n,), got the shape {ids.shape}")
+        ids = checked_ids(ids, "a text")
+        if isinstance(text, Mapping) and "attention_mask" in text:
+            check_attention(ids, text["attention_mask"], "a text")
         inner = np.flatnonzero(ids != self.pad)
         ids = ids[inner[0] : inner[-1] + 1] if len(inner) else ids[:0]
         if (ids == self.pad).any():

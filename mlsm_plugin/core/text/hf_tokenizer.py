@@ -14,6 +14,7 @@ import numpy as np
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
+from mlsm_plugin.core.masking.token_ids import check_distinct
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.core.text.masked_reading import reading_the_rest
 
@@ -24,6 +25,8 @@ ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 # special tokens without a role that stand for missing text, as the mask does: those of NPM, and sentinels
 GAPS = re.compile(r"<mask_[se]>|<extra_id_\d+>")
 Offsets = list[tuple[int, int]]  # the places of the characters of tokens
+# roles whose token is no other one: padding gets no attention, and what is masked is never the mask
+SINGLE_ROLES = {"pad": ("cls", "bos", "sep", "eos", "mask"), "mask": ("cls", "bos", "sep", "eos", "unk")}
 
 
 class HuggingFaceTokenizer:
@@ -247,10 +250,24 @@ def _read_as_tokens(tokenizer: Any, *, with_gaps: bool = False) -> frozenset[int
 
 
 def check_masked_lm_tokenizer(tokenizer: Any) -> None:
-    """Raise ValueError if a tokenizer of ``transformers`` has no mask or no padding token."""
+    """Raise ValueError if a tokenizer of ``transformers`` has no mask or no padding token, or not one of its own."""
     for name in ("mask", "pad"):
         if _first_id(tokenizer, name) is None:
             raise ValueError(f"the tokenizer has no {name} token; use the tokenizer of a masked LM")
+    check_special_tokens(tokenizer)
+
+
+def check_special_tokens(tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer's padding or mask, where it has one, is another special token, too."""
+    for role, others in SINGLE_ROLES.items():
+        for other in others:
+            ids = {role_name(role): _first_id(tokenizer, role), role_name(other): _first_id(tokenizer, other)}
+            check_distinct(ids, remedy=f"set {role}_token to a token of its own")
+
+
+def role_name(role: str) -> str:
+    """What an error calls the token of a role."""
+    return f"the {role} token"
 
 
 def number_of_ids(tokenizer: Any) -> int:
@@ -299,6 +316,7 @@ def _special_ids(tokenizer: Any, folder: Path) -> tuple[int, int, int, int, int 
             f"the tokenizer of {folder} must have three different tokens that begin, end and pad a text, but has the "
             f"ids {begin}, {end} and {pad}; use the tokenizer of an encoder like BERT or RoBERTa"
         )
+    check_special_tokens(tokenizer)
     unknown = _first_id(tokenizer, "unk")
     return begin, pad, end, pad if unknown is None else unknown, _first_id(tokenizer, "mask")
 

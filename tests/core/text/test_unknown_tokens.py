@@ -89,7 +89,9 @@ def test_an_unknown_token_counts_by_the_characters_that_are_lost(model: Path, ti
 
 
 def test_texts_of_a_file_are_judged_one_by_one(model: Path, tiny: TinyData, tmp_path: Path, capsys: CAPTURE) -> None:
-    texts = [CJK[0] if number % 20 in (0, 11) else f"{ENGLISH} {ENGLISH} {'a' * (number % 20)}" for number in range(200)]
+    texts = [
+        CJK[0] if number % 20 in (0, 11) else f"{ENGLISH} {ENGLISH} {'a' * (number % 20)}" for number in range(200)
+    ]
     files = {name: tmp_path / name for name in ("labelled.tsv", "pairs.jsonl", "words.tsv")}
     files["labelled.tsv"].write_text("".join(f"{number % 2}\t{text}\n" for number, text in enumerate(texts)))
     pairs = ({"sentence_good": text, "sentence_bad": text} for text in texts)

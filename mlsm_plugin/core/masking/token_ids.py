@@ -1,0 +1,72 @@
+"""Ids that a user passes: whole numbers, those of padding left out, and special ones that differ from each other."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+LARGEST = np.iinfo(np.int32).max
+SENTINELS_REMEDY = (
+    "if the tokenizer lacks sentinels, add <extra_id_0>, <extra_id_1>, ... as special tokens, and resize the model's "
+    "embeddings"
+)
+
+
+def checked_ids(values: Any, name: str) -> np.ndarray:
+    """The ids of a text, ``(n,)`` int64; ValueError unless they are whole numbers from 0 on. ``name`` is of the text.
+
+    Fractions and strings are no ids, though numpy would turn them into some.
+    """
+    ids = np.asarray(values)
+    if ids.size == 0:
+        return np.zeros(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > LARGEST:
+        raise no_ids(name)
+    return ids.astype(np.int64)
+
+
+def no_ids(name: str) -> ValueError:
+    """The error for a text that is something else than ids."""
+    return ValueError(f"{name} does not consist of token ids (whole numbers from 0 on)")
+
+
+def check_attention(ids: np.ndarray, attention_mask: Any, name: str) -> None:
+    """Raise ValueError if an ``attention_mask`` (n,) leaves out anything but padding of the ``ids`` (n,).
+
+    This package attends to all ids but padding, which is one id, around the text and never in it.
+    """
+    attended = np.asarray(attention_mask)
+    if attended.shape != ids.shape or not np.isin(attended, (0, 1)).all():
+        raise ValueError(f"the attention_mask of {name} does not have a 0 or 1 for each of its {len(ids)} ids")
+    text = np.flatnonzero(attended)
+    within = ids[: text[-1] + 1][text[0] :] if len(text) else ids[:0]
+    left_out = np.unique(ids[attended == 0])
+    if len(within) > len(text) or len(left_out) > 1 or np.isin(left_out, within).any():
+        raise ValueError(
+            f"the attention_mask of {name} is 0 at ids that are not padding, and this package attends to all ids but "
+            "padding; take these ids out of the text"
+        )
+
+
+def check_distinct(ids_of_roles: Mapping[str, int | None], *, remedy: str) -> None:
+    """Raise ValueError, which ends with the ``remedy``, if two roles have the same id; None: there is no such id."""
+    role_of: dict[int, str] = {}
+    for role, number in ids_of_roles.items():
+        if number is None:
+            continue
+        if number in role_of:
+            raise ValueError(f"{role_of[number]} and {role} are both the id {number}; {remedy}")
+        role_of[number] = role
+
+
+def checked_sentinels(sentinels: Sequence[int] | np.ndarray, others: Mapping[str, int | None]) -> np.ndarray:
+    """The ids of sentinels, ``(n,)`` int64, that differ from each other and from ``others``, by role; else ValueError.
+
+    A tokenizer gives the id of unknown tokens for each sentinel that it does not have.
+    """
+    ids = checked_ids(sentinels, "the list of sentinels")
+    special = [number for number in others.values() if number is not None]
+    if len({*ids.tolist(), *special}) < len(ids) + len(special):
+        marks = {f"sentinel {number}": int(token) for number, token in enumerate(ids)}
+        check_distinct({**others, **marks}, remedy=SENTINELS_REMEDY)
+    return ids

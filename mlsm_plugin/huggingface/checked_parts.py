@@ -1,0 +1,78 @@
+"""Whether the parts of a training belong together: model, tokenizer, text, and the size of the batches."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, check_vocabulary, positions_of
+from mlsm_plugin.core.masking.masked_share import check_masked_share, check_usable_share, samples_to_look_at
+from mlsm_plugin.core.text.unknown_tokens import warn_of_unknown_ids
+from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator, TokenContrastiveCollator
+from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator
+from mlsm_plugin.huggingface.token_sequences import TokenSequences
+
+OWN_TOKENIZER = "pass the tokenizer that made them to the collator"
+FEW_PAIRS = (
+    "an anchor needs another known token in its sequence, and other sequences in its batch: use longer sequences, or a "
+    "larger batch (--batch-size, per_device_train_batch_size)"
+)
+
+
+def with_inner(dataset: Any) -> Iterator[Any]:
+    """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
+    yield dataset
+    for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
+        if inner is not None:
+            yield from with_inner(inner)
+
+
+def check_parts(model: Any, dataset: Any, collator: Any, name: str) -> None:
+    """Check that a model, a dataset, called ``name``, and a collator of this package fit; others are not judged.
+
+    ValueError if the model lacks embeddings for ids of the tokenizer, or positions for a sequence, the sequences were
+    made with another tokenizer, or hardly anything of the text is masked. Unknown tokens get a warning.
+    """
+    if not isinstance(collator, (MaskedLmCollator, SpanGroupsCollator, SentenceCollator)):
+        return
+    check_vocabulary(collator, model.get_input_embeddings().num_embeddings, type(model).__name__)
+    positions = _positions(model, collator)
+    for inner in with_inner(dataset):
+        sequences = getattr(inner, "sequences", None)
+        if isinstance(sequences, TokenSequences):
+            called = f"the sequences of {name}"
+            sequences.check_made_with(collator.vocabulary, called, "the collator", remedy=OWN_TOKENIZER)
+            sequences.check_positions(positions)
+            if not isinstance(collator, SentenceCollator):
+                ids = np.concatenate([sequences[index] for index in samples_to_look_at(len(sequences))])
+                warn_of_unknown_ids(called, *collator.unknown_counts(called, ids))
+    if hasattr(dataset, "__len__") and not isinstance(collator, SentenceCollator):
+        batches = (collator([dataset[index]]) for index in samples_to_look_at(len(dataset)))
+        counts = (collator.masked_counts(batch) for batch in batches)
+        check_masked_share(name, counts, collator.mask_prob, remedy=collator.few_masks)
+
+
+def _positions(model: Any, collator: Any) -> int:
+    """Tokens of the longest sequence that a model takes; ValueError if a collator of NPM makes longer ones."""
+    positions = positions_of(model.config) if model.config.model_type in SUPPORTED else sys.maxsize
+    longest = collator.masking.max_length if isinstance(collator, SpanGroupsCollator) else None
+    if longest is not None and longest > positions:
+        raise ValueError(f"max_length of the collator is {longest}, and the model takes at most {positions}; pass that")
+    return positions
+
+
+def check_contrast(trainer: Any) -> None:
+    """Check that most anchors of a TACO training have something to be compared with, in batches of its size.
+
+    ValueError if hardly any has: the training would be that of a plain masked LM.
+    """
+    dataset, collator, size = trainer.train_dataset, trainer.data_collator, trainer.args.train_batch_size
+    if not isinstance(collator, TokenContrastiveCollator) or not hasattr(dataset, "__len__"):
+        return
+    if getattr(trainer.model, "contrastive_weight", 0) > 0:
+        places = samples_to_look_at(len(dataset))
+        chosen = (places[first : first + size] for first in range(0, len(places), size))
+        batches = (collator([dataset[index] for index in of_batch]) for of_batch in chosen)
+        counts = (collator.contrasted_counts(batch) for batch in batches)
+        check_usable_share("anchors of train_dataset have a positive and negatives", counts, remedy=FEW_PAIRS)
