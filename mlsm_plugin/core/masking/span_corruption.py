@@ -187,7 +187,7 @@ def corrupt_spans(
     """
     noise = SpanNoise(noise_density, mean_span_length, rotate, closing_sentinel)
     tokens = checked_ids(tokens, "the text")
-    marks = checked_sentinels(sentinels, {"</s>": eos, "the unknown token": unk})
+    marks = checked_sentinels(sentinels, {"</s>": eos}, unlearned=unk)
     if len(tokens) < 2:
         raise ValueError(f"a text of {len(tokens)} tokens cannot be corrupted; it needs at least 2 tokens")
     if np.isin(tokens, marks).any():
@@ -298,8 +298,8 @@ class SpanCorruptionCollator:
         unk: int | Sequence[int] | None = None,
         noise: SpanNoise | None = None,
     ) -> None:
-        others = {"padding": pad, "</s>": eos, "the unknown token": unk}
-        self.sentinels, self.eos, self.pad, self.unk = checked_sentinels(sentinels, others), eos, pad, unk
+        self.sentinels = checked_sentinels(sentinels, {"padding": pad, "</s>": eos}, unlearned=unk)
+        self.eos, self.pad, self.unk = eos, pad, unk
         self.noise = noise or SpanNoise()
         self.noise.check_enough(len(self.sentinels))
         self._lengths_are_checked = False

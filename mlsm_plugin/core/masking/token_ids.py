@@ -59,12 +59,22 @@ def check_distinct(ids_of_roles: Mapping[str, int | None], *, remedy: str) -> No
         role_of[number] = role
 
 
-def checked_sentinels(sentinels: Sequence[int] | np.ndarray, others: Mapping[str, int | None]) -> np.ndarray:
+def checked_sentinels(
+    sentinels: Sequence[int] | np.ndarray,
+    others: Mapping[str, int | None],
+    *,
+    unlearned: int | Sequence[int] | None = None,
+) -> np.ndarray:
     """The ids of sentinels, ``(n,)`` int64, that differ from each other and from ``others``, by role; else ValueError.
 
-    A tokenizer gives the id of unknown tokens for each sentinel that it does not have.
+    ``unlearned`` are ids of unknown and of special tokens; None: there are none. A tokenizer gives the id of unknown
+    tokens for each sentinel that it does not have.
     """
     ids = checked_ids(sentinels, "the list of sentinels")
+    unusable = np.zeros(0, bool) if unlearned is None else np.isin(ids, unlearned)
+    if unusable.any():
+        number = int(unusable.argmax())
+        raise ValueError(f"sentinel {number} is an unknown or special token, {ids[number]}; {SENTINELS_REMEDY}")
     special = [number for number in others.values() if number is not None]
     if len({*ids.tolist(), *special}) < len(ids) + len(special):
         marks = {f"sentinel {number}": int(token) for number, token in enumerate(ids)}

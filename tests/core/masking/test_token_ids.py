@@ -62,7 +62,7 @@ def test_two_roles_with_one_id_are_refused() -> None:
 @pytest.mark.parametrize(
     ("sentinels", "named"),
     [
-        ([3] * 100, "the unknown token and sentinel 0 are both the id 3"),
+        ([3] * 100, "sentinel 0 is an unknown or special token, 3"),
         ([90, 91, 90], "sentinel 0 and sentinel 2 are both the id 90"),
         ([90, 2], "</s> and sentinel 1 are both the id 2"),
         ([1, 90], "padding and sentinel 0 are both the id 1"),
