@@ -63,7 +63,7 @@ class LibraryModel(PairModel):
         self._head = head_of(self._model)
 
     def encode(self, text: str) -> Tensor:
-        ((ids, _),) = self._tokenizer.encoded([text])
+        ids, _ = self._tokenizer.encoded_text(text)
         return torch.tensor(self._tokenizer.surrounded(ids))
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Any:
@@ -73,7 +73,7 @@ class LibraryModel(PairModel):
     def unknown(self, texts: Iterable[str]) -> UnknownTokens:
         counted = UnknownTokens()
         for text in texts:
-            ((ids, offsets),) = self._tokenizer.encoded([text])
+            ids, offsets = self._tokenizer.encoded_text(text)
             of_text = UnknownTokens()
             of_text.add(text, ids, offsets, self._tokenizer.unknown_id)
             counted.add_text(of_text)

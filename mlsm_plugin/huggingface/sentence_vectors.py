@@ -73,7 +73,7 @@ def write_vectors(
     encoder = LibraryEncoder(teacher, layer=HuggingFaceEncoder.layers_of(teacher), **run)
     own, unknown, cut, number = HuggingFaceTokenizer(tokenizer), UnknownTokens(), 0, 0
     # the lines that have a sequence
-    lines = (line for line in read_text(texts) if line and own.encoded([line])[0][0])
+    lines = (line for line in read_text(texts) if line and own.encoded_text(line)[0])
     with atomic_open(output) as file, Progress(total=shape[0], desc="vectors of the teacher", unit="line") as progress:
         header = {"descr": VECTOR_DTYPE.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -97,8 +97,7 @@ def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownToken
     encoded = tokenizer.encoded(lines)
     for line, (of_line, offsets) in zip(lines, encoded, strict=True):
         unknown.add(line, of_line, offsets, tokenizer.unknown_id)
-    found = [of_line for of_line, _ in encoded]
-    ids = [tokenizer.surrounded(own[:room]) for own in found]
+    ids = [tokenizer.surrounded(of_line[:room]) for of_line, _ in encoded]
     vectors = np.zeros((len(lines), encoder.dim), VECTOR_DTYPE)
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     for first in range(0, len(order), BATCH):
@@ -106,7 +105,7 @@ def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownToken
         tokens = padded([ids[index] for index in chosen], encoder.pad)
         hidden = encoder.hidden_states(tokens)
         vectors[chosen] = mean_vectors(hidden, tokens.ne(encoder.pad).to(hidden.device)).cpu().numpy()
-    return vectors, sum(len(own) > room for own in found)
+    return vectors, sum(len(of_line) > room for of_line, _ in encoded)
 
 
 @dataclass(frozen=True)

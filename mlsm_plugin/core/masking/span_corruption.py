@@ -198,7 +198,8 @@ def corrupt_spans(
         raise ValueError("a text of one word cannot be corrupted; it needs at least 2 words")
     else:
         begins, lengths = noise.whole_word_spans(np.asarray(word_begins, bool), len(marks), rng)
-    if unk is not None and (unlearned := np.isin(tokens, unk)).any():
+    unlearned = np.zeros(len(tokens), bool) if unk is None else np.isin(tokens, unk)
+    if unlearned.any():
         begins, lengths = _without(begins, lengths, ~unlearned, rng)
     return _written(tokens, begins, lengths, marks, eos, closing=noise.closing_sentinel)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
 from mlsm_plugin.core.files.hf_files import first_line, hf_folder, import_transformers, save_pretrained
+from mlsm_plugin.core.files.json_checks import anything, check_json, fields, list_of, text, whole
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, symbols_in
 from mlsm_plugin.core.masking.token_ids import check_distinct
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
@@ -27,6 +28,8 @@ GAPS = re.compile(r"<mask_[se]>|<extra_id_\d+>")
 Offsets = list[tuple[int, int]]  # the places of the characters of tokens
 # roles whose token is no other one: padding gets no attention, and what is masked is never the mask
 SINGLE_ROLES = {"pad": ("cls", "bos", "sep", "eos", "mask"), "mask": ("cls", "bos", "sep", "eos", "unk")}
+ADDED_TOKEN = fields({"id": whole(), "content": text, "special": anything})
+TOKENIZER_CHECK = fields(known={"added_tokens": list_of(ADDED_TOKEN)})  # of tokenizer.json
 
 
 class HuggingFaceTokenizer:
@@ -90,10 +93,13 @@ class HuggingFaceTokenizer:
 
     def encoded(self, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
         """Hugging Face's ids of each text, without those that begin and end it, and the places of their characters."""
-        return [
-            (self._of_text(encoding.ids), encoding.offsets)
-            for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)
-        ]
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(self._of_text(encoding.ids), encoding.offsets) for encoding in encodings]
+
+    def encoded_text(self, text: str) -> tuple[list[int], Offsets]:
+        """The same of one text."""
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        return self._of_text(encoding.ids), encoding.offsets
 
     def _of_text(self, ids: list[int]) -> list[int]:
         if self._never_text.isdisjoint(ids):
@@ -102,7 +108,7 @@ class HuggingFaceTokenizer:
 
     def symbols_of(self, text: str) -> list[str]:
         """The tokens of a text as symbols of ``dict.txt``; unknown tokens become ``<unk>``."""
-        ((ids, _),) = self.encoded([text])
+        ids, _ = self.encoded_text(text)
         return self._symbols(ids)
 
     def symbols_after_a_gap(self, text: str) -> list[str]:
@@ -120,7 +126,7 @@ class HuggingFaceTokenizer:
 
     def surfaces_of(self, text: str) -> list[str]:
         """The part of a text for which each of the symbols of :meth:`symbols_of` stands."""
-        ((_, offsets),) = self.encoded([text])
+        _, offsets = self.encoded_text(text)
         return [text[start:stop] for start, stop in offsets]
 
     def text_of(self, symbols: Sequence[str]) -> str:
@@ -210,14 +216,16 @@ def own_special_symbols(folder: Path) -> list[str]:
 
     It needs no ``transformers``; empty where no tokenizer is. ValueError if a file is damaged.
     """
-    if not (folder / "tokenizer.json").is_file():
+    files = [folder / "tokenizer.json", folder / "tokenizer_config.json"]
+    if not all(file.is_file() for file in files):
         return []
-    tokenizer, config = read_json(folder / "tokenizer.json"), read_json(folder / "tokenizer_config.json")
+    added = check_json(read_json(files[0]), TOKENIZER_CHECK, files[0]).get("added_tokens", [])
+    config = check_json(read_json(files[1]), fields(), files[1])
     named = [config.get(f"{role}_token") for role in (*ROLES, "unk")]
-    with_roles = [token["content"] if isinstance(token, dict) else token for token in named]
+    with_roles = [token.get("content") if isinstance(token, dict) else token for token in named]
     return [
         _symbol(token["content"], token["id"])
-        for token in tokenizer.get("added_tokens", [])
+        for token in added
         if token["special"] and token["content"] not in with_roles
     ]
 
@@ -229,7 +237,8 @@ def text_backend(tokenizer: Any, *, with_gaps: bool = False) -> Any:
     tokenizer has ``split_special_tokens``. Those with a role, and those that stand for missing text, are ordinary text:
     what a text says must neither mask nor end it. ``with_gaps``: those that stand for missing text are tokens, too.
     """
-    backend, tokens = tokenizer.backend_tokenizer, _read_as_tokens(tokenizer, with_gaps=with_gaps)
+    backend = tokenizer.backend_tokenizer
+    tokens = _read_as_tokens(tokenizer, with_gaps=with_gaps)
     if tokens:
         content = json.loads(backend.to_str())
         for token in content["added_tokens"]:
@@ -299,13 +308,13 @@ def _surrounding_ids(tokenizer: Any) -> tuple[int | None, int | None, int | None
 
 def _added_ids(backend: Any, begin: int) -> tuple[list[int], list[int]]:
     """The ids that a ``tokenizers.Tokenizer`` adds before and after a text."""
-    encoding = backend.encode("a")
+    try:
+        encoding = backend.encode("a")
+    except Exception:  # a vocabulary without this letter and without an unknown token; the library has no own error
+        encoding = backend.encode("")
     ids, added = encoding.ids, encoding.special_tokens_mask
-    if 0 in added:
-        first = added.index(0)
-        return ids[:first], ids[first + added.count(0) :]
-    first = int(begin in ids)  # it reads no Latin letters
-    return ids[:first], ids[first:]
+    first = added.index(0) if 0 in added else int(begin in ids)
+    return ids[:first], ids[first + added.count(0) :]
 
 
 def _special_ids(tokenizer: Any, folder: Path) -> tuple[int, int, int, int, int | None]:

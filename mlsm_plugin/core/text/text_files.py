@@ -95,10 +95,11 @@ def check_text(text: str, where: str = "the text") -> None:
     """Raise ValueError if a text, as from JSON or a command line, has what no text has: NUL, or half a character."""
     if "\0" in text:
         raise ValueError(f"{where} has a NUL character, which no text has; leave it out")
-    if found := LONE_SURROGATE.search(text):
+    surrogate = LONE_SURROGATE.search(text)
+    if surrogate is not None:
         raise ValueError(
-            f"{where} is not Unicode text: at place {found.start() + 1} is U+{ord(found[0]):04X}, which is half of a "
-            "character or a byte that is not UTF-8; correct it"
+            f"{where} is not Unicode text: at place {surrogate.start() + 1} is U+{ord(surrogate[0]):04X}, which is "
+            "half of a character or a byte that is not UTF-8; correct it"
         )
 
 

@@ -126,11 +126,9 @@ def warn_of_unknown_ids(where: str, unknown: int, tokens: int) -> None:
     """
     share = unknown / max(1, tokens)
     if share > DEFAULT_MAX_UNK_RATE:
-        logger.warning(
-            "%.2f%% of the tokens of %s are unknown, more than %.2f%%: nothing is learned from them, nor about them; "
-            "use a tokenizer that knows such text",
-            *(100 * share, where, 100 * DEFAULT_MAX_UNK_RATE),
-        )
+        shares = f"{share:.2%} of the tokens of {where} are unknown, more than {DEFAULT_MAX_UNK_RATE:.2%}"
+        remedy = "use a tokenizer that knows such text"
+        logger.warning("%s: nothing is learned from them, nor about them; %s", shares, remedy)
 
 
 def unknown_tokens_of(text: str, bpe: Any, dictionary: Any) -> UnknownTokens:
@@ -140,11 +138,11 @@ def unknown_tokens_of(text: str, bpe: Any, dictionary: Any) -> UnknownTokens:
     ``bpe.surfaces(text)`` gives for it, if there is such a method. ValueError as of :func:`.check_text`.
     """
     check_text(text)
-    counted, unknown, text = UnknownTokens(), dictionary.unk(), GAP.sub(" ", text)
+    text = GAP.sub(" ", text)
     pieces = bpe.encode(text).split()
-    counted.tokens = len(pieces)
+    counted = UnknownTokens(tokens=len(pieces))
     counted.count_characters(text)
-    places = [place for place, piece in enumerate(pieces) if dictionary.index(piece) == unknown]
+    places = [place for place, piece in enumerate(pieces) if dictionary.index(piece) == dictionary.unk()]
     if places:
         surfaces = bpe.surfaces(text) if hasattr(bpe, "surfaces") else pieces
         for place in places:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files
@@ -33,8 +34,8 @@ def vocabulary_record(folder: PathLike) -> dict[str, str]:
     """The fingerprints of what a folder holds of ``RECORDED``: SHA-256 of the symbols of each dictionary, whose counts
     do not matter, and of the tokenizer. ValueError if the tokenizer is damaged.
     """
-    record, tokenizer = symbols_record(folder), tokenizer_fingerprint(folder)
-    return record if tokenizer is None else {**record, TOKENIZER: tokenizer}
+    tokenizer = tokenizer_fingerprint(folder)
+    return symbols_record(folder) | ({} if tokenizer is None else {TOKENIZER: tokenizer})
 
 
 def symbols_record(folder: PathLike) -> dict[str, str]:
@@ -50,10 +51,11 @@ def check_vocabulary_record(
 
     ``only`` is the part to compare; None: all.
     """
-    there = vocabulary_record(folder)
-    for name in RECORDED if only is None else (only,):
-        was, now = recorded.get(name), there.get(name)
-        if isinstance(was, str) and now is not None and was != now:
+    remembered = [name for name in RECORDED if isinstance(recorded.get(name), str) and only in (None, name)]
+    present = vocabulary_record(folder) if remembered else {}
+    for name in remembered:
+        was, now = str(recorded[name]), present.get(name)
+        if now is not None and was != now:
             what, where, effect = _difference(name, folder)
             raise ValueError(
                 f"{trained} was trained with {what} (SHA-256 {was[:12]}) than that of {where} ({now[:12]}): {effect}; "
@@ -80,10 +82,11 @@ def tokenizer_fingerprint(folder: PathLike) -> str | None:
     if Path(folder, MODEL_NAME).is_file():
         return sha256_of_files(Path(folder, MODEL_NAME))
     file = Path(folder, FOLDER_NAME, "tokenizer.json")
-    return _reading_fingerprint(file) if file.is_file() else None
+    return _reading_fingerprint(file, file.stat().st_mtime_ns) if file.is_file() else None
 
 
-def _reading_fingerprint(file: Path) -> str | None:
+@cache
+def _reading_fingerprint(file: Path, _mtime: int) -> str | None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes that are forked later could not use it
     try:
         from tokenizers import Tokenizer

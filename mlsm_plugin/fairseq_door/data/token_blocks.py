@@ -115,8 +115,8 @@ def _binarized_with(summary: Path) -> str | None:
     """The fingerprint of the tokenizer that `mlsm binarize` has written down; None: it has not."""
     if not summary.is_file():
         return None
-    found: str = check_json(read_json(summary), fields({"tokenizer_sha256": text}), summary)["tokenizer_sha256"]
-    return found
+    figures = check_json(read_json(summary), fields({"tokenizer_sha256": text}), summary)
+    return str(figures["tokenizer_sha256"])
 
 
 def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
@@ -198,8 +198,10 @@ def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
     Unknown tokens are content.
     """
     content = (tokens != dictionary.bos()) & (tokens != dictionary.eos()) & (tokens != dictionary.pad())
-    own = own_special_symbols(dictionary)
-    return content & ~torch.isin(tokens, torch.tensor(own, device=tokens.device)) if own else content
+    special = own_special_symbols(dictionary)
+    if special:
+        content &= ~torch.isin(tokens, torch.tensor(special, device=tokens.device))
+    return content
 
 
 def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:

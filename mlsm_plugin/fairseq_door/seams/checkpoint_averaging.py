@@ -51,7 +51,8 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
         _check_same_model(files[-1], contents[-1], file, content)
     if names := _differing(Path(output), files[-1]):
         raise ValueError(f"beside {output} lies the {names[0]} of another vocabulary; choose another folder")
-    recorded, remedy = contents[-1].get("task_state") or {}, "choose another folder for the mean"
+    recorded = contents[-1].get("task_state") or {}
+    remedy = "choose another folder for the mean"
     check_vocabulary_record(recorded, Path(output).parent, str(files[-1]), remedy, only=TOKENIZER)
     means = {name: _mean([weights_in(content)[name] for content in contents]) for name in weights_in(contents[-1])}
     for name, mean in means.items():

@@ -141,7 +141,7 @@ class HuggingFaceTextTokenizer(TextTokenizer):
         self.table = np.append(self.tokenizer.fairseq_ids, self.dictionary.eos())
 
     def pieces_of(self, line: str, unknown: UnknownTokens) -> list[int]:
-        ((sentence, offsets),) = self.tokenizer.encoded([line])
+        sentence, offsets = self.tokenizer.encoded_text(line)
         unknown.add(line, sentence, offsets, self.tokenizer.unknown_id)
         return sentence
 
