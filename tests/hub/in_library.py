@@ -23,7 +23,10 @@ LENGTH = 32
 
 
 def opened(folder: Path) -> dict[str, Any]:
-    """Ids, offsets, tokens and logits (without a head: hidden states) of ``TEXTS``, by the classes that choose a class by the files."""
+    """Ids, offsets, tokens and logits of ``TEXTS``, by the classes that choose a class by the files.
+
+    Without a masked-LM head, the hidden states are in the place of the logits.
+    """
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
     architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     has_head = architecture.endswith("ForMaskedLM")

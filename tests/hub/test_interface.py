@@ -53,10 +53,17 @@ def test_a_head_that_was_not_trained_fills_no_mask(tiny: TinyData, tmp_path: Pat
     for checkpoint, why in ((latent, "--mlm-weight was 0"), (save_untrained_npm(tiny, tmp_path / "npm"), "no loss on")):
         model = from_pretrained(checkpoint)
         assert len(model.encode(TEXT)) == model.extract_features(model.encode(TEXT)).size(1)
-        with pytest.raises(
-            ValueError, match=rf"head of this model was not trained \(.*{why}.*\): it cannot fill masks"
-        ):
+        with pytest.raises(ValueError, match=rf"was not trained \(.*{why}.*\): it cannot fill masks"):
             model.fill_mask("The <mask> is bound.")
+
+
+def test_a_latent_head_that_was_not_trained_is_none(tiny: TinyData, tmp_path: Path) -> None:
+    weights = ("--latent-weight", 0, "--mlm-weight", 1)
+    model = from_pretrained(save_untrained(tiny.data_bin, tmp_path / "run", "--num-atoms", 8, *weights))
+    assert model.num_atoms == 0
+    with pytest.raises(ValueError, match="this model has no latent properties"):
+        model.latent_properties(TEXT)
+    assert len(model.fill_mask("The <mask> is bound.")) == 5
 
 
 @pytest.mark.parametrize("topk", [1, 7])
