@@ -13,9 +13,11 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers, weight_files
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, text, whole
 
-# beside each folder: a text, its ids, how many the model gets, which is masked, and logits as it was trained
+# beside each folder: a text, its ids, how many the model gets, which is masked, and logits as it was trained; and,
+# which older ones lack, a text with a mask
 LOGITS = fields(
-    {"text": text, "ids": list_of(whole()), "length": whole(1), "masked": whole(), "logits": list_of(number)}
+    {"text": text, "ids": list_of(whole()), "length": whole(1), "masked": whole(), "logits": list_of(number)},
+    {"with_mask": fields({"text": text, "ids": list_of(whole())})},
 )
 FEWEST_CHARACTERS = 200  # of a card
 LARGEST_DIFFERENCE = 1e-4  # of two logits
@@ -79,6 +81,10 @@ def _of_the_model(folder: Path, name: str, trained: dict[str, Any]) -> Iterator[
     read = tokenizer(trained["text"], return_offsets_mapping=True)
     if read["input_ids"] != trained["ids"] or len(read["offset_mapping"]) != len(trained["ids"]):
         yield f"the tokenizer of {name} gives other ids or offsets than that of the training"
+        return
+    with_mask = trained.get("with_mask")
+    if with_mask is not None and tokenizer(with_mask["text"])["input_ids"] != with_mask["ids"]:
+        yield f"the tokenizer of {name} gives other ids beside a mask than that of the training; export it again"
         return
     ids = torch.tensor(trained["ids"][: trained["length"]])
     ids[trained["masked"]] = tokenizer.mask_token_id

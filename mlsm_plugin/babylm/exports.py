@@ -20,6 +20,7 @@ from mlsm_plugin.core.text.words import word_lines
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of, words_of_run
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_door.tasks.word_counts import KEPT
+from mlsm_plugin.fairseq_door.text.masked_text import encode_masked_text
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.hf_export import export
 
@@ -28,6 +29,7 @@ LINE_WORDS = 40
 SECONDS_BETWEEN_LOOKS = 10.0
 LOGITS = 64  # of one masked token, evenly spread over the vocabulary
 TEXT = "The children read a story about the old house, and then they went home."
+TEXT_WITH_MASK = "The children read a story about the old house, and then they went <mask>."
 
 
 def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
@@ -79,13 +81,18 @@ def exporting(run: Path, ledger: Ledger) -> Iterator[None]:
 def _exported(checkpoint: Path, folder: Path, lines: list[str]) -> dict[str, Any]:
     """Export a checkpoint, whose dictionary and tokenizer may lie in the folder above; its entry in the ledger."""
     interface = from_pretrained(checkpoint, data_name_or_path="." if checkpoint.name == LAST else "..")
-    export(interface, folder, lines)
+    proof = export(interface, folder, lines, overwrite=True)
+    if proof.no_head is not None:
+        raise ValueError(f"{proof.no_head}: it cannot take part in the BabyLM challenge")
     ids = interface.encode(TEXT)
     shown = ids[: int(interface.model.max_positions())].clone()
     masked = len(shown) // 2
     shown[masked] = interface.task.mask_idx
     logits = interface.model(shown[None])[0][0, masked]
-    trained = {"text": TEXT, "ids": ids.tolist(), "length": len(shown), "masked": masked}
+    trained: dict[str, Any] = {"text": TEXT, "ids": ids.tolist(), "length": len(shown), "masked": masked}
+    masks, dictionary = [interface.task.mask_idx], interface.task.source_dictionary
+    with_mask, _ = encode_masked_text(TEXT_WITH_MASK, interface.bpe, dictionary, masks=masks)
+    trained["with_mask"] = {"text": TEXT_WITH_MASK, "ids": with_mask}
     write_json(folder.with_suffix(".json"), {**trained, "logits": logits[spread(len(logits), LOGITS)].tolist()})
     words, updates = words_of_run(checkpoint), updates_of(checkpoint)
     return {"words": words, "updates": updates, "sha256": sha256_of_files(*weight_files(folder))}

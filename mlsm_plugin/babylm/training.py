@@ -266,6 +266,8 @@ def _allowed(flags: Sequence[str]) -> list[str]:
         raise ValueError(
             f"{refused[0]} is chosen by `mlsm babylm train`, or would change what an epoch is; leave it out"
         )
+    if dict(pairwise(words)).get("--mlm-weight", "1").strip("0.") == "":
+        raise ValueError("--mlm-weight 0 trains no masked LM, which the BabyLM challenge evaluates; leave it out")
     return words
 
 

@@ -14,6 +14,7 @@ from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.coding.settings import CoderImport
 from mlsm_plugin.core.files.atomic_files import check_output_file
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, is_hf
+from mlsm_plugin.core.files.model_folders import check_model_folder
 
 if TYPE_CHECKING:
     from mlsm_plugin.hub.comparison import Comparison
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--npm", choices=("phrase", "single"), help=text)
     dictionaries = parser.add_argument_group("options of dictionaries")
     add_settings(dictionaries, CoderImport)
-    dictionaries.add_argument("--overwrite", action="store_true", help="replace what is already there")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is already there")
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
@@ -93,6 +94,8 @@ def _average(args: argparse.Namespace) -> None:
         if len(paths) > 1 or not paths[0].is_dir():
             raise ValueError("--last takes the folder of one run")
         paths = last_checkpoints(paths[0], args.last)
+    if Path(args.output).exists() and not args.overwrite:
+        raise ValueError(f"{args.output} exists already; name a new file, or pass --overwrite to replace it")
     updates = average_checkpoints(paths, args.output)
     print(f"{args.output}: the mean of {len(paths)} checkpoints, of updates {', '.join(f'{n:,}' for n in updates)}")
 
@@ -103,8 +106,12 @@ def _export_model(args: argparse.Namespace) -> None:
     from mlsm_plugin.hub.hf_export import export
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
-    proof = export(from_pretrained(args.sources[0]), args.output, _lines_to_compare(args))
-    _print_comparison(args.output, proof)
+    check_model_folder(args.output)
+    interface, lines = from_pretrained(args.sources[0]), _lines_to_compare(args)
+    proof = export(interface, args.output, lines, overwrite=args.overwrite)
+    _print_comparison(args.output, proof, head=proof.no_head is None)
+    if proof.no_head is not None:
+        print(f"{proof.no_head}, and was left out; AutoModel opens the folder")
     if proof.vocabulary:
         print(f"mlsm: warning: other text can get other ids, since {proof.vocabulary}", file=sys.stderr)
     if proof.latent_atoms:
@@ -138,9 +145,10 @@ def _lines_to_compare(args: argparse.Namespace) -> list[str]:
     return list(itertools.islice((line for line in read_lines(args.text) if line), args.lines or 1000))
 
 
-def _print_comparison(output: str, found: "Comparison") -> None:
+def _print_comparison(output: str, found: "Comparison", *, head: bool = True) -> None:
+    what = "logits" if head else "hidden states"
     print(
-        f"{output}: ids are the same on {found.lines:,} lines, logits of {found.tokens:,} tokens differ by at most "
+        f"{output}: ids are the same on {found.lines:,} lines, {what} of {found.tokens:,} tokens differ by at most "
         f"{found.largest_difference:.1e}"
     )
     if found.masked:
@@ -181,9 +189,9 @@ def _export_sae(args: argparse.Namespace) -> None:
 
 # what a source is -> what converts it, and the options that this has
 CONVERSIONS = {
-    "a checkpoint": (_export_model, ("text", "lines")),
+    "a checkpoint": (_export_model, ("text", "lines", "overwrite")),
     "a model of Hugging Face": (_import_model, ("text", "lines", "npm")),
-    "several checkpoints": (_average, ("last",)),
+    "several checkpoints": (_average, ("last", "overwrite")),
     "a dictionary of this package": (_export_sae, ("overwrite",)),
     "a dictionary of another program": (
         _import_dictionary,

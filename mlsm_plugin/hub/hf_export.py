@@ -3,21 +3,23 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
+from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, import_transformers, save_pretrained, written_by_library
+from mlsm_plugin.core.files.model_folders import new_model_folder
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS
 from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
 from mlsm_plugin.hub.stock_models import stock_model
+from mlsm_plugin.huggingface.pretraining_model import head_transform
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 # what Python calls whitespace and SentencePiece does not; fairseq drops it where it parts the pieces of a line
@@ -30,6 +32,7 @@ class ExportProof(Comparison):
 
     latent_atoms: int  # of the latent head; 0 if there is none
     vocabulary: str | None  # how it differs from the tokenizer's, so that other text can get other ids, if it does
+    no_head: str | None  # why the masked-LM head was left out, if it was
 
 
 def check_exportable(interface: Any) -> None:
@@ -129,11 +132,15 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
 
 
 @torch.no_grad()
-def export(interface: Any, output: PathLike, lines: Sequence[str]) -> ExportProof:
+def export(interface: Any, output: PathLike, lines: Sequence[str], *, overwrite: bool = False) -> ExportProof:
     """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
 
-    ValueError if the model cannot be exported, a package is missing, ids differ, or a logit differs by more than 1e-4.
-    Ids and logits are compared on ``lines`` of text; nothing appears in ``output`` unless that succeeds.
+    A masked-LM head that was not trained is left out; ``AutoModel`` opens such a folder. ``overwrite`` replaces another
+    model in the folder. Ids and logits, or hidden states without a head, are compared on ``lines`` of text; nothing
+    appears in ``output`` unless that succeeds.
+
+    ValueError if the model cannot be exported, a package is missing, ids differ, a logit differs by more than 1e-4, or
+    the folder holds something else.
     """
     transformers = import_transformers()
     try:
@@ -143,19 +150,24 @@ def export(interface: Any, output: PathLike, lines: Sequence[str]) -> ExportProo
         raise ValueError(f"an export needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
     check_exportable(interface)
     interface.eval().float().cpu()
-    ids = exported_ids(interface)
+    ids, no_head = exported_ids(interface), why_untrained(interface.cfg)
     model = stock_model(interface, ids)
-    with atomic_directory(output) as folder:
-        tokenizer = fast_tokenizer(interface)
-        save_pretrained(folder, model, tokenizer)
+    with new_model_folder(output, overwrite=overwrite) as folder:
+        save_pretrained(folder, model if no_head is None else model.base_model, fast_tokenizer(interface))
         if interface.num_atoms:
-            projection = model_parts.lm_head(interface.model).atom_projection.state_dict()
-            weights = {name: value.float().contiguous() for name, value in projection.items()}
             with written_by_library(folder):
-                save_file(weights, str(folder / LATENT_HEAD))
-        written = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+                save_file(_latent_head(interface, model, no_head is None), str(folder / LATENT_HEAD))
+        kind = transformers.AutoModelForMaskedLM if no_head is None else transformers.AutoModel
+        written = kind.from_pretrained(folder).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        found = compare(interface, ids, tokenizer, written, lines, word="exported")
-        if not interface.num_atoms:
-            Path(output, LATENT_HEAD).unlink(missing_ok=True)  # of an earlier export to this folder
-    return ExportProof(**vars(found), latent_atoms=interface.num_atoms, vocabulary=vocabulary_difference(interface))
+        found = compare(interface, ids, tokenizer, written, lines, word="exported", head=no_head is None)
+    vocabulary = vocabulary_difference(interface)
+    return ExportProof(**vars(found), latent_atoms=interface.num_atoms, vocabulary=vocabulary, no_head=no_head)
+
+
+def _latent_head(interface: Any, model: Any, has_head: bool) -> dict[str, Tensor]:
+    """The weights of the latent head, and of the first half of the masked-LM head if no file has that."""
+    found = dict(model_parts.lm_head(interface.model).atom_projection.state_dict())
+    if not has_head:
+        found |= head_transform(model, model.state_dict())
+    return {name: values.float().contiguous() for name, values in found.items()}

@@ -59,7 +59,8 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
     tokenizer = HuggingFaceTextTokenizer(folder)
     check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
     state = lightning_weights(folder)
-    model = load_model(folder, config, "AutoModelForMaskedLM", state=state, needs_head=npm is None).float().eval()
+    new_head = None if npm is None else "and not trained"
+    model = load_model(folder, config, "AutoModelForMaskedLM", state=state, new_head=new_head).float().eval()
     ids = torch.from_numpy(tokenizer.tokenizer.hf_ids)
     flags = [*(MASKED_LM if npm is None else (*NPM, "--span-mode", npm)), "--arch", kind.ARCHITECTURE]
     flags += kind.architecture_flags(config)

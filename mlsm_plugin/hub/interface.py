@@ -13,6 +13,7 @@ from torch import Tensor
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
 from mlsm_plugin.fairseq_door.seams.model_parts import RobertaHub, lm_head
+from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
 from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
@@ -48,9 +49,10 @@ class MlsmHubInterface(RobertaHub):
 
     @property
     def num_atoms(self) -> int:
-        """Number of atoms of the latent head; 0 if the model has none."""
+        """Number of atoms of the latent head; 0 if the model has none that was trained."""
         projection = getattr(lm_head(self.model), "atom_projection", None)
-        return 0 if projection is None else int(projection.out_features)
+        untrained = getattr(self.cfg.criterion, "latent_weight", None) == 0
+        return 0 if projection is None or untrained else int(projection.out_features)
 
     @torch.no_grad()
     def latent_distribution(self, tokens: Tensor) -> Tensor:
@@ -97,8 +99,10 @@ class MlsmHubInterface(RobertaHub):
 
         Raises:
             AssertionError: the text has no mask, or several masks.
-            ValueError: too many tokens of the text are unknown.
+            ValueError: the masked-LM head was not trained, or too many tokens of the text are unknown.
         """
+        if (why := why_untrained(self.cfg)) is not None:
+            raise ValueError(f"{why}: it cannot fill masks")
         assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
         dictionary, (ids, places) = self.task.source_dictionary, self._encode_with_masks(masked_input)
         ids, (place,) = cut_around_masks(ids, places, length=1, limit=int(self.model.max_positions()))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,9 +12,10 @@ import torch
 
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.atomic_files import atomic_directory, read_json, sha256_of_files, write_json
+from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import save_pretrained
 from mlsm_plugin.core.files.metric_log import MetricLog
+from mlsm_plugin.core.files.model_folders import check_new_model_folder, new_model_folder
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
@@ -31,6 +32,7 @@ from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
+from mlsm_plugin.core.text.masked_reading import reading_as_trained
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
@@ -70,6 +72,7 @@ MASKS_TAKEN = {"npm": ("mask_prob", "seed"), VECTORS: ("seed",)}  # the others t
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 PARTS = ("train", "valid")  # of the text
+MODEL = "model"  # the folder of the adapted model in the output
 NOT_DECIDING = ("device", "log")  # of what is learned
 LOGS = Path("checkpoints", "runs")  # of TensorBoard
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
@@ -157,6 +160,8 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
         arguments = settings.training.arguments(run.output / "checkpoints")  # lets the ranks find each other
         with arguments.main_process_first(desc="preparing the text"):
             new = folder.found is None
+            if new:
+                check_new_model_folder(run.output / MODEL)
             folder.begin()
             try:
                 texts = run.prepare(overwrite=new)
@@ -208,7 +213,11 @@ class _Run:
         if self.length > limit:
             raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
         # last, as it takes longest; the training opens them again
-        head_of(load_masked_lm(source)) if self.learning is not None else self._without_codes()
+        stock = load_masked_lm(source, new_head="")
+        if self.learning is not None:
+            head_of(stock)
+        else:
+            self._without_codes(stock)
 
     def _log(self, learning: LearningSettings) -> MetricLog:
         """Where the training of an SAE is logged: where the Trainer logs, if it is one of these two."""
@@ -333,24 +342,34 @@ class _Run:
                 write_json(before, {name.removeprefix("eval_"): value for name, value in figures.items()})
         after = train(trainer)
         if self.share.index == 0:
-            with atomic_directory(self.output / "model") as folder:
-                save_pretrained(folder, trainer.accelerator.unwrap_model(trainer.model), self.tokenizer)
+            with new_model_folder(self.output / MODEL, overwrite=True) as folder:
+                model = trainer.accelerator.unwrap_model(trainer.model)
+                save_pretrained(folder, model, reading_as_trained(self.tokenizer))
         return {"before": _losses(read_json(before)) if self.share.index == 0 else {}, "after": _losses(after)}
 
     def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:
         """The model, and what it is trained and evaluated on."""
-        objective = self.settings.objective
-        if self.learning is None:
-            dataset: Any = SpanGroups if objective == "npm" else PretrainingSequences
-            if objective == VECTORS:
-                return self._without_codes(), self._with_vectors(texts)
-            return self._without_codes(), [dataset(text) for text in texts]
-        stores = [self.output / f"{name}.codes" for name in PARTS]
-        datasets = [PretrainingSequences(*pair) for pair in zip(texts, stores, strict=True)]
-        options = {"num_atoms": datasets[0].num_atoms, "mlm_weight": float(objective == "mlsm+mlm")}
+        if self.learning is not None:
+            stores = [self.output / f"{name}.codes" for name in PARTS]
+            coded = [PretrainingSequences(*pair) for pair in zip(texts, stores, strict=True)]
+            return self._seeded(lambda: self._with_codes(coded[0].num_atoms)), coded
+        model = self._seeded(lambda: self._without_codes(self.kind.opened(self.settings.model)))
+        if self.settings.objective == VECTORS:
+            return model, list(self._with_vectors(texts))
+        dataset: Any = SpanGroups if self.settings.objective == "npm" else PretrainingSequences
+        return model, [dataset(text) for text in texts]
+
+    def _seeded(self, make: Callable[[], Any]) -> Any:
+        """The model that ``make`` gives, whose new heads depend on the seed only."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.training.seed)
-            return self.kind.of(load_masked_lm(self.settings.model), **options), datasets
+            return make()
+
+    def _with_codes(self, num_atoms: int) -> Any:
+        """The model of an objective with codes."""
+        mlm_weight = float(self.settings.objective == "mlsm+mlm")
+        stock = self.kind.opened(self.settings.model, mlm_weight=mlm_weight)
+        return self.kind.of(stock, num_atoms=num_atoms, mlm_weight=mlm_weight)
 
     def _with_vectors(self, texts: Texts) -> list[SentenceVectors]:
         """Both parts of the text with the teacher's vectors; what is held out lies at the end of the text."""
@@ -359,14 +378,14 @@ class _Run:
         second = map_npy(self.output / "valid.vectors.npy", ndim=2) if self.settings.valid_texts else first[number:]
         return [SentenceVectors(*pair) for pair in zip(texts, (first[:number], second), strict=True)]
 
-    def _without_codes(self) -> Any:
-        """The model of an objective without codes."""
-        more: dict[str, Any] = {}
+    def _without_codes(self, stock: Any) -> Any:
+        """A stock model that becomes that of an objective without codes."""
         if self.settings.objective == VECTORS:
-            more = {"width": HuggingFaceEncoder.width_of(str(self.settings.teacher))}
-        elif self.settings.teacher is not None:
-            more = {"teacher": load_masked_lm(self.settings.teacher), "temperature": self.settings.temperature}
-        return self.kind.of(load_masked_lm(self.settings.model), **more)
+            return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(self.settings.teacher)))
+        if self.settings.teacher is not None:
+            teacher = load_masked_lm(self.settings.teacher)
+            return self.kind.of(stock, teacher=teacher, temperature=self.settings.temperature)
+        return self.kind.of(stock)
 
 
 def _losses(figures: dict[str, float]) -> dict[str, float]:

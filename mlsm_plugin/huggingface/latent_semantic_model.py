@@ -1,6 +1,5 @@
 """MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
 
-import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,14 +8,20 @@ from torch import Tensor, nn
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.finite_weights import check_finite_weights
 from mlsm_plugin.core.files.hf_files import LATENT_HEAD, hf_folder
-from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import read_safetensors
 from mlsm_plugin.huggingface.collators import IGNORED
-from mlsm_plugin.huggingface.pretraining_model import Objective, PretrainingModel, head_of, sums_of_rows
+from mlsm_plugin.huggingface.pretraining_model import (
+    TRAINER_CHECKPOINT,
+    Objective,
+    PretrainingModel,
+    head_of,
+    head_transform,
+    sums_of_rows,
+)
 
-TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
+OF_LATENT_HEAD = ("weight", "bias")
 
 
 class LatentSemanticModel(PretrainingModel):
@@ -35,18 +40,31 @@ class LatentSemanticModel(PretrainingModel):
     def from_pretrained(cls, path: PathLike, *, num_atoms: int | None = None, **options: Any) -> "LatentSemanticModel":
         """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
-        ValueError if the model or its trained masked-LM head does not exist, the latent head is damaged, or it is
-        missing and ``num_atoms`` is not given.
+        A model without a masked-LM head gets a new one. ValueError if the model does not exist, the latent head is
+        damaged, or it is missing and ``num_atoms`` is not given.
         """
         saved = _read_latent_head(hf_folder(path, weights=True) / LATENT_HEAD)
         if num_atoms is None:
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
             num_atoms = len(saved["bias"])
-        model: LatentSemanticModel = cls.of(load_masked_lm(path), num_atoms=num_atoms, **options)
+        model: LatentSemanticModel = cls.of(cls.opened(path, **options), num_atoms=num_atoms, **options)
         if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
-            model.latent_head.load_state_dict(saved)
+            model.latent_head.load_state_dict({name: saved.pop(name) for name in OF_LATENT_HEAD})
+            shapes = {name: values.shape for name, values in model.state_dict().items()}  # type: ignore[attr-defined]
+            of_head = {name: values for name, values in saved.items() if shapes.get(name) == values.shape}
+            model.load_state_dict(of_head, strict=False)  # type: ignore[attr-defined]
         return model
+
+    @classmethod
+    def keeps_head(cls, *, mlm_weight: float = 1.0, **options: Any) -> bool:
+        """Whether the masked-LM loss takes part."""
+        return mlm_weight > 0
+
+    @property
+    def has_trained_head(self) -> bool:
+        """Whether the masked-LM loss takes part."""
+        return self.mlm_weight > 0
 
     def set_objective(
         self,
@@ -98,19 +116,22 @@ class LatentSemanticModel(PretrainingModel):
         return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
 
     def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
-        """Write a stock model folder, with arguments of the stock class, and the latent head beside the model.
+        """Write a stock model folder as :meth:`PretrainingModel.save_pretrained`, and the latent head beside the model.
 
-        A Trainer's ``checkpoint-N`` also has the latent head in the file of the model: the Trainer restores only that.
+        Without a masked-LM head, the first half of the head lies beside it, too. A Trainer's ``checkpoint-N`` also has
+        the latent head in the file of the model: the Trainer restores only that.
         """
         from safetensors.torch import save_file
 
         state = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         prefix = "latent_head."
         latent = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
-        if not TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name):
-            state = {name: value for name, value in state.items() if not name.startswith(prefix)}
-        super().save_pretrained(save_directory, *args, state_dict=state, **options)  # type: ignore[misc]
+        stock = {name: values for name, values in state.items() if not name.startswith(prefix)}
+        resumable = bool(TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name))
+        super().save_pretrained(save_directory, *args, state_dict=state if resumable else stock, **options)
         if options.get("is_main_process", True):
+            if not self.has_trained_head:
+                latent |= head_transform(self, stock)
             contents = {name: value.detach().float().cpu().contiguous() for name, value in latent.items()}
             save_file(contents, Path(save_directory) / LATENT_HEAD)
 
@@ -119,7 +140,7 @@ def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     file = read_safetensors(path)
-    found = {"weight": file.take("weight", 2), "bias": file.take("bias")}
+    found = {"weight": file.take("weight", 2), "bias": file.take("bias"), **file.rest()}
     if found["bias"].shape != found["weight"].shape[:1]:
         raise ValueError(f"{path} does not hold a latent head (weight and bias); delete it for a new one")
     check_finite_weights(found.items(), path)

@@ -4,9 +4,11 @@ A model of a stock class, such as ``BertForMaskedLM``, becomes one of a subclass
 computes the loss of the objective from a batch of its collator. Everything else is that of the stock class.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +22,8 @@ from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, con
 from mlsm_plugin.huggingface.collators import IGNORED
 
 Step = Callable[[Tensor], Tensor]
+NEW_HEAD = "which this training trains"
+TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 # the loss, summed over the labels, their number, and the sum and the count of each figure, (B,) each, but the last
 # count: the number of tokens that are not special
 Objective = tuple[Tensor, Any, list[Tensor]]
@@ -63,9 +67,41 @@ class PretrainingModel:
     def from_pretrained(cls, path: PathLike, **options: Any) -> Any:
         """Open a folder or hub name; see :meth:`of` for the options.
 
-        ValueError as of :meth:`of`, or if the model does not exist, or has no trained masked-LM head.
+        A model without a masked-LM head gets a new one. ValueError as of :meth:`of`, or if the model does not exist.
         """
-        return cls.of(load_masked_lm(path), **options)
+        return cls.of(cls.opened(path, **options), **options)
+
+    @classmethod
+    def opened(cls, path: PathLike, **options: Any) -> Any:
+        """The stock model that :meth:`of` takes with these ``options``; without a head it gets a new one.
+
+        A log line says so if the objective trains the head. ValueError if the model does not exist, or cannot be read.
+        """
+        return load_masked_lm(path, new_head=NEW_HEAD if cls.keeps_head(**options) else "")
+
+    @classmethod
+    def keeps_head(cls, **options: Any) -> bool:
+        """Whether the masked-LM head is trained with these options, so that it is a part of the result."""
+        return cls.trains_head
+
+    @property
+    def has_trained_head(self) -> bool:
+        """:meth:`keeps_head` with the options of this model."""
+        return self.keeps_head()
+
+    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
+        """Write a stock model folder, with arguments of the stock class.
+
+        It has the encoder alone, which ``AutoModel`` opens, if the objective does not train the masked-LM head. A
+        Trainer's ``checkpoint-N`` has everything, from which the Trainer resumes.
+        """
+        if self.has_trained_head or TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name):
+            super().save_pretrained(save_directory, *args, state_dict=state_dict, **options)  # type: ignore[misc]
+            return
+        state = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
+        encoder = {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
+        self.base_model.save_pretrained(save_directory, *args, state_dict=encoder, **options)  # type: ignore[attr-defined]
 
     def forward(
         self,
@@ -277,6 +313,12 @@ def head_of(model: Any) -> Head:
         f"the masked-LM head of {type(model).__name__} has a form that is not known; use a model like BERT, RoBERTa, "
         "ModernBERT, DeBERTa-v2, DistilBERT or ELECTRA"
     )
+
+
+def head_transform(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, in ``state``, of the first half of the head of a masked LM, by the names of the stock class."""
+    encoder, symbols = f"{model.base_model_prefix}.", int(model.config.vocab_size)
+    return {name: values for name, values in state.items() if not name.startswith(encoder) and len(values) != symbols}
 
 
 def _head(transform: Step, projection: nn.Linear) -> Head:

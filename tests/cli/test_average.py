@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
@@ -23,6 +25,19 @@ def test_wrong_usage_is_one_line(tiny: TinyData, tmp_path: Path, capsys: Capture
     assert "is a folder; name a file in it" in failing_mlsm(capsys, "convert", tiny.model.parent, tmp_path, "--last", 2)
     assert "--text is not for several checkpoints" in failing_mlsm(capsys, *same, "--text", "text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_only_if_asked(tiny: TinyData, tmp_path: Path, capsys: Capture) -> None:
+    run = shutil.copytree(tiny.model.parent, tmp_path / "run")
+    words = ("convert", run / "checkpoint_last.pt", run / "other.pt", run / "averaged.pt")
+    for name in ("other.pt", "averaged.pt"):
+        shutil.copy(run / "checkpoint_last.pt", run / name)
+    torch.save({}, run / "averaged.pt")
+    line = failing_mlsm(capsys, *words)
+    assert f"{run}/averaged.pt exists already; name a new file, or pass --overwrite to replace it" in line
+    assert torch.load(run / "averaged.pt") == {}
+    mlsm(*words, "--overwrite")
+    assert updates_of(run / "averaged.pt") == 0
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForMaskedLM, AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForMaskedLM, AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
 TEXTS = (
     *("The name is bound to a value.", "Two  spaces, é, and a {}.", "a\x85b ＜s＞ ☃", "a b c " * 30),
@@ -23,20 +23,27 @@ LENGTH = 32
 
 
 def opened(folder: Path) -> dict[str, Any]:
-    """Ids, offsets, tokens and logits of ``TEXTS``, by the classes that choose a class by the files."""
+    """Ids, offsets, tokens and logits of ``TEXTS``, by the classes that choose a class by the files.
+
+    Without a masked-LM head, the hidden states are in the place of the logits.
+    """
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
-    model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    has_head = architecture.endswith("ForMaskedLM")
+    kind = AutoModelForMaskedLM if has_head else AutoModel
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
     texts = [text.replace("{}", tokenizer.mask_token) for text in TEXTS]
     batch = tokenizer(texts, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
     with torch.no_grad():
-        logits = model.eval()(**batch).logits[batch["attention_mask"].bool()]
+        output = model.eval()(**batch)
+        numbers = output.logits if has_head else output.last_hidden_state
     return {
         **{name: values.tolist() for name, values in batch.items()},
         "processed": {**processor(texts[1], return_offsets_mapping=True)},
         "special": [tokenizer.mask_token, tokenizer.mask_token_id, sorted(tokenizer.all_special_tokens)],
         "longest": tokenizer.model_max_length,
-        "not loaded": sorted(info["missing_keys"]),
-        "logits": logits.tolist(),
+        "not loaded": sorted(name for name in info["missing_keys"] if "pooler" not in name),
+        "logits": numbers[batch["attention_mask"].bool()].tolist(),
     }
 
 

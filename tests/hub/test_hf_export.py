@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
 from mlsm_plugin.fairseq_door.data.token_blocks import load_split
@@ -210,20 +210,22 @@ def test_models_with_a_hugging_face_tokenizer_keep_it(
     assert "ids are the same on 50 lines" in capsys.readouterr().out
 
     own, tokenizer = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("tokenizer", "out"))
-    ours, theirs = hub.from_pretrained(tmp_path / "model"), AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    ours = hub.from_pretrained(tmp_path / "model")
+    theirs = (AutoModel if npm else AutoModelForMaskedLM).from_pretrained(tmp_path / "out").eval()
     text = f"{own.mask_token} is bound."
     assert tokenizer(text)["input_ids"] == own(text)["input_ids"]
     assert len(tokenizer) == len(ours.task.source_dictionary) == theirs.config.vocab_size
     assert (tokenizer.convert_tokens_to_ids("<mask_e>") == len(own) + 1) is npm
     assert tokenizer.model_max_length == ours.model.max_positions()
-    filled = FillMaskPipeline(theirs, tokenizer, top_k=3)(text)
-    expected = ours.fill_mask("<mask> is bound.", topk=3)
-    assert [found["score"] for found in filled] == pytest.approx([score for _, score, _ in expected], rel=1e-4)
+    if not npm:
+        filled = FillMaskPipeline(theirs, tokenizer, top_k=3)(text)
+        expected = ours.fill_mask("<mask> is bound.", topk=3)
+        assert [found["score"] for found in filled] == pytest.approx([score for _, score, _ in expected], rel=1e-4)
     batch = tokenizer(["One.", "A much longer sentence of names.", "x " * 80], padding=True, truncation=True)
     assert "token_type_ids" not in batch
     with torch.no_grad():  # no position is beyond the table, and padding changes nothing
-        rows = theirs(**batch.convert_to_tensors("pt")).logits
-        alone = theirs(**tokenizer("One.", return_tensors="pt")).logits
+        rows = theirs(**batch.convert_to_tensors("pt"))[0]
+        alone = theirs(**tokenizer("One.", return_tensors="pt"))[0]
     torch.testing.assert_close(rows[0, : alone.size(1)], alone[0], rtol=0, atol=1e-4)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from fairseq import tasks
 
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.interface import MlsmHubInterface
-from tests.tiny_models import TinyData, save_model
+from tests.tiny_models import TinyData, save_model, save_untrained, save_untrained_npm
 from tests.tiny_run import seeded_model, training_config
 
 TEXT = "The value of the expression is a list."
@@ -17,7 +19,7 @@ TEXT = "The value of the expression is a list."
 @pytest.fixture(scope="module")
 def model(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> MlsmHubInterface:
     """With 48 atoms and 64 positions, not trained."""
-    cfg = training_config(tiny.data_bin)
+    cfg = training_config(tiny.data_bin, "--mlm-weight", 1)
     cfg.model.num_atoms = 48
     made = seeded_model(cfg, tasks.setup_task(cfg.task))
     return from_pretrained(save_model(cfg, made, tmp_path_factory.mktemp("hub") / "model", tiny.data_bin))
@@ -52,6 +54,24 @@ def test_features_of_words_are_refused_in_one_line(model, text):
         ValueError, match=r"extract_features_aligned_to_words is not offered: .* a vector for each token"
     ):
         model.extract_features_aligned_to_words(text)
+
+
+def test_a_head_that_was_not_trained_fills_no_mask(tiny: TinyData, tmp_path: Path) -> None:
+    latent = save_untrained(tiny.data_bin, tmp_path / "latent", "--num-atoms", 8)
+    for checkpoint, why in ((latent, "--mlm-weight was 0"), (save_untrained_npm(tiny, tmp_path / "npm"), "no loss on")):
+        model = from_pretrained(checkpoint)
+        assert len(model.encode(TEXT)) == model.extract_features(model.encode(TEXT)).size(1)
+        with pytest.raises(ValueError, match=rf"was not trained \(.*{why}.*\): it cannot fill masks"):
+            model.fill_mask("The <mask> is bound.")
+
+
+def test_a_latent_head_that_was_not_trained_is_none(tiny: TinyData, tmp_path: Path) -> None:
+    weights = ("--latent-weight", 0, "--mlm-weight", 1)
+    model = from_pretrained(save_untrained(tiny.data_bin, tmp_path / "run", "--num-atoms", 8, *weights))
+    assert model.num_atoms == 0
+    with pytest.raises(ValueError, match="this model has no latent properties"):
+        model.latent_properties(TEXT)
+    assert len(model.fill_mask("The <mask> is bound.")) == 5
 
 
 @pytest.mark.parametrize("topk", [1, 7])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
 from mlsm_plugin.hub import hf_export, stock_models
@@ -25,17 +25,23 @@ Capture = pytest.CaptureFixture[str]
 
 
 def logits_of_both(ours: Any, exported: Path) -> tuple[Tensor, Tensor]:
-    """Logits of our model and of the export for a padded batch, ``(n, V)`` without padding, in the order of our ids."""
+    """Logits of our model and of the export for a padded batch, ``(n, V)`` without padding, in the order of our ids.
+
+    Of an export without a head, they are the hidden states.
+    """
     ids, dictionary = hf_export.exported_ids(ours), ours.task.source_dictionary
     random = torch.Generator().manual_seed(3)
     batch = torch.randint(dictionary.nspecial, len(dictionary), (3, POSITIONS), generator=random)
     for row, length in enumerate((POSITIONS, 30, 5)):
         batch[row, length:] = dictionary.pad()
     seen = batch.ne(dictionary.pad())
-    model = AutoModelForMaskedLM.from_pretrained(exported).eval()
+    has_head = json.loads((exported / "config.json").read_text())["architectures"][0].endswith("ForMaskedLM")
+    model = (AutoModelForMaskedLM if has_head else AutoModel).from_pretrained(exported).eval()
     with torch.no_grad():
-        theirs = model(input_ids=ids[batch], attention_mask=seen.long()).logits
-        return ours.model(batch)[0][seen], theirs[seen][:, ids]
+        theirs = model(input_ids=ids[batch], attention_mask=seen.long())
+        if has_head:
+            return ours.model(batch)[0][seen], theirs.logits[seen][:, ids]
+        return ours.model(batch, features_only=True)[0][seen], theirs.last_hidden_state[seen]
 
 
 DEBERTA = "mlsm_deberta_tiny"
@@ -112,7 +118,7 @@ def test_a_hugging_face_tokenizer_keeps_its_ids(
     assert not torch.equal(hf_export.exported_ids(ours), torch.arange(len(theirs)))
     found, expected = logits_of_both(ours, tmp_path / "out")
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "out").config
+    config = AutoConfig.from_pretrained(tmp_path / "out")
     assert (config.cls_token_id, config.sep_token_id, config.pad_token_id) == (
         own.cls_token_id, own.sep_token_id, own.pad_token_id,
     )  # fmt: skip

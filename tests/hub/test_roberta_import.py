@@ -175,7 +175,7 @@ def test_head_may_be_missing_only_where_it_is_not_needed(
     assert "it was saved without a masked-LM head" in refused(folder, tmp_path)
     with caplog.at_level(logging.WARNING):
         assert import_model(folder, tmp_path / "npm", LINES, npm="phrase").largest_difference <= 1e-4
-    assert "has no masked-LM head; a new one is drawn" in caplog.text
+    assert "has no masked-LM head; a new one is initialized at random, and not trained" in caplog.text
     (folder / "model.safetensors").unlink()
     save_file({"lm_head.bias": torch.zeros(600)}, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks 5\d weights of its model"):

@@ -106,8 +106,12 @@ def weight_files(folder: Path) -> list[Path]:
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # the types of ModernBERT's layers
 GLOBAL_EVERY = 3  # of the published ModernBERT
 PLAIN_ANGLES = {"rope_type", "rope_theta"}
-# Another name of lm_head.bias. Version 4 reads only this one up to 4.50, and loses the bias of RoBERTa without it.
-TIED_BIAS = "lm_head.decoder.bias"
+# The projection of a head has its bias by two names. Version 5 computes with this one, and version 4 up to 4.50 reads
+# only this one of RoBERTa; later ones let the other one count.
+DECODER_BIAS = ".decoder.bias"
+# of a DeBERTa whose configuration says that it is not "legacy"; only then transformers reads it, and 4.51 fails with it
+HEAD_OF_DEBERTA = "lm_predictions.lm_head."
+LEGACY_HEAD = "cls.predictions."
 
 
 def save_pretrained(folder: PathLike, *parts: Any) -> None:
@@ -120,11 +124,10 @@ def save_pretrained(folder: PathLike, *parts: Any) -> None:
     with written_by_library(folder):
         for part in parts:
             if hasattr(part, "state_dict"):
-                weights = part.state_dict()
-                if TIED_BIAS in weights:
-                    weights[TIED_BIAS] = weights[TIED_BIAS].clone()  # transformers leaves out a second name of a tensor
+                weights = _for_both_versions(part.state_dict())
                 part.save_pretrained(folder, state_dict=weights)
-                _change(folder / "config.json", _add_keys_of_models)
+                legacy = any(name.startswith(LEGACY_HEAD) for name in weights)
+                _change(folder / "config.json", _add_keys_of_models, legacy)
             else:
                 part.save_pretrained(folder)
                 _change(folder / "tokenizer_config.json", _change_keys_of_tokenizers, list(part.model_input_names))
@@ -136,7 +139,30 @@ def _change(path: Path, change: Callable[..., None], *further: Any) -> None:
     write_json(path, dict(sorted(config.items())))
 
 
-def _add_keys_of_models(config: dict[str, Any]) -> None:
+def _for_both_versions(weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights of a model by the names by which both versions read them."""
+    found = {}
+    for name, values in weights.items():
+        if name.startswith(HEAD_OF_DEBERTA):
+            part = name.removeprefix(HEAD_OF_DEBERTA)
+            name = LEGACY_HEAD + (part if part == "bias" else f"transform.{part}")
+        found[name] = values
+    if any(name.startswith(HEAD_OF_DEBERTA) for name in weights):
+        found[f"{LEGACY_HEAD}decoder.bias"] = found[f"{LEGACY_HEAD}bias"]
+    for name in [name for name in found if name.endswith(DECODER_BIAS)]:
+        # transformers leaves out a second name of a tensor
+        found[other_name_of_bias(name)] = found[name].clone()
+    return found
+
+
+def other_name_of_bias(name: str) -> str:
+    """The second name of the bias of a head's projection; any other name stays as it is."""
+    return name.removesuffix(DECODER_BIAS) + ".bias" if name.endswith(DECODER_BIAS) else name
+
+
+def _add_keys_of_models(config: dict[str, Any], legacy: bool) -> None:
+    if legacy and config.get("legacy") is False:
+        config["legacy"] = True
     if "dtype" in config:
         config["torch_dtype"] = config["dtype"]
     if config.get("model_type") == "modernbert":

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.finite_weights import check_finite_weights
-from mlsm_plugin.core.files.hf_files import check_read, first_line, hf_folder, import_transformers, weight_files
+from mlsm_plugin.core.files.hf_files import (
+    HEAD_OF_DEBERTA,
+    check_read,
+    first_line,
+    hf_folder,
+    import_transformers,
+    other_name_of_bias,
+    weight_files,
+)
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
@@ -26,7 +34,6 @@ SUPPORTED = tuple(sorted((*_OTHERS, *POSITIONS_AFTER_PADDING)))
 FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
 PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it collects hidden states
-HEAD_OF_DEBERTA = "lm_predictions."  # transformers reads it only if the configuration says that it is not "legacy"
 
 
 class LibraryEncoder(TokenVectors):
@@ -164,13 +171,22 @@ def load_model(
     kind: str = "AutoModel",
     *,
     state: dict[str, Tensor] | None = None,
-    needs_head: bool = True,
+    new_head: str | None = None,
 ) -> Any:
     """A model of Hugging Face's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
 
-    ``config`` is that of the model to make; None: the one in the folder. ``state`` are its weights by name, which then
-    needs a ``config``; None: those in the folder. A head that is not needed is drawn if it is missing. Code from the
-    hub never runs. ValueError if the weights cannot be read, have other shapes, are missing or not finite.
+    Code from the hub never runs.
+
+    Args:
+        folder: of the model.
+        config: that of the model to make; None: the one in the folder.
+        kind: name of the class.
+        state: weights by name, which then need a ``config``; None: those in the folder.
+        new_head: what a log line says of a new head, where the folder has none; empty: there is no line; None: the
+            folder must have one.
+
+    Raises:
+        ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing.
     """
     transformers = import_transformers()
     how = {"config": config, "output_loading_info": True}
@@ -183,16 +199,17 @@ def load_model(
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
-    if not needs_head:
-        kept = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
-        if len(kept) < len(missing):
-            logger.warning("%s has no masked-LM head; a new one is drawn, which is not trained", folder)
-        missing = kept
+    missing = _without_second_biases(model, missing)
     if missing and any(name.startswith(HEAD_OF_DEBERTA) for name in info["unexpected_keys"]):
         raise ValueError(
-            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA}lm_head, as DeBERTa of its authors; set "legacy": '
+            f'{folder} has its masked-LM head in {HEAD_OF_DEBERTA[:-1]}, as DeBERTa of its authors; set "legacy": '
             "false in its config.json"
         )
+    of_encoder = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    if new_head and len(of_encoder) < len(missing):
+        logger.warning("%s has no masked-LM head; a new one is initialized at random, %s", folder, new_head)
+    if new_head is not None:
+        missing = of_encoder
     if missing:
         why = "" if "MaskedLM" not in kind else "; it was saved without a masked-LM head"
         raise ValueError(f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]}{why}")
@@ -200,13 +217,29 @@ def load_model(
     return model
 
 
-def load_masked_lm(name: PathLike) -> Any:
-    """The masked LM in a folder or of a hub name, with its head, in float32 whatever the file has.
+def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
+    """``missing`` without biases of a head's projection that are there by another name, of which they get the values.
 
-    ValueError if the model does not exist, cannot be read, or has no trained masked-LM head.
+    Version 4 of transformers writes one of the two, and version 5 has two parameters in a model that is not tied.
+    """
+    weights, still_missing = dict(model.named_parameters()), []
+    for name in missing:
+        other = other_name_of_bias(name)
+        if other in weights and other not in missing:
+            weights[name].data.copy_(weights[other].data)
+        else:
+            still_missing.append(name)
+    return still_missing
+
+
+def load_masked_lm(name: PathLike, *, new_head: str | None = None) -> Any:
+    """The masked LM in a folder or of a hub name, in float32 whatever the file has.
+
+    ``new_head`` is as of :func:`load_model`. ValueError if the model does not exist, cannot be read, or has no
+    masked-LM head where ``new_head`` is None.
     """
     folder = hf_folder(name, weights=True)
-    model = load_model(folder, kind="AutoModelForMaskedLM").float()
+    model = load_model(folder, kind="AutoModelForMaskedLM", new_head=new_head).float()
     check_read(model.config, folder)
     return model
 

@@ -105,6 +105,10 @@ class TensorFile:
             )
         return tensor.detach().float()
 
+    def rest(self) -> dict[str, Tensor]:
+        """All tensors that were not taken, by name, of any shape; as :meth:`take` gives them."""
+        return {name: self.take(name, self._tensors[name].dim()) for name in list(self._tensors)}
+
     def number(self, name: str) -> float:
         """The value of a tensor that holds a single number, such as a threshold or k."""
         tensor = self._pop(name)

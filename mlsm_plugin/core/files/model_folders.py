@@ -1,0 +1,81 @@
+"""The folder of a model of Hugging Face: nothing of another model may be left in it, which would be read with it."""
+
+import filecmp
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
+
+# what transformers reads from the folder of a model, and what this package writes there
+FILES_OF_MODELS = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model*.bin.index.json",
+    "tf_model*.h5",
+    "flax_model*.msgpack",
+    "adapter_config.json",
+    "adapter_model.*",
+    "latent_head.safetensors",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "bpe.codes",
+    "*.model",
+    "chat_template.*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+# what may lie beside a model: its card, and what a repository has
+BESIDE_MODELS = (".*", "*.md", "LICENSE*")
+
+
+@contextmanager
+def new_model_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """Fill a temporary folder with a model; its content is moved to ``path`` when the block succeeds.
+
+    ``overwrite`` removes the files of another model there. ValueError without it, unless they are the same as the new
+    ones, or if the folder holds something else than a model.
+    """
+    path = Path(path)
+    check_model_folder(path)
+    with atomic_directory(path) as folder:
+        yield folder
+        stale = [file for file in _files_of_models(path) if overwrite or not _is_same(file, folder / file.name)]
+        if stale and not overwrite:
+            there = f"{path} holds another model already ({stale[0].name})"
+            raise ValueError(f"{there}; name a new folder, or pass --overwrite to replace it")
+        for file in stale:
+            file.unlink()
+
+
+def check_new_model_folder(path: PathLike) -> None:
+    """Raise ValueError if a folder that a command makes inside its output holds a model, or something else."""
+    check_model_folder(path)
+    if models := _files_of_models(Path(path)):
+        raise ValueError(f"{path} holds another model already ({models[0].name}); choose another --output")
+
+
+def check_model_folder(path: PathLike) -> None:
+    """Raise ValueError if a folder holds something else than a model and what lies beside one."""
+    path = Path(path)
+    models = _files_of_models(path)
+    beside = {file for pattern in BESIDE_MODELS for file in path.glob(pattern)}
+    others = sorted({*path.glob("*")} - {*models} - beside)
+    if others:
+        raise ValueError(f"{path} holds other files than those of a model, such as {others[0].name}; name a new folder")
+
+
+def _files_of_models(path: Path) -> list[Path]:
+    found = {file for pattern in FILES_OF_MODELS for file in path.glob(pattern) if not file.is_dir()}
+    return sorted(found)
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(file, other, shallow=False)
