@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -163,18 +163,26 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
             if new:
                 check_new_model_folder(run.output / MODEL)
             folder.begin()
-            try:
+            with _forgetting(folder) if new else nullcontext():
                 texts = run.prepare(overwrite=new)
-            except ValueError:
-                if new:
-                    folder.forget()  # so that the corrected command is not refused
-                raise
         if run.learning is not None:
             run.code(texts, run.learning)
-        figures = run.train(texts)
+        with _forgetting(folder) if new and run.learning is None else nullcontext():
+            trainer = run.trainer(texts)
+        figures = run.train(trainer)
         if run.share.index == 0:
             folder.seal({**folder.plan, "figures": figures})
     return figures
+
+
+@contextmanager
+def _forgetting(folder: PlannedFolder) -> Iterator[None]:
+    """Forget the plan of a folder if its text does not fit, so that the corrected command is not refused."""
+    try:
+        yield
+    except ValueError:
+        folder.forget()
+        raise
 
 
 class _Run:
@@ -317,8 +325,8 @@ class _Run:
                 encode_sequences(sequences, self.settings.coded_model, **options)  # all shards are there now
                 torch.distributed.barrier()
 
-    def train(self, texts: Texts) -> dict[str, dict[str, float]]:
-        """Evaluate, train, evaluate again, and write the model; the losses before and after."""
+    def trainer(self, texts: Texts) -> Any:
+        """The Trainer; ValueError if model, text and batches do not fit."""
         from transformers import Trainer
 
         from mlsm_plugin.huggingface.trainer_callback import prepare
@@ -335,6 +343,10 @@ class _Run:
         for callback in trainer.callback_handler.callbacks:
             if getattr(callback, "logging_dir", "") is None:  # TensorBoard's, which then logs what is before the
                 callback.logging_dir = str(self.output / LOGS / "training")  # training to the present folder
+        return trainer
+
+    def train(self, trainer: Any) -> dict[str, dict[str, float]]:
+        """Evaluate, train, evaluate again, and write the model; the losses before and after."""
         before = self.output / "before.json"
         if not before.exists():
             figures = trainer.evaluate()  # raises ValueError if the loss is not finite

@@ -191,7 +191,13 @@ class TokenContrastiveModel(PretrainingModel):
         temperature: divisor of the cosines, positive.
     """
 
-    figures: ClassVar[tuple[str, ...]] = ("mlm_loss", "contrastive_loss", "contrastive_accuracy", "masked_share")
+    figures: ClassVar[tuple[str, ...]] = (
+        "mlm_loss",
+        "contrastive_loss",
+        "contrastive_accuracy",
+        "contrasted",
+        "masked_share",
+    )
 
     def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
@@ -212,6 +218,7 @@ class TokenContrastiveModel(PretrainingModel):
             loss = loss + self.contrastive_weight * number.clamp(min=1) / usable.sum().clamp(min=1) * terms.loss
         anchors = usable.sum(dim=1)
         contrast = [sums_of_rows(terms.losses, usable), anchors, sums_of_rows(terms.correct, usable), anchors]
+        contrast += [anchors, pairs["anchors"].sum(dim=1)]
         return loss, number, [sums, masked, *contrast, masked]
 
 
@@ -224,7 +231,7 @@ class SpanContrastiveModel(PretrainingModel):
     """
 
     trains_head: ClassVar[bool] = False
-    figures: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss", "accuracy", "masked_share")
+    figures: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss", "accuracy", "with_positive", "masked_share")
 
     def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
@@ -255,7 +262,9 @@ class SpanContrastiveModel(PretrainingModel):
         )
         start, end = terms["start"], terms["end"]
         counted, of_group = start.counted, labels != IGNORED
-        of_spans = (start.losses, counted, end.losses, counted, start.found & end.found, counted, spans["length"])
+        all_spans = torch.ones_like(counted)
+        losses = (start.losses, counted, end.losses, counted)
+        of_spans = (*losses, start.found & end.found, counted, counted, all_spans, spans["length"])
         return start.loss + end.loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]
 
 

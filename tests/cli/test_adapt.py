@@ -269,6 +269,19 @@ def test_what_cannot_be_is_one_line_before_anything_is_made(
     assert not (tmp_path / "out" / "model").exists()
 
 
+def test_taco_without_pairs_is_one_line_and_the_corrected_command_runs(
+    start: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    command = words(start, tmp_path / "out", "--updates", 1, objective="taco")
+    for more in (("--max-length", 3), ("--batch-size", 1)):
+        line = failing_mlsm(capsys, *command, *more)
+        assert "only 0 of the anchors of train_dataset have a positive and negatives; an anchor needs" in line
+        assert not (tmp_path / "out" / "before.json").exists()
+    mlsm(*command)
+    figures = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["after"]["contrastive_loss"] > 0
+
+
 def test_models_that_do_not_belong_together_are_one_line(start: Path, tmp_path: Path, capsys: Capture) -> None:
     other = make_model("roberta", start / "text.txt", tmp_path / "other", kind=AutoModelForMaskedLM)
     line = failing_mlsm(capsys, *words(start, tmp_path / "out", "--auxiliary", other))

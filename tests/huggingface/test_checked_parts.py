@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 from transformers import Trainer, TrainingArguments
 
 from mlsm_plugin.huggingface import (
@@ -24,6 +24,7 @@ from mlsm_plugin.huggingface import (
     TokenContrastiveModel,
     prepare,
 )
+from mlsm_plugin.huggingface.checked_parts import with_inner
 from tests.huggingface.tiny_corpus import CLS, SEP, make_tokenizer, random_ids, tiny_bert
 
 LINE_OF_PAIRS = r"^only {} of the anchors of train_dataset have a positive and negatives; an anchor needs another known"
@@ -120,3 +121,9 @@ def test_taco_with_few_pairs_is_said(tmp_path: Path, caplog: pytest.LogCaptureFi
         prepare(trainer_of(tmp_path, TokenContrastiveModel.of(tiny_bert()), sequences(lengths), collator))
         assert len(caplog.messages) == said
     assert caplog.messages[0].startswith("only 0.33 of the anchors of train_dataset have a positive and negatives; ")
+
+
+def test_what_is_within_a_dataset_is_found() -> None:
+    data = sequences([3, 4])
+    wrapped = ConcatDataset([Subset(data, range(1)), data])
+    assert [*with_inner(wrapped)].count(data) == 2

@@ -136,6 +136,7 @@ class SpanContrastiveCriterion(SummedCriterion):
                 means.log(f"{end}_loss", f"{end}_loss", counted, unit=BIT)
                 means.log(f"{end}_accuracy", f"num_{end}s_found", counted)
         means.log("accuracy", "num_found", counted)
+        means.log("with_positive", "sample_size", means.total("num_spans"))
         means.log("spans_per_group", "num_spans", groups)
         means.log("span_length", "num_masked", means.total("num_spans"))
         means.log("groups_without_spans", "num_groups_without_spans", groups)

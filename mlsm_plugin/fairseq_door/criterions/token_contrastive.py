@@ -95,6 +95,18 @@ class TokenContrastiveCriterion(SummedCriterion):
         may_be_anchor = self.contrast.anchors_in(valid, masked) & (valid.sum(dim=1, keepdim=True) > 1)
         return torch.stack([masked.sum(), may_be_anchor.sum(), valid.any(dim=1).sum()]).double()
 
+    @property
+    def contrasts(self) -> bool:
+        """Whether the contrastive loss is trained."""
+        return self.cfg.contrastive_weight > 0
+
+    def contrasted_counts(self, batch: Any) -> tuple[int, int]:
+        """How many anchors of a batch have a positive and negatives, and how many there are."""
+        valid, masked = self._valid_and_masked(batch)
+        _, with_positive, num_sequences = self._counts(batch).tolist()
+        has_negatives = num_sequences > 1 or self.cfg.negatives_across_ranks
+        return int(with_positive) * has_negatives, int(self.contrast.anchors_in(valid, masked).sum())
+
     def _valid_and_masked(self, sample: Any) -> tuple[Tensor, Tensor]:
         """Which tokens may be compared, those that are known, and which are masked: (B, T) bool each."""
         masked = sample["target"].ne(self.padding_idx)
@@ -112,6 +124,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         weight = self.cfg.contrastive_weight
         terms = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
         num_anchors = len(terms.losses)
+        num_possible = self.contrast.anchors_in(valid, masked).sum()
         scale: Any = max(int(num_masked), 1) / max(num_anchors, 1)
         if model.training and self._anchor_scale is not None:
             scale = self._anchor_scale
@@ -121,6 +134,7 @@ class TokenContrastiveCriterion(SummedCriterion):
             "nsentences": sample["nsentences"],
             "sample_size": num_masked,
             "num_anchors": num_anchors,
+            "num_possible_anchors": num_possible,
             "loss": loss.detach(),
             "mlm_loss": mlm.detach(),
             "contrastive_loss": terms.loss.detach(),
@@ -163,6 +177,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         means.log("mlm_loss", "mlm_loss", means.total("sample_size"), unit=BIT)
         means.log("contrastive_loss", "contrastive_loss", anchors, unit=BIT)
         means.log("contrastive_accuracy", "num_correct", anchors)
+        means.log("contrasted", "num_anchors", means.total("num_possible_anchors"))
         means.log("alignment", "positive_cosine", anchors, digits=4)
         means.log("negative_cosine", "negative_cosine", anchors, digits=4)
         means.log("_weighted_contrastive_loss", "weighted_contrastive_loss", anchors, unit=BIT)

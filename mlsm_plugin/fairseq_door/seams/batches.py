@@ -1,12 +1,14 @@
 """Words and random symbols in masks, datasets that keep their last batch, and the batches of an update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset, MaskTokensDataset, SortDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
+
+from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 
 
 class WordBeginnings:
@@ -57,6 +59,13 @@ class WholeEpochsDataset(FairseqDataset):
 
 class SortedWholeEpochsDataset(WholeEpochsDataset, SortDataset):
     """A ``SortDataset`` whose last batch is kept."""
+
+
+def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Any]:
+    """Batches from all parts of an epoch, as collated, in mixed order."""
+    batches = iterator.frozen_batches
+    for number in samples_to_look_at(len(batches)):
+        yield iterator.collate_fn([iterator.dataset[index] for index in batches[number]])
 
 
 class UpdateLookahead:

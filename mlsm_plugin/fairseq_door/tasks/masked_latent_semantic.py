@@ -10,7 +10,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.masking.masked_share import MaskFates
+from mlsm_plugin.core.masking.masked_share import MaskFates, check_usable_share, samples_to_look_at
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import check_same_codes, check_top, origin_of, recorded_coverage
 from mlsm_plugin.fairseq_door.coding.online_codes import OnlineCodes
@@ -34,6 +34,7 @@ OPTIONS_OF = {
     "online": ("auxiliary_checkpoint", "latent_dictionary", "latent_layer", "latent_lambda", "auxiliary_fp16"),
     "store": ("latent_codes",),
 }
+FEW_CODES = "a smaller --lambda of `mlsm dictionary` and `mlsm encode` leaves fewer tokens without one"
 
 
 @dataclass
@@ -84,6 +85,9 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
         self._without_latent_head = False
+        self._reads_codes = False
+        self._online_is_checked = False
+        self._all_codes_are_checked = False
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
@@ -107,7 +111,8 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
     def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
         """Build the criterion; ValueError if it is that of another task, or the model has no latent head for it."""
         criterion = super().build_criterion(cfg, *more, **named)
-        if self._without_latent_head and getattr(criterion, "latent_weight", 0) > 0:
+        self._reads_codes = getattr(criterion, "latent_weight", 0) > 0
+        if self._without_latent_head and self._reads_codes:
             raise ValueError(NO_LATENT_HEAD)
         return criterion
 
@@ -140,7 +145,15 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         else:
             inputs, targets = self.masked(samples, split)
         codes = MaskedCodesDataset(positions, targets, store, self.source_dictionary.pad(), self.cfg.latent_top)
+        if self._reads_codes:
+            self._check_coded(split, codes)
         self.set_batches(split, samples, inputs, targets, codes=codes)
+
+    def _check_coded(self, split: str, codes: MaskedCodesDataset) -> None:
+        """Warn if many masked tokens have no code, from which nothing latent is learned; ValueError for nearly all."""
+        rows = (codes[index] for index in samples_to_look_at(len(codes)))
+        counts = ((codes.collater([of_sample])["number"], len(of_sample)) for of_sample in rows)
+        check_usable_share(f"masked tokens of {split} have a code", counts, remedy=FEW_CODES)
 
     def _check_masks_fit(self, split: str, store: CodeStore, coverages: list[SplitCoverage]) -> None:
         """Check that the options allow masks at coded positions only, and log how these are drawn."""
@@ -171,6 +184,21 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
                 *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
             )
 
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """See :meth:`OwnTask.begin_epoch`; ValueError if another folder of the data has no codes that fit."""
+        super().begin_epoch(epoch, model)
+        if not self._computes_codes and not self._all_codes_are_checked:
+            self._all_codes_are_checked = True
+            self._check_all_codes()
+
+    def _check_all_codes(self) -> None:
+        """Open the codes of all folders (``A:B``): a later one must not stop the run in its epoch."""
+        number = max(len(utils.split_paths(data)) for data in (self.cfg.data, self._codes_data))
+        for epoch in range(1, number + 1):
+            path = split_path(self.cfg.data, self.cfg.train_subset, epoch)
+            folder = os.path.dirname(split_path(self._codes_data, self.cfg.train_subset, epoch))
+            self._open_codes(combined_splits(path), folder)
+
     def train_step(
         self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> Any:
@@ -188,6 +216,10 @@ class MaskedLatentSemanticTask(PortableMaskedLMTask):
         if not self._computes_codes or not getattr(criterion, "latent_weight", 0) > 0:
             return sample
         codes = self._online_codes().codes_of_masked(sample["net_input"]["src_tokens"], sample["target"])
+        if not self._online_is_checked:
+            self._online_is_checked = True
+            coded = (codes["weights"] > 0).any(dim=1)
+            check_usable_share("masked tokens of a batch have a code", [(coded.sum(), len(coded))], remedy=FEW_CODES)
         return {**sample, "codes": codes}
 
     @property

@@ -152,7 +152,7 @@ def test_metrics_are_means_over_the_spans_of_all_workers() -> None:
 
     assert reduced(logs) == {
         "loss": 5.0, "start_loss": 3.0, "start_accuracy": 0.75, "end_loss": 2.0, "end_accuracy": 0.5, "accuracy": 0.5,
-        "spans_per_group": 2.5, "span_length": 1.5, "groups_without_spans": 0.25,
+        "spans_per_group": 2.5, "span_length": 1.5, "groups_without_spans": 0.25, "with_positive": 0.8,
     }  # fmt: skip
     assert set(reduced([{}]).values()) == {0.0}
 

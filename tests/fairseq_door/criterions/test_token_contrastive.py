@@ -209,15 +209,17 @@ def test_metrics_are_means_over_the_tokens_of_all_workers() -> None:
         {
             "sample_size": 10, "num_anchors": 40, "mlm_loss": 50 * bit, "contrastive_loss": 80 * bit,
             "weighted_contrastive_loss": 160 * bit, "num_correct": 20, "positive_cosine": 30, "negative_cosine": 4,
+            "num_possible_anchors": 50,
         },
         {
             "sample_size": 30, "num_anchors": 10, "mlm_loss": 70 * bit, "contrastive_loss": 20 * bit,
             "weighted_contrastive_loss": 40 * bit, "num_correct": 5, "positive_cosine": 5, "negative_cosine": 1,
+            "num_possible_anchors": 50,
         },
     ]  # fmt: skip
     assert reduced(logs) == {
         "mlm_loss": 3.0, "contrastive_loss": 2.0, "contrastive_accuracy": 0.5, "alignment": 0.7,
-        "negative_cosine": 0.1, "loss": 7.0, "mlm_ppl": 8.0,
+        "negative_cosine": 0.1, "loss": 7.0, "mlm_ppl": 8.0, "contrasted": 0.5,
     }  # fmt: skip
     assert set(reduced([{}]).values()) == {0.0, 1.0}
 

@@ -13,11 +13,13 @@ import torch
 from fairseq import tasks
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch.utils.data import DataLoader
 
 from mlsm_plugin.core.masking.word_boundaries import LONGEST_WORD
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
 from mlsm_plugin.fairseq_door.data.token_datasets import TokenPositionsDataset
 from mlsm_plugin.fairseq_door.seams.binarized_files import combined_splits
 from mlsm_plugin.fairseq_door.tasks import masked_latent_semantic
@@ -390,3 +392,53 @@ def test_codes_of_one_dictionary_with_other_options_are_not_mixed(pipeline, tmp_
 def test_no_atom_of_a_code_is_refused(pipeline):
     with pytest.raises(ValueError, match="--latent-top must be at least 1"):
         tasks.setup_task(training_config(pipeline.data_bin, "--latent-top", 0).task)
+
+
+def with_empty_codes(data, folder, share):
+    """The same data, of which only a ``share`` of the tokens has a code."""
+    shutil.copytree(data, folder)
+    for name in ("train", "valid"):
+        store, codes = CodeStore(folder / f"{name}.codes"), folder / f"{name}.codes"
+        rows = store.rows(0, len(store)).tolil()
+        rows[np.random.default_rng(1).random(len(store)) >= share] = 0
+        meta = {key: store.meta[key] for key in store.meta if key not in ("shards", "statistics")}
+        shutil.rmtree(codes)
+        writer = CodeStoreWriter(codes, meta, [0, len(store)])
+        writer.write_shard(0, rows.tocsr())
+        writer.finish()
+    return folder
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.9, None), (0.28, "warning"), (0.05, "error")])
+def test_masked_tokens_without_codes_are_said(pipeline, tmp_path, caplog, share, said):
+    data = with_empty_codes(pipeline.data_bin, tmp_path / "data-bin", share)
+    cfg = training_config(data)
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("train")  # nothing reads the codes
+    task.build_criterion(cfg.criterion)
+    if said == "error":
+        with pytest.raises(ValueError, match=r"^only 0\.0\d+ of the masked tokens of train have a code; a smaller"):
+            task.load_dataset("train")
+        return
+    task.load_dataset("train")
+    lines = [line for line in caplog.messages if "of the masked tokens of train have a code; a smaller" in line]
+    assert len(lines) == (said == "warning")
+    if said:
+        assert float(lines[0].split()[1]) == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize("spoilt", ["missing", "of another dataset"])
+def test_codes_of_a_later_folder_are_checked_before_the_first_update(pipeline, tmp_path, spoilt):
+    second = shutil.copytree(pipeline.data_bin, tmp_path / "second")
+    if spoilt == "missing":
+        shutil.rmtree(second / "train.codes")
+    else:
+        shutil.rmtree(second / "train.codes")
+        shutil.copytree(pipeline.data_bin / "valid.codes", second / "train.codes")
+    task = tasks.setup_task(training_config(f"{pipeline.data_bin}:{second}", "--no-save").task)
+    task.load_dataset("train")
+    message = "holds no meta.json: it is not a finished" if spoilt == "missing" else "were made from another dataset"
+    with pytest.raises(ValueError, match=rf"{re.escape(str(second))}/train\.codes .*{message}"):
+        task.begin_epoch(1, BaseFairseqModel())
+    whole = tasks.setup_task(training_config(f"{pipeline.data_bin}:{pipeline.data_bin}", "--no-save").task)
+    whole.begin_epoch(1, BaseFairseqModel())

@@ -100,3 +100,30 @@ def test_criterion_needs_the_task(tiny: TinyData) -> None:
     cfg = training_config(tiny.data_bin, **TACO)
     with pytest.raises(ValueError, match="--criterion token_contrastive needs --task taco"):
         stock.build_criterion(cfg.criterion)
+
+
+@pytest.mark.parametrize(
+    ("max_sentences", "flags", "refused"),
+    [
+        (1, (), True),
+        (1, ("--negatives-across-ranks",), False),
+        (1, ("--contrastive-weight", 0), False),
+        (4, (), False),
+        (4, ("--tokens-per-sample", 2), True),
+    ],
+)
+def test_a_training_without_pairs_is_refused(
+    tiny: TinyData, max_sentences: int, flags: tuple[object, ...], refused: bool
+) -> None:
+    cfg = training_config(tiny.data_bin, *SAMPLES, *flags, **TACO)
+    task = tasks.setup_task(cfg.task)
+    task.build_criterion(cfg.criterion)
+    task.load_dataset("train")
+    task.load_dataset("valid")
+    how = {"max_sentences": max_sentences, "max_positions": 64, "seed": 1}
+    task.get_batch_iterator(task.dataset("valid"), **how)  # which trains nothing
+    if not refused:
+        task.get_batch_iterator(task.dataset("train"), **how)
+        return
+    with pytest.raises(ValueError, match=r"^only 0 of the anchors of train have a positive and negatives; an anchor"):
+        task.get_batch_iterator(task.dataset("train"), **how)
