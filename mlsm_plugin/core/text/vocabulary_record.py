@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.json_checks import check_json, fields
 from mlsm_plugin.core.files.model_files import DICTIONARIES, FOLDER_NAME, MODEL_NAME, symbols_in
 
 VOCABULARY, TOKENIZER = "vocabulary", "tokenizer"
@@ -27,6 +28,14 @@ PROBES = (
     "UPPER Title camelCase \uff26\uff35\uff2c\uff2c \ufb01ne \u2460 x\u00b2 \u2026",  # some that NFKC changes
     "na\u00efve nai\u0308ve Stra\u00dfe \u0130stanbul \u041f\u0440\u0438\u0432 \u03ba\u03cc\u03c3\u03bc",
     "\u4f60\u597d\u4e16\u754c \u3053\u3093 \u0e2a\u0e27\u0e31\u0e2a \u0627\u0644\u0633 \U0001f600",
+)
+# with these in its tokenizer_config.json, transformers changes what tokenizer.json says
+READING_OPTIONS = (
+    "add_prefix_space",
+    "do_lower_case",
+    "split_special_tokens",
+    "strip_accents",
+    "tokenize_chinese_chars",
 )
 
 
@@ -82,11 +91,12 @@ def tokenizer_fingerprint(folder: PathLike) -> str | None:
     if Path(folder, MODEL_NAME).is_file():
         return sha256_of_files(Path(folder, MODEL_NAME))
     file = Path(folder, FOLDER_NAME, "tokenizer.json")
-    return _reading_fingerprint(file, file.stat().st_mtime_ns) if file.is_file() else None
+    times = [path.stat().st_mtime_ns for path in sorted(file.parent.glob("*.json"))]
+    return _reading_fingerprint(file, tuple(times)) if file.is_file() else None
 
 
 @cache
-def _reading_fingerprint(file: Path, _mtime: int) -> str | None:
+def _reading_fingerprint(file: Path, _times: tuple[int, ...]) -> str | None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes that are forked later could not use it
     try:
         from tokenizers import Tokenizer
@@ -102,9 +112,14 @@ def _reading_fingerprint(file: Path, _mtime: int) -> str | None:
     vocabulary = sorted(tokenizer.get_vocab().items())
     texts = [*PROBES, *(token for token, _ in vocabulary)]
     ids = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    config = file.with_name("tokenizer_config.json")
-    splits = bool(read_json(config).get("split_special_tokens")) if config.is_file() else False
-    return hashlib.sha256(json.dumps([vocabulary, ids, splits]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([vocabulary, ids, _reading_options(file.parent)]).encode()).hexdigest()
+
+
+def _reading_options(folder: Path) -> dict[str, object]:
+    """The ``READING_OPTIONS`` that are set."""
+    file = folder / "tokenizer_config.json"
+    config = check_json(read_json(file), fields(), file) if file.is_file() else {}
+    return {name: config[name] for name in READING_OPTIONS if config.get(name)}
 
 
 def _symbols_fingerprint(file: Path) -> str:

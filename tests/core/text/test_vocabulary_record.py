@@ -103,12 +103,15 @@ def test_a_tokenizer_is_known_by_what_it_reads(kind: str, hf_tokenizers: dict[st
     assert same is not None
     assert same == tokenizer_fingerprint(tmp_path / "saved")
     add_own_tokens(hf_tokenizers[kind], tmp_path / "own" / FOLDER_NAME)
+    config = shutil.copytree(tmp_path / "saved", tmp_path / "lower") / FOLDER_NAME / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "do_lower_case": True, "strip_accents": None}))
     others = {
         fingerprint("normalized", without_normalizer),
         fingerprint("segments", other_segments),
         tokenizer_fingerprint(tmp_path / "own"),
+        tokenizer_fingerprint(tmp_path / "lower"),
     }
-    assert len({same, *others}) == 4
+    assert len({same, *others}) == 5
     (tmp_path / "same" / FOLDER_NAME / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a readable tokenizer: "):
         tokenizer_fingerprint(tmp_path / "same")
