@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollator
 from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
@@ -64,13 +65,16 @@ def _with_inner(dataset: Any) -> Iterator[Any]:
 def prepare(trainer: Trainer) -> Trainer:
     """The Trainer, with the callback before those that report its logs, and the parts of the loss in evaluations.
 
-    ValueError if its model has no objective of this package, its process sees several GPUs, its arguments have label
-    smoothing, its sequences were made with a tokenizer of another vocabulary than the collator's, or hardly anything of
-    its text is masked.
+    ValueError if its model has no objective of this package or overflows in the precision of its arguments, its process
+    sees several GPUs, its arguments have label smoothing, its sequences were made with a tokenizer of another
+    vocabulary than the collator's, or hardly anything of its text is masked.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
     check_gpus(trainer.args)
+    kind = trainer.model.config.model_type
+    if kind in FLOAT32_ONLY and (trainer.args.bf16 or trainer.args.fp16):
+        raise ValueError(f"a model of type {kind} overflows in half precision; train it with bf16 and fp16 False")
     if trainer.args.label_smoothing_factor:  # the Trainer then hides the labels from the model
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):
