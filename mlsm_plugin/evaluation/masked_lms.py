@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
-from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, load_masked_lm, supported_config
+from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, half_of, load_masked_lm, supported_config
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder, load_roberta
@@ -92,12 +92,12 @@ class HuggingFaceMaskedLm(MaskedLm):
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
         folder = hf_folder(name, weights=True)
-        supported_config(folder)
+        config = supported_config(folder)
         try:
             self._model = load_masked_lm(folder).eval()
         except ValueError as error:
             raise NoMaskedLmError(str(error)) from None
-        self._half = fp16
+        self._half = bool(half_of(config, fp16))
         self._ids = torch.from_numpy(HuggingFaceTokenizer(folder).hf_ids)
         self.to(default_device(device))
 

@@ -6,7 +6,6 @@ from typing import Any
 _NAMES_IN = {
     "core.coding.coder_learning": "LearningSettings",
     "core.coding.split_coder": "CodingSettings",
-    "core.files.hf_files": "save_pretrained",
     "huggingface.adaptation": "Adaptation adapt",
     "huggingface.coding": "encode_sequences learn_from_sequences",
     "huggingface.collators": "LatentSemanticCollator MaskedLmCollator Masking SpanDenoisingCollator SpanGroupsCollator "
@@ -15,6 +14,7 @@ _NAMES_IN = {
     "huggingface.latent_semantic_model": "LatentSemanticModel",
     "huggingface.pretraining_model": "MaskedLmModel SpanContrastiveModel TokenContrastiveModel",
     "huggingface.pretraining_sequences": "PretrainingSequences SpanGroups",
+    "huggingface.saved_folder": "save_pretrained",
     "huggingface.sentence_vectors": "SentenceCollator SentenceVectors write_vectors",
     "huggingface.text_sequences": "write_text_sequences",
     "huggingface.token_sequences": "TokenSequences",

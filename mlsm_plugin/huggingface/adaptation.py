@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
-from mlsm_plugin.core.files.hf_files import save_pretrained
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.model_folders import check_new_model_folder, new_model_folder
 from mlsm_plugin.core.files.npy_files import map_npy
@@ -22,6 +22,7 @@ from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.files.work_share import WorkShare, work_share
 from mlsm_plugin.core.hidden_states.hf_encoder import (
+    FLOAT32_ONLY,
     HuggingFaceEncoder,
     load_masked_lm,
     model_and_tokenizer,
@@ -32,7 +33,7 @@ from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
-from mlsm_plugin.core.text.masked_reading import reading_as_trained
+from mlsm_plugin.core.text.text_files import read_text
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
@@ -51,6 +52,7 @@ from mlsm_plugin.huggingface.pretraining_model import (
     head_of,
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequences, SpanGroups
+from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator, SentenceVectors, write_vectors
 from mlsm_plugin.huggingface.text_sequences import default_max_length, write_text_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
@@ -71,6 +73,7 @@ TAKEN_BY = {**dict.fromkeys(("auxiliary", "latent_top", "learning"), WITH_CODES)
 MASKS_TAKEN = {"npm": ("mask_prob", "seed"), VECTORS: ("seed",)}  # the others take all of Masking
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
+COMPARED_LINES = 200  # of the text, whose ids are compared when the model is written
 PARTS = ("train", "valid")  # of the text
 MODEL = "model"  # the folder of the adapted model in the output
 NOT_DECIDING = ("device", "log")  # of what is learned
@@ -157,7 +160,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
         if folder.is_sealed:
             figures: dict[str, dict[str, float]] = folder.sealed_content()["figures"]
             return figures
-        arguments = settings.training.arguments(run.output / "checkpoints")  # lets the ranks find each other
+        arguments = run.training.arguments(run.output / "checkpoints")  # lets the ranks find each other
         with arguments.main_process_first(desc="preparing the text"):
             new = folder.found is None
             if new:
@@ -192,6 +195,11 @@ class _Run:
         self.settings, self.share, self.output = settings, share, Path(settings.output)
         self.processes = self._processes()
         source, config, own = model_and_tokenizer(settings.model, weights=True)
+        self.training = settings.training
+        if config.model_type in FLOAT32_ONLY:
+            if self.training.bf16 == "on":
+                raise ValueError(f"a model of type {config.model_type} overflows in bfloat16; pass --bf16 off")
+            self.training = replace(self.training, bf16="off")
         self.tokenizer = load_fast_tokenizer(source)
         self.kind, collator = OBJECTIVES[settings.objective]
         options: dict[str, Any] = {"masking": settings.masking}
@@ -279,7 +287,7 @@ class _Run:
             of_teacher = self.output / f"{name}.vectors.npy"
             run: dict[str, Any] = {
                 "device": self.device,
-                "fp16": self.settings.training.in_bf16,
+                "fp16": self.training.in_bf16,
                 "overwrite": overwrite,
                 "max_unk_rate": self.settings.max_unk_rate,
             }
@@ -332,7 +340,7 @@ class _Run:
         from mlsm_plugin.huggingface.trainer_callback import prepare
 
         model, datasets = self._model_and_datasets(texts)
-        training, epochs = self.settings.training, self.settings.epochs
+        training, epochs = self.training, self.settings.epochs
         if epochs is not None:
             updates = training.updates_of_epochs(epochs, len(datasets[0]), self.share.count)
             training = replace(training, updates=updates)
@@ -356,7 +364,9 @@ class _Run:
         if self.share.index == 0:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
                 model = trainer.accelerator.unwrap_model(trainer.model)
-                save_pretrained(folder, model, reading_as_trained(self.tokenizer))
+                save_pretrained(folder, model, self.tokenizer)
+                lines = (line for line in read_text(self.settings.texts) if line)
+                check_saved(folder, model, HuggingFaceTokenizer(self.settings.model), islice(lines, COMPARED_LINES))
         return {"before": _losses(read_json(before)) if self.share.index == 0 else {}, "after": _losses(after)}
 
     def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:

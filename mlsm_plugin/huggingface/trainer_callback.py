@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.huggingface.checked_parts import check_contrast, check_parts, with_inner
 from mlsm_plugin.huggingface.epoch_order import check_resumable, epoch_of, order_by_epoch
@@ -74,13 +75,16 @@ def prepare(trainer: Trainer) -> Trainer:
     The order of the samples depends on ``args.data_seed`` or ``args.seed``, and on the epoch, only. A training that
     resumes then equals one that never stopped.
 
-    ValueError if its model has no objective of this package, its process sees several GPUs, its arguments have label
-    smoothing, or as of :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
+    ValueError if its model has no objective of this package or overflows in the precision of its arguments, its process
+    sees several GPUs, its arguments have label smoothing, or as of :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")
     check_gpus(trainer.args)
     keep_freed_memory()
+    kind = trainer.model.config.model_type
+    if kind in FLOAT32_ONLY and (trainer.args.bf16 or trainer.args.fp16):
+        raise ValueError(f"a model of type {kind} overflows in half precision; train it with bf16 and fp16 False")
     if trainer.args.label_smoothing_factor:  # the Trainer then hides the labels from the model
         raise ValueError("label_smoothing_factor replaces the objective by masked LM; set it to 0")
     for name, datasets in (("train_dataset", trainer.train_dataset), ("eval_dataset", trainer.eval_dataset)):

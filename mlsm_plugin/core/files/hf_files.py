@@ -124,7 +124,7 @@ def save_pretrained(folder: PathLike, *parts: Any) -> None:
     with written_by_library(folder):
         for part in parts:
             if hasattr(part, "state_dict"):
-                weights = _for_both_versions(part.state_dict())
+                weights = portable_weights(part.state_dict())
                 part.save_pretrained(folder, state_dict=weights)
                 legacy = any(name.startswith(LEGACY_HEAD) for name in weights)
                 _change(folder / "config.json", _add_keys_of_models, legacy)
@@ -139,7 +139,7 @@ def _change(path: Path, change: Callable[..., None], *further: Any) -> None:
     write_json(path, dict(sorted(config.items())))
 
 
-def _for_both_versions(weights: dict[str, Any]) -> dict[str, Any]:
+def portable_weights(weights: dict[str, Any]) -> dict[str, Any]:
     """The weights of a model by the names by which both versions read them."""
     found = {}
     for name, values in weights.items():

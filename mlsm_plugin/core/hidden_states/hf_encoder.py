@@ -33,6 +33,7 @@ _OTHERS = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert
 SUPPORTED = tuple(sorted((*_OTHERS, *POSITIONS_AFTER_PADDING)))
 FEWEST_LAYERS = {"deberta": 1, "deberta-v2": 1, "modernbert": 1}  # where transformers has no model without layers
 LARGEST_PADDING = 1024  # extra rows that an embedding may have after the vocabulary; a popular Italian BERT has 1,000
+FLOAT32_ONLY = ("deberta",)  # the attention of the library overflows where products are in half precision
 PATCHING = threading.Lock()  # transformers 4.56 on patches the layers while it collects hidden states
 
 
@@ -66,7 +67,7 @@ class LibraryEncoder(TokenVectors):
         self._model = load_model(folder, _first_layers(config, layer)).float().eval()
         if config.model_type == "modernbert" and layer < self.num_layers:
             self._model.final_norm = nn.Identity()  # follows the last layer only
-        self._half = fp16
+        self._half = half_of(config, fp16)
         self.to(self.device)
 
     def to(self, device: str | torch.device) -> None:
@@ -102,6 +103,15 @@ def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
         raise ValueError(f"{folder} is a model of type {config.model_type}; supported types: {', '.join(types)}")
     check_read(config, folder)
     return config
+
+
+def half_of(config: Any, half: bool | None) -> bool | None:
+    """``half`` as of :func:`half_products`; False for a model that overflows in half precision, with a log line."""
+    if config.model_type not in FLOAT32_ONLY:
+        return half
+    if half:
+        logger.warning("a model of type %s overflows in half precision; it is computed in float32", config.model_type)
+    return False
 
 
 def _first_layers(config: Any, number: int) -> Any:

@@ -115,6 +115,23 @@ class HuggingFaceTokenizer:
         """The same of a text that stands after a mask: without a space, it goes on with what the mask stands for."""
         return self._symbols(self._of_text(self._after_a_gap.encode(text, add_special_tokens=False).ids))
 
+    def ids_of(self, text: str) -> list[int]:
+        """Hugging Face's ids of a text, without those that begin and end it."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def ids_with_masks(self, text: str, mask: str) -> list[int]:
+        """The same of a text in which ``mask`` stands for masked tokens, as in training; spaces before it are ignored.
+
+        Another tokenizer than that of a masked LM has no mask.
+        """
+        assert self.mask_id is not None, "the tokenizer has no mask"
+        *before, last = text.split(mask)
+        first, *others = [*(part.rstrip() for part in before), last]
+        ids = self.ids_of(first)
+        for part in others:
+            ids += [self.mask_id, *self._after_a_gap.encode(part, add_special_tokens=False).ids]
+        return ids
+
     @cached_property
     def _after_a_gap(self) -> Any:
         backend = reading_the_rest(self.backend)

@@ -1,0 +1,62 @@
+"""The folder of a trained model: written for both versions of the library, opened again, and compared."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlsm_plugin.core.files import hf_files
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.hf_files import import_transformers, portable_weights
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.masked_reading import masked_lines, reading_as_trained
+
+logger = logging.getLogger(__name__)
+MASK = "<mask>"
+
+
+def save_pretrained(folder: PathLike, *parts: Any) -> None:
+    """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
+
+    The tokenizers read text beside masks as a model is trained. OSError if the folder cannot be written.
+    """
+    read = [part if hasattr(part, "state_dict") else reading_as_trained(part) for part in parts]
+    hf_files.save_pretrained(folder, *read)
+
+
+def check_saved(folder: Path, model: Any, tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
+    """Open a folder and compare it with the trained model, and ids of ``lines`` with those that it was trained on.
+
+    ValueError if weights or ids differ. Ids beside masks can differ for a tokenizer of an unusual kind: a warning.
+    """
+    transformers = import_transformers()
+    _check_weights(folder, model)
+    written = transformers.AutoTokenizer.from_pretrained(folder)
+    symbols, masked = list(written.get_added_vocab()), 0
+    for line in (line for line in lines if not any(symbol in line for symbol in symbols)):
+        if written(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
+            raise ValueError(f"the tokenizer in {folder} gives other ids for {line!r} than that of the training")
+        for variant in masked_lines(line, MASK) if written.mask_token is not None and not masked else []:
+            found = written(variant.replace(MASK, written.mask_token), add_special_tokens=False)["input_ids"]
+            masked += found != tokenizer.ids_with_masks(variant, MASK)
+            if masked:
+                logger.warning(
+                    "the tokenizer of the model reads %r with other ids beside the mask than it was trained on", variant
+                )
+                break
+
+
+def _check_weights(folder: Path, model: Any) -> None:
+    """Raise ValueError unless the stock class opens the folder with the weights of the trained model."""
+    transformers = import_transformers()
+    weights = portable_weights(model.state_dict())
+    if model.has_trained_head:
+        stock, prefix = transformers.AutoModelForMaskedLM, ""
+    else:
+        stock, prefix = transformers.AutoModel, f"{model.base_model_prefix}."
+    for name, values in stock.from_pretrained(folder).state_dict().items():
+        trained = weights.get(prefix + name)
+        if trained is not None and not torch.equal(values, trained.cpu().to(values.dtype)):
+            raise ValueError(f"{folder} holds another {name} than the trained model")
