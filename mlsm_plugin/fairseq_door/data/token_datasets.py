@@ -164,25 +164,27 @@ class MaskedCodesDataset(BaseWrapperDataset):
 
 
 class KnownTargetsDataset(BaseWrapperDataset):
-    """Inputs or targets with the masks of unknown tokens taken back; all other masks stay. Use :meth:`of`.
+    """Inputs or targets without the masks of special and unknown tokens; all other masks stay. Use :meth:`of`.
 
-    ``values``, the inputs or targets of each sample ``(T,)``, become ``instead`` where the target is ``unknown``.
+    ``values`` are the inputs or targets of each sample ``(T,)``. Where the target is one of ``unmasked``, they become
+    the ``instead``, or the target, which is the original token, if that is None.
     """
 
-    def __init__(self, values: Any, targets: Any, *, unknown: int, instead: int) -> None:
+    def __init__(self, values: Any, targets: Any, *, unmasked: torch.Tensor, instead: int | None) -> None:
         super().__init__(values)
-        self.targets, self.unknown, self.instead = targets, unknown, instead
+        self.targets, self.unmasked, self.instead = targets, unmasked, instead
 
     @classmethod
     def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
         """The dataset of inputs and that of targets."""
-        pad, unknown = vocab.pad(), vocab.unk()
-        kept_inputs = cls(inputs, targets, unknown=unknown, instead=unknown)
-        return kept_inputs, cls(targets, targets, unknown=unknown, instead=pad)
+        unmasked = torch.tensor([vocab.bos(), vocab.eos(), vocab.unk()])
+        kept_inputs = cls(inputs, targets, unmasked=unmasked, instead=None)
+        return kept_inputs, cls(targets, targets, unmasked=unmasked, instead=vocab.pad())
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        values: torch.Tensor = self.dataset[index]
-        return values.masked_fill(self.targets[index] == self.unknown, self.instead)
+        values, targets = self.dataset[index], self.targets[index]
+        original = targets if self.instead is None else torch.full_like(targets, self.instead)
+        return torch.where(torch.isin(targets, self.unmasked), original, values)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
