@@ -38,16 +38,20 @@ class EpochOrder(Sampler[int]):
 
 def order_by_epoch(trainer: Trainer) -> None:
     """Replace the random order of a Trainer's training samples by an :class:`EpochOrder`; other orders stay."""
-    usual = trainer._get_train_sampler
+    usual = trainer.get_train_dataloader
 
-    def train_sampler(*dataset: Any) -> Any:
-        sampler = usual(*dataset)
-        if not isinstance(sampler, RandomSampler):
-            return sampler
-        seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
-        return EpochOrder(len(sampler), seed=seed, epoch=lambda: epoch_of(trainer.state))
+    def get_train_dataloader() -> Any:
+        loader = usual()
+        batches: Any = getattr(loader, "batch_sampler", None)
+        while hasattr(batches, "batch_sampler"):  # those of all ranks, of which accelerate takes those of this one
+            batches = batches.batch_sampler
+        sampler = getattr(batches, "sampler", None)
+        if batches is not None and isinstance(sampler, RandomSampler):
+            seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
+            batches.sampler = EpochOrder(len(sampler), seed=seed, epoch=lambda: epoch_of(trainer.state))
+        return loader
 
-    trainer._get_train_sampler = train_sampler  # type: ignore[assignment, method-assign]
+    trainer.get_train_dataloader = get_train_dataloader  # type: ignore[method-assign]
 
 
 def epoch_of(state: Any) -> int:

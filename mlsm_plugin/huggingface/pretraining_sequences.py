@@ -79,8 +79,12 @@ class Samples(Dataset):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Samples":
         """The same sequences with an epoch of their own."""
         copied = copy.copy(self)
-        copied._epoch = self._epoch.clone().share_memory_()
+        copied.separate_epoch()
         return copied
+
+    def separate_epoch(self) -> None:
+        """Share the epoch with no other dataset any more."""
+        self._epoch = self._epoch.clone().share_memory_()
 
 
 class PretrainingSequences(Samples):

@@ -48,6 +48,7 @@ class TokenSequences:
     Attributes:
         starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
         about: what :meth:`write` was told of the sequences; empty for other kinds of ``input_ids``.
+        attended: the column ``attention_mask`` of a dataset, which is checked; None: there is none.
     """
 
     def __init__(self, input_ids: Any) -> None:
@@ -55,7 +56,7 @@ class TokenSequences:
         if isinstance(input_ids, (str, os.PathLike)):
             input_ids, self.about = _opened(Path(input_ids))
         self._ids = _column(input_ids, INPUT_IDS)
-        self._attended = _column(input_ids, ATTENTION_MASK)
+        self.attended = _column(input_ids, ATTENTION_MASK)
         self.starts = np.concatenate([[0], np.cumsum(_lengths(self._ids), dtype=np.int64)])
         if self.num_tokens == 0:
             raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
@@ -78,8 +79,8 @@ class TokenSequences:
         if not 0 <= index < len(self):
             raise IndexError(index)
         ids = checked_ids(self._ids[index], f"sequence {index}")
-        if self._attended is not None:
-            check_attention(ids, self._attended[index], f"sequence {index}")
+        if self.attended is not None:
+            check_attention(ids, self.attended[index], f"sequence {index}")
         return ids
 
     def check_positions(self, positions: int) -> None:
@@ -104,7 +105,7 @@ class TokenSequences:
         """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
         found = TokenSequences(self._ids[first:last])
         found.about = self.about
-        found._attended = None if self._attended is None else self._attended[first:last]
+        found.attended = None if self.attended is None else self.attended[first:last]
         return found
 
     def unknown_tokens(self, tokenizer: HuggingFaceTokenizer) -> UnknownTokens:

@@ -76,7 +76,8 @@ def prepare(trainer: Trainer) -> Trainer:
     resumes then equals one that never stopped.
 
     ValueError if its model has no objective of this package or overflows in the precision of its arguments, its process
-    sees several GPUs, its arguments have label smoothing, or as of :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
+    sees several GPUs, its arguments have label smoothing, or as of
+    :func:`~mlsm_plugin.huggingface.checked_parts.check_parts` and ``check_contrast``.
     """
     if not isinstance(trainer.model, PretrainingModel):
         raise ValueError(f"{type(trainer.model).__name__} has no objective of this package; use LatentSemanticModel.of")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from safetensors.torch import load_file
-from torch.utils.data import ConcatDataset, SequentialSampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset
 from transformers import AutoModelForMaskedLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from mlsm_plugin.core.files.hf_files import save_pretrained
@@ -85,11 +85,12 @@ def test_the_order_depends_on_the_seed_and_the_epoch_only() -> None:
 
 def test_another_order_stays(tmp_path: Path) -> None:
     trainer, _ = trainer_of(tmp_path)
-    assert isinstance(trainer._get_train_sampler(), EpochOrder)
-    sequential = SequentialSampler(range(3))
-    trainer._get_train_sampler = lambda *_: sequential  # type: ignore[method-assign]
+    assert isinstance(trainer.get_train_dataloader().batch_sampler.sampler, EpochOrder)
+    sequential = DataLoader(range(3))  # type: ignore[arg-type]
+    trainer.get_train_dataloader = lambda: sequential  # type: ignore[method-assign]
     order_by_epoch(trainer)
-    assert trainer._get_train_sampler() is sequential
+    assert trainer.get_train_dataloader() is sequential
+    assert isinstance(sequential.batch_sampler.sampler, SequentialSampler)
 
 
 @pytest.mark.parametrize("wrapped", [None, lambda data: ConcatDataset([Subset(data, range(len(data)))])])

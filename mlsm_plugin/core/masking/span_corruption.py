@@ -214,7 +214,8 @@ def _written(
     marked[begins] = marks[:spans]
     source = np.append(marked[kept], eos)
 
-    closes = closing or not noise[-1]
+    # without its last tokens, which are unknown, a span may end before the text, and leave no sentinel to say so
+    closes = (closing or not noise[-1]) and spans < len(marks)
     target = np.empty(int(lengths.sum()) + spans + closes + 1, np.int64)
     is_mark = np.zeros(len(target), bool)
     is_mark[np.cumsum(lengths) - lengths + np.arange(spans)] = True

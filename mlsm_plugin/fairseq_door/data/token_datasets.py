@@ -166,27 +166,28 @@ class MaskedCodesDataset(BaseWrapperDataset):
 
 
 class KnownTargetsDataset(BaseWrapperDataset):
-    """Inputs or targets with the masks of unknown tokens, and of special ones of the tokenizer's own list, taken back.
+    """Inputs or targets without the masks of special and unknown tokens; all other masks stay. Use :meth:`of`.
 
-    All other masks stay. Use :meth:`of`. ``values`` are the inputs or targets of each sample ``(T,)``; where the target
-    is one of the ids ``unlearned``, they become ``instead`` (None: the target).
+    Special are the tokens that begin and end a text, and those of the tokenizer's own list. ``values`` are the inputs
+    or targets of each sample ``(T,)``. Where the target is one of ``unmasked``, they become the ``instead``, or the
+    target, which is the original token, if that is None.
     """
 
-    def __init__(self, values: Any, targets: Any, *, unlearned: Tensor, instead: int | None) -> None:
+    def __init__(self, values: Any, targets: Any, *, unmasked: Tensor, instead: int | None) -> None:
         super().__init__(values)
-        self.targets, self.unlearned, self.instead = targets, unlearned, instead
+        self.targets, self.unmasked, self.instead = targets, unmasked, instead
 
     @classmethod
     def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
         """The dataset of inputs and that of targets."""
-        unlearned = torch.tensor([vocab.unk(), *own_special_symbols(vocab)])
-        kept_inputs = cls(inputs, targets, unlearned=unlearned, instead=None)
-        return kept_inputs, cls(targets, targets, unlearned=unlearned, instead=vocab.pad())
+        unmasked = torch.tensor([vocab.bos(), vocab.eos(), vocab.unk(), *own_special_symbols(vocab)])
+        kept_inputs = cls(inputs, targets, unmasked=unmasked, instead=None)
+        return kept_inputs, cls(targets, targets, unmasked=unmasked, instead=vocab.pad())
 
     def __getitem__(self, index: int) -> Tensor:
         values, targets = self.dataset[index], self.targets[index]
-        instead = targets if self.instead is None else torch.full_like(targets, self.instead)
-        return torch.where(torch.isin(targets, self.unlearned), instead, values)
+        original = targets if self.instead is None else torch.full_like(targets, self.instead)
+        return torch.where(torch.isin(targets, self.unmasked), original, values)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)

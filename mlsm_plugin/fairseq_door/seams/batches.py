@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, MaskTokensDataset, SortDataset
+from fairseq.data import BaseWrapperDataset, FairseqDataset, MaskTokensDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 
 from mlsm_plugin.core.masking.masked_share import samples_to_look_at
@@ -57,8 +57,23 @@ class WholeEpochsDataset(FairseqDataset):
         return [*batches, rest] if len(rest) else batches
 
 
-class SortedWholeEpochsDataset(WholeEpochsDataset, SortDataset):
-    """A ``SortDataset`` whose last batch is kept."""
+class SortedWholeEpochsDataset(WholeEpochsDataset, BaseWrapperDataset):
+    """Samples in batches of similar length, which are other ones in each epoch; the last batch is kept.
+
+    ``lengths`` ``(n,)`` are those of the samples; the order of samples of one length is random.
+    """
+
+    def __init__(self, dataset: FairseqDataset, lengths: np.ndarray) -> None:
+        super().__init__(dataset)
+        self.lengths = lengths
+
+    def ordered_indices(self) -> np.ndarray:
+        """The numbers of the samples in ascending length; fairseq seeds numpy by the epoch before the call."""
+        return np.lexsort([np.random.permutation(len(self)), self.lengths])
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return False  # a resumed run must not keep the batches of the first epoch
 
 
 def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Any]:

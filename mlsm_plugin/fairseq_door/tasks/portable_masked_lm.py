@@ -6,7 +6,6 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
-import numpy as np
 import torch
 from fairseq import utils
 from fairseq.criterions import masked_lm
@@ -18,7 +17,6 @@ from fairseq.data import (
     NumelDataset,
     NumSamplesDataset,
     RightPadDataset,
-    data_utils,
 )
 from fairseq.data.encoders.utils import get_whole_word_mask
 from fairseq.tasks import register_task
@@ -80,7 +78,8 @@ class PortableMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
 class PortableMaskedLMTask(OwnTask, MaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
 
-    Unknown tokens are never masked. With ``--mask-whole-words``, the tokens of long words are words.
+    Special and unknown tokens are never masked, and batches hold other samples in each epoch. With
+    ``--mask-whole-words``, the tokens of long words are words.
     """
 
     cfg: PortableMaskedLMConfig
@@ -101,9 +100,9 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
         self.set_batches(split, samples, *self.masked(samples, split))
 
     def masked(self, samples: Any, split: str) -> tuple[Any, Any]:
-        """The inputs and the targets of ``samples`` with the masks of ``masked_lm``.
+        """Inputs and targets of ``samples`` with masks as of ``masked_lm``, but none of special and unknown tokens.
 
-        No unknown token is masked, nor a special one of the tokenizer's own list.
+        The special ones of the tokenizer's own list are among them.
         """
         samples, dictionary = LRUCacheDataset(samples), self.source_dictionary
         words = self.word_beginnings() if self.cfg.mask_whole_words else None
@@ -169,10 +168,8 @@ class PortableMaskedLMTask(OwnTask, MaskedLMTask):
             "ntokens": NumelDataset(inputs, reduce=True),
             **more,
         }
-        with data_utils.numpy_seed(self.cfg.seed):
-            shuffle = np.random.permutation(len(samples))
         batches = NestedDictionaryDataset(entries, sizes=[samples.sizes])
-        self.datasets[split] = SortedWholeEpochsDataset(batches, sort_order=[shuffle, samples.sizes])
+        self.datasets[split] = SortedWholeEpochsDataset(batches, samples.sizes)
         counts = (self._counts(inputs[index], targets[index]) for index in samples_to_look_at(len(samples)))
         remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
         check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)

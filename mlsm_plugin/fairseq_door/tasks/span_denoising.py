@@ -136,6 +136,8 @@ class SpanDenoisingTask(OwnTask, FairseqTask):
         )
         path = split_path(self.cfg.data, split, epoch)
         blocks = self._blocks(split, load_split(path, self.dictionary, combine=combine))
+        lengths = [int(blocks.sizes[index]) for index in samples_to_look_at(len(blocks))]
+        self.noise.check_lengths(lengths, len(self.sentinels), split)
         dataset = SpanDenoisingDataset(blocks, corruption, shuffle=self.cfg.shuffle)
         batches = (dataset.collater([dataset[index]]) for index in samples_to_look_at(len(dataset)))
         counts = (self.masked_counts(batch) for batch in batches)

@@ -138,3 +138,14 @@ def test_model_with_too_few_positions_is_refused(tiny: TinyData) -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="--max-source-positions 30 is too few: --tokens-per-sample needs 48"):
         tasks.setup_task(cfg.task).build_model(cfg.model)
+
+
+def test_too_few_sentinels_for_the_texts_are_said(tiny: TinyData, caplog: pytest.LogCaptureFixture) -> None:
+    long = ("--tokens-per-sample", 512, "--max-source-positions", 512, "--max-target-positions", 512)
+    task_of(tiny, *long)
+    assert not [line for line in caplog.messages if "have a sentinel" in line]
+    task_of(tiny, *long, "--sentinels", 4)
+    (line,) = [line for line in caplog.messages if "of the noise spans of train have a sentinel; pass" in line]
+    assert line.startswith("only 0.1")
+    with pytest.raises(ValueError, match=r"^only 0\.0\d+ of the noise spans of train have a sentinel; pass more"):
+        task_of(tiny, *long, "--sentinels", 1)
