@@ -153,13 +153,14 @@ def check_same_kind(
 
 def _check_no_single_label(train: LabelledTexts, others: list[LabelledTexts]) -> None:
     """A header that stands in a file several times, as after ``cat``, is one text with one label, too."""
-    texts_of: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    texts_of: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for label, texts in zip(train.labels, train.texts, strict=True):
-        texts_of[label].add(texts)
+        texts_of[label].append(texts)
     for other in others:
         for label, texts in zip(other.labels[1:], other.texts[1:], strict=True):  # a first line may be a header
-            texts_of[label].add(texts)
-    single = {label for label, texts in texts_of.items() if len(texts) == 1}
+            texts_of[label].append(texts)
+    varied = any(len(set(rows)) > 1 for rows in texts_of.values())
+    single = {label for label, rows in texts_of.items() if len(rows) == 1 or (varied and len(set(rows)) == 1)}
     for index, label in enumerate(train.labels):
         if label in single:
             hint = "" if index or _is_json(train.path) else FIRST_LINE
