@@ -14,7 +14,6 @@ from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines, reading_as_trained
 
 logger = logging.getLogger(__name__)
-MASK = "<mask>"
 
 
 def save_pretrained(folder: PathLike, *parts: Any) -> None:
@@ -34,18 +33,23 @@ def check_saved(folder: Path, model: Any, tokenizer: HuggingFaceTokenizer, lines
     transformers = import_transformers()
     _check_weights(folder, model)
     written = transformers.AutoTokenizer.from_pretrained(folder)
-    symbols, masked = list(written.get_added_vocab()), 0
-    for line in (line for line in lines if not any(symbol in line for symbol in symbols)):
+    symbols = list(written.get_added_vocab())
+    plain = [line for line in lines if not any(symbol in line for symbol in symbols)]
+    for line in plain:
         if written(line, add_special_tokens=False)["input_ids"] != tokenizer.ids_of(line):
             raise ValueError(f"the tokenizer in {folder} gives other ids for {line!r} than that of the training")
-        for variant in masked_lines(line, MASK) if written.mask_token is not None and not masked else []:
-            found = written(variant.replace(MASK, written.mask_token), add_special_tokens=False)["input_ids"]
-            masked += found != tokenizer.ids_with_masks(variant, MASK)
-            if masked:
-                logger.warning(
-                    "the tokenizer of the model reads %r with other ids beside the mask than it was trained on", variant
-                )
-                break
+    if written.mask_token is not None:
+        _warn_of_masks(written, tokenizer, plain)
+
+
+def _warn_of_masks(written: Any, tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
+    """Log the first of the ``lines`` with masks that has other ids than in training."""
+    mask = written.mask_token
+    for variant in (variant for line in lines for variant in masked_lines(line, mask)):
+        if written(variant, add_special_tokens=False)["input_ids"] != tokenizer.ids_with_masks(variant, mask):
+            text = "the tokenizer of the model reads %r with other ids beside the mask than it was trained on"
+            logger.warning(text, variant)
+            return
 
 
 def _check_weights(folder: Path, model: Any) -> None:

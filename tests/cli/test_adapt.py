@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from mlsm_plugin.cli import adapt
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.huggingface import LatentSemanticModel, adaptation
 from tests.cli.coding_runs import start_mlsm
 from tests.conftest import failing_mlsm, made_once, mlsm
@@ -86,15 +89,68 @@ def test_cpu_is_for_learning_and_coding_too(start: Path, tmp_path: Path, monkeyp
     assert found == ["cpu"] * 3
 
 
+@pytest.mark.parametrize("objective", ["mlm", "mlsm", pytest.param("taco", marks=pytest.mark.slow)])
 def test_a_model_without_a_head_gets_a_new_one(
-    start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Capture
+    start: Path, tmp_path: Path, objective: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    headless = make_model("bert", start / "text.txt", tmp_path / "headless")
-    common = ("--text", start / "text.txt", "--max-length", LENGTH, "--updates", 1, *TRAINING, *THREADS)
-    mlsm("adapt", headless, "--output", tmp_path / "out", "--objective", "mlm", *common)
-    said = [message for message in caplog.messages if "a new one is initialized at random" in message]
-    assert len(said) == 1
-    AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
+    model = make_model("bert", start / "text.txt", tmp_path / "headless")
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for output in folders:
+        _, _, *options = words(start, output, "--updates", 2, objective=objective)
+        caplog.clear()
+        mlsm("adapt", model, *options)
+        said = [record.message for record in caplog.records if "has no masked-LM head" in record.message]
+        line = f"{model} has no masked-LM head; a new one is initialized at random, which this training trains"
+        assert said == ([] if objective == "mlsm" else [line])
+    weights = [load_file(output / "model" / "model.safetensors") for output in folders]
+    assert any(name.startswith("cls.") for name in weights[0]) == (objective != "mlsm")
+    assert all(torch.equal(values, weights[1][name]) for name, values in weights[0].items())
+
+
+@pytest.mark.parametrize("objective", ["mlsm", "npm", "distill-vectors"])
+def test_a_head_that_was_not_trained_is_not_written(
+    start: Path, tmp_path: Path, capsys: Capture, objective: str
+) -> None:
+    teacher = ("--teacher", start / "model") if objective == "distill-vectors" else ()
+    command = words(start, tmp_path / "out", "--updates", 2, *teacher, objective=objective)
+    mlsm(*command)
+    folder, pairs = tmp_path / "out" / "model", tmp_path / "pairs.jsonl"
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"] == ["BertModel"]
+    assert not [name for name in load_file(folder / "model.safetensors") if name.startswith("cls.")]
+    pairs.write_text('{"sentence_good": "a name", "sentence_bad": "name a"}\n', encoding="utf-8")
+    line = failing_mlsm(capsys, "evaluate", "pairs", "--checkpoint", folder, "--input", pairs)
+    assert "it was saved without a masked-LM head" in line
+
+
+def test_a_folder_with_another_model_is_refused_first(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    there = shutil.copytree(start / "model", tmp_path / "out" / "model")
+    before = {path.name: path.read_bytes() for path in there.iterdir()}
+    line = failing_mlsm(capsys, *words(start, tmp_path / "out", objective="mlm"))
+    assert f"{there} holds another model already (config.json); choose another --output" in line
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == before
+    assert not (tmp_path / "out" / "plan.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "deberta-v2"])
+def test_text_beside_masks_is_read_as_it_was_trained_on(start: Path, tmp_path: Path, kind: str) -> None:
+    model = make_model(kind, start / "text.txt", tmp_path / "model", kind=AutoModelForMaskedLM)
+    _, _, *options = words(start, tmp_path / "out", "--updates", 1, objective="mlm")
+    mlsm("adapt", model, *options)
+    own, written = HuggingFaceTokenizer(model), AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    for line in (start / "text.txt").read_text(encoding="utf-8").splitlines():
+        for variant in masked_lines(line, written.mask_token):
+            assert written(variant, add_special_tokens=False)["input_ids"] == own.ids_with_masks(
+                variant, written.mask_token
+            )
+
+
+def test_deberta_of_version_1_is_trained_in_float32(start: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = make_model("deberta", start / "text.txt", tmp_path / "model", kind=AutoModelForMaskedLM)
+    _, _, *options = words(start, tmp_path / "out", "--updates", 1, objective="mlsm+mlm")
+    line = failing_mlsm(capsys, "adapt", model, *options, "--bf16", "on")
+    assert "a model of type deberta overflows in bfloat16; pass --bf16 off" in line
+    mlsm("adapt", model, *options, "--bf16", "auto")
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

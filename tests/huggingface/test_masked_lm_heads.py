@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, load_masked_lm
+from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, LibraryEncoder, load_masked_lm
 from mlsm_plugin.huggingface.pretraining_model import head_of
 from tests.huggingface.tiny_corpus import tiny_bert
 from tests.tiny_hf_models import make_model
@@ -68,3 +69,42 @@ def test_a_deberta_of_its_authors_is_told_how_its_head_is_read(tmp_path: Path, t
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     with pytest.raises(ValueError, match=r'head in lm_predictions.lm_head, .*; set "legacy": false in its config.json'):
         load_masked_lm(folder)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "deberta", "deberta-v2"])
+def test_a_bias_that_version_4_wrote_by_one_name_is_read(tmp_path: Path, tiny: object, kind: str) -> None:
+    settings = {"tie_word_embeddings": False}
+    folder = make_model(kind, tiny.text, tmp_path / "model", kind=AutoModelForMaskedLM, **settings)  # type: ignore[attr-defined]
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith(".decoder.bias"))
+    del weights[name]
+    bias = torch.rand(len(weights[name.replace(".decoder.bias", ".bias")]))
+    weights[name.replace(".decoder.bias", ".bias")] = bias
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(head_of(load_masked_lm(folder)).bias, bias)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("new_head", "lines"), [("which is said", 1), ("", 0)])
+def test_a_new_head_is_made_where_there_is_none(
+    tmp_path: Path, tiny: object, new_head: str, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_model("roberta", tiny.text, tmp_path / "headless", kind=AutoModel)  # type: ignore[attr-defined]
+    model = load_masked_lm(folder, new_head=new_head)
+    assert float(head_of(model).transform(torch.ones(1, 32)).std()) > 0
+    assert [record.message for record in caplog.records] == [
+        f"{folder} has no masked-LM head; a new one is initialized at random, {new_head}"
+    ] * lines
+
+
+def test_half_precision_of_a_model_that_overflows_is_float32(
+    tmp_path: Path, tiny: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_model("deberta", tiny.text, tmp_path / "model", kind=AutoModel)  # type: ignore[attr-defined]
+    ids = torch.randint(5, 100, (2, 9))
+    found = [
+        LibraryEncoder(folder, layer=3, device="cpu", fp16=fp16).hidden_states(ids) for fp16 in (False, None, True)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    said = "a model of type deberta overflows in half precision; it is computed in float32"
+    assert [record.message for record in caplog.records] == [said]  # nobody asked for half precision with None

@@ -1,41 +1,72 @@
-"""A written folder is opened and compared with the trained model."""
+"""The folder of a trained model is opened again and compared."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm
-from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
-from mlsm_plugin.huggingface import MaskedLmModel
-from mlsm_plugin.huggingface.saved_folder import check_saved, save_pretrained
+from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
+from mlsm_plugin.huggingface import MaskedLmModel, SpanContrastiveModel, save_pretrained
+from mlsm_plugin.huggingface.saved_folder import check_saved
 from tests.tiny_hf_models import make_model
 from tests.tiny_models import TinyData
 
-LINES = ["The name is bound.", "A value is returned, or none."]
+LINES = ["The name is bound.", "A value, and another one."]
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_other_weights_and_ids_are_refused(kind: str, tiny: TinyData, tmp_path: Path) -> None:
-    start = make_model(kind, tiny.text, tmp_path / "start")
-    model = MaskedLmModel.of(load_masked_lm(start, new_head="for this test"))
-    save_pretrained(tmp_path / "out", model, load_fast_tokenizer(start))
-    check_saved(tmp_path / "out", model, HuggingFaceTokenizer(start), LINES)
-    other = make_model("modernbert", tiny.text, tmp_path / "other")
-    with pytest.raises(ValueError, match=r"gives other ids for .The name is bound\.. than that of the training"):
-        check_saved(tmp_path / "out", model, HuggingFaceTokenizer(other), LINES)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[7, 3] += 1
-    with pytest.raises(ValueError, match=r"holds another .*embeddings.* than the trained model"):
-        check_saved(tmp_path / "out", model, HuggingFaceTokenizer(start), LINES)
+def saved(kind: type, tiny: TinyData, root: Path, model_type: str = "xlm-roberta") -> tuple[Path, object]:
+    """A folder, and the model that was saved there; the tokenizer that it was trained with lies in ``model``."""
+    start = make_model(model_type, tiny.text, root / "model", kind=AutoModelForMaskedLM)
+    model = kind.from_pretrained(start)  # type: ignore[attr-defined]
+    save_pretrained(root / "out", model, AutoTokenizer.from_pretrained(start))
+    return root / "out", model
 
 
-def test_a_folder_without_a_head_is_compared_with_the_encoder(tiny: TinyData, tmp_path: Path) -> None:
-    start = make_model("bert", tiny.text, tmp_path / "start", kind=AutoModel)
-    with pytest.raises(ValueError, match="saved without a masked-LM head"):
-        load_masked_lm(start)
-    model = load_masked_lm(start, new_head="which learns with the text")
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+@pytest.mark.parametrize("kind", [MaskedLmModel, SpanContrastiveModel])
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "deberta-v2"])
+def test_what_was_saved_is_what_was_trained(
+    kind: type, model_type: str, tiny: TinyData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, model = saved(kind, tiny, tmp_path, model_type)
+    check_saved(folder, model, HuggingFaceTokenizer(tmp_path / "model"), LINES)
+    assert not caplog.records
+    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    assert architecture.endswith("ForMaskedLM") == (kind is MaskedLmModel)
+
+
+@pytest.mark.parametrize("kind", [MaskedLmModel, SpanContrastiveModel])
+def test_other_weights_are_named(kind: type, tiny: TinyData, tmp_path: Path) -> None:
+    folder, model = saved(kind, tiny, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layer.1.output.dense.bias"))
+    weights[name] += 1e-3
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"holds another {name} than the trained model"):
+        check_saved(folder, model, HuggingFaceTokenizer(tmp_path / "model"), LINES)
+
+
+def test_other_ids_are_named(tiny: TinyData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, model = saved(MaskedLmModel, tiny, tmp_path)
+    own = HuggingFaceTokenizer(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tmp_path / "model").save_pretrained(folder)  # marks what stands after a mask
+    check_saved(folder, model, own, LINES)
+    assert "reads 'The name <mask> bound.' with other ids beside the mask than it was trained on" in caplog.text
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"gives other ids for 'The name is bound\.' than that of the training"):
+        check_saved(folder, model, own, LINES)
+
+
+def test_a_trainers_checkpoint_keeps_the_head(tiny: TinyData, tmp_path: Path) -> None:
+    _, model = saved(SpanContrastiveModel, tiny, tmp_path)
+    model.save_pretrained(tmp_path / "checkpoint-3")  # type: ignore[attr-defined]
+    whole, alone = (load_file(tmp_path / name / "model.safetensors") for name in ("checkpoint-3", "out"))
+    assert any(name.startswith("lm_head.") for name in whole)
+    assert not any(name.startswith("lm_head.") for name in alone)
+    assert torch.equal(whole["roberta.embeddings.word_embeddings.weight"], alone["embeddings.word_embeddings.weight"])

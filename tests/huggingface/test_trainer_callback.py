@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, Subset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import DebertaConfig, DebertaForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.text.hf_tokenizer import vocabulary_fingerprint
@@ -123,6 +123,16 @@ def test_several_gpus_of_one_process_are_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(TrainingArguments, "n_gpu", 3)
     with pytest.raises(ValueError, match="this process sees 3 GPUs; start one for each with torchrun"):
         prepare(trainer)
+
+
+def test_half_precision_of_a_model_that_overflows_is_refused(tmp_path: Path) -> None:
+    config = DebertaConfig(vocab_size=65, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    model = MaskedLmModel.of(DebertaForMaskedLM(config))
+    arguments = TrainingArguments(str(tmp_path), bf16=True, use_cpu=True, report_to=[])
+    with pytest.raises(
+        ValueError, match="of type deberta overflows in half precision; train it with bf16 and fp16 False"
+    ):
+        prepare(Trainer(model, arguments))
 
 
 def test_label_smoothing_is_refused(tmp_path: Path) -> None:

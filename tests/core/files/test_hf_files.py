@@ -7,8 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from mlsm_plugin.core.files.hf_files import LATENT_HEAD, first_line, hf_folder, import_transformers, is_hf, weight_files
+from mlsm_plugin.core.files.hf_files import (
+    LATENT_HEAD,
+    first_line,
+    hf_folder,
+    import_transformers,
+    is_hf,
+    other_name_of_bias,
+    portable_weights,
+    weight_files,
+)
 
 
 def test_the_prefix_tells_the_names_of_the_library() -> None:
@@ -125,3 +135,27 @@ def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
 def test_errors_are_cut_to_one_line() -> None:
     assert first_line(OSError("\n first\nsecond")) == "first"
     assert first_line(RuntimeError()) == "RuntimeError"
+
+
+@pytest.mark.parametrize("front", ["cls.predictions", "lm_head"])
+def test_both_names_of_a_bias_have_the_value_that_counts(front: str) -> None:
+    trained, other = torch.arange(4.0), torch.zeros(4)
+    found = portable_weights({f"{front}.bias": other, f"{front}.decoder.bias": trained})
+    assert found.keys() == {f"{front}.bias", f"{front}.decoder.bias"}
+    assert all(torch.equal(values, trained) for values in found.values())
+    assert (
+        len({values.data_ptr() for values in found.values()}) == 2
+    )  # the library leaves out a tensor that it has seen
+    assert other_name_of_bias(f"{front}.decoder.bias") == f"{front}.bias"
+    assert other_name_of_bias("decoder.bias") == "decoder.bias"  # of ModernBERT, which has only this name
+
+
+def test_the_new_head_of_a_deberta_gets_the_names_of_the_legacy_one() -> None:
+    parts = ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+    weights = {f"lm_predictions.lm_head.{part}": torch.rand(3) for part in parts}
+    bias = torch.rand(5)
+    found = portable_weights({**weights, "lm_predictions.lm_head.bias": bias, "deberta.x": torch.ones(1)})
+    names = {f"cls.predictions.transform.{part}" for part in parts}
+    assert found.keys() == {*names, "cls.predictions.bias", "cls.predictions.decoder.bias", "deberta.x"}
+    assert torch.equal(found["cls.predictions.transform.dense.bias"], weights["lm_predictions.lm_head.dense.bias"])
+    assert torch.equal(found["cls.predictions.bias"], bias)
