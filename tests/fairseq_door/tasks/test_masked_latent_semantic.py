@@ -14,7 +14,6 @@ from fairseq import tasks
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks.masked_lm import MaskedLMTask
 from torch.utils.data import DataLoader
 
 from mlsm_plugin.core.masking.word_boundaries import LONGEST_WORD
@@ -24,39 +23,29 @@ from mlsm_plugin.fairseq_door.data.token_datasets import TokenPositionsDataset
 from mlsm_plugin.fairseq_door.seams.binarized_files import combined_splits
 from mlsm_plugin.fairseq_door.tasks import masked_latent_semantic
 from tests.conftest import mlsm
+from tests.fairseq_door.stock_batches import known_masks, original_of, samples_of, stock_batches
 from tests.tiny_run import batches, training_config
 
-PAD, UNK = 1, 3
+UNK = 3
 
 
-def stock_batches(data, *flags, sentencepiece_model=None, **arguments):
-    """The batches of fairseq's own masked_lm."""
-    cfg = training_config(data, *flags, task="masked_lm", criterion="masked_lm")
-    task = tasks.setup_task(cfg.task)
-    assert type(task) is MaskedLMTask
-    if sentencepiece_model:  # stock masked_lm reads options that nothing gives it
-        from argparse import Namespace
-
-        task.args = Namespace(bpe="sentencepiece", sentencepiece_model=str(sentencepiece_model))
-    return batches(cfg, task=task, **arguments)
-
-
-def assert_equal_batches(ours, stock, compared=lambda tokens: torch.ones(len(tokens), dtype=torch.bool)):
-    """Compare with stock batches, in which unknown tokens are masked too; ``compared`` chooses rows by their text."""
-    assert len(ours) == len(stock) > 3
+def assert_same_samples(ours, stock, compared=lambda text: True):
+    """Compare with stock samples without masks of special and unknown tokens; ``compared`` chooses by their text."""
+    found, expected = samples_of(ours), samples_of(stock)
     number = 0
-    for one, other in zip(ours, stock, strict=True):
-        assert set(one) == set(other) | {"codes", "masked_sizes"}
-        assert set(one["net_input"]) == set(other["net_input"]) | {"has_padding"}
-        assert torch.equal(one["net_input"]["src_lengths"], other["net_input"]["src_lengths"])
-        tokens, target = other["net_input"]["src_tokens"], other["target"]
-        rows, unknown = compared(torch.where(target != PAD, target, tokens)), target == UNK
-        assert torch.equal(one["net_input"]["src_tokens"][rows], tokens.masked_fill(unknown, UNK)[rows])
-        assert torch.equal(one["target"][rows], target.masked_fill(unknown, PAD)[rows])
-        assert torch.equal(one["id"], other["id"])
-        number += int(rows.sum())
-        assert (one["nsentences"], one["ntokens"]) == (other["nsentences"], other["ntokens"])
+    assert found.keys() == expected.keys()
+    for index, sample in found.items():
+        stock_sample = expected[index]
+        assert torch.equal(original_of(sample), original_of(stock_sample))
+        if compared(original_of(stock_sample)):
+            assert all(torch.equal(*pair) for pair in zip(sample, known_masks(stock_sample), strict=True))
+            number += 1
     assert number > 20
+    shapes = [sorted(batch["target"].shape for batch in part) for part in (ours, stock)]
+    assert shapes[0] == shapes[1]  # as little padding
+    for batch in ours:
+        assert set(batch) == set(stock[0]) | {"codes", "masked_sizes"}
+        assert set(batch["net_input"]) == set(stock[0]["net_input"]) | {"has_padding"}
 
 
 def dense(codes, n_atoms):
@@ -72,8 +61,8 @@ def assert_codes_by_position(batch, codes, pad, block):
     masked = batch["target"].ne(pad)
     sample, place = masked.nonzero(as_tuple=True)
     positions = batch["id"][sample] * block + place - 1
-    expected = codes[positions.clamp(min=0).numpy()].toarray()
-    expected[(place == 0).numpy()] = 0  # a masked BOS
+    assert not bool((place == 0).any())  # BOS
+    expected = codes[positions.numpy()].toarray()
     np.testing.assert_array_equal(dense(batch["codes"], codes.shape[1]), expected)
 
 
@@ -93,9 +82,9 @@ FLAGS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_tokens_masks_targets_and_order_are_those_of_masked_lm(pipeline, flags, epoch):
+def test_tokens_masks_and_targets_are_those_of_masked_lm(pipeline, flags, epoch):
     ours = batches(training_config(pipeline.data_bin, *flags), "valid", epoch=epoch)
-    assert_equal_batches(ours, stock_batches(pipeline.data_bin, *flags, split="valid", epoch=epoch))
+    assert_same_samples(ours, stock_batches(pipeline.data_bin, *flags, split="valid", epoch=epoch))
 
 
 def test_positions_are_counted_while_the_split_is_mapped(pipeline, monkeypatch):
@@ -134,15 +123,15 @@ def test_whole_words_are_masked_with_the_tokenizer_of_the_data(pipeline):
     symbols = enumerate(dictionary.symbols)
     begins = torch.tensor([index < dictionary.nspecial or symbol.startswith("\u2581") for index, symbol in symbols])
 
-    def without_long_words(texts):
-        ends = [torch.cat([begins[text].nonzero()[:, 0], torch.tensor([len(text)])]) for text in texts]
-        return torch.tensor([int(one.diff().max()) <= LONGEST_WORD for one in ends])
+    def without_long_words(text):
+        ends = torch.cat([begins[text].nonzero()[:, 0], torch.tensor([len(text)])])
+        return int(ends.diff().max()) <= LONGEST_WORD
 
-    assert_equal_batches(ours, stock, without_long_words)
+    assert_same_samples(ours, stock, without_long_words)
     for batch in ours:
         for tokens, target in zip(batch["net_input"]["src_tokens"], batch["target"], strict=True):
             original = torch.where(target.ne(pad), target, tokens)
-            for place in range(2, len(original)) if without_long_words([original]) else ():
+            for place in range(2, len(original)) if without_long_words(original) else ():
                 if not begins[original[place]] and original[place - 1] != UNK:
                     # a piece inside a word is masked if and only if the piece before it is
                     assert target[place].ne(pad) == target[place - 1].ne(pad)
@@ -218,7 +207,7 @@ def test_combined_splits_are_read_as_one_with_their_codes(pipeline, tmp_path):
     cfg = training_config(tmp_path, *flags)
     task = tasks.setup_task(cfg.task)
     ours = batches(cfg, combine=True, task=task)
-    assert_equal_batches(ours, stock_batches(tmp_path, *flags, combine=True))
+    assert_same_samples(ours, stock_batches(tmp_path, *flags, combine=True))
     stores = [CodeStore(tmp_path / f"{part}.codes") for part in ("train", "train1")]
     codes = sp.vstack([store.rows(0, len(store)) for store in stores], format="csr")
     seen = set()
