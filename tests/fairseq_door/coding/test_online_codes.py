@@ -53,7 +53,7 @@ def rows_with_a_tie_for_the_last_atom(ours: torch.Tensor, stored: torch.Tensor) 
 def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[object, ...]) -> None:
     top = 3 if "--latent-top" in flags else None
     online = online_codes(pipeline, latent_top=top)
-    compared = empty = ties = 0
+    compared = ties = 0
     for batch in batches(training_config(pipeline.data_bin, *flags), "valid"):
         if batch["net_input"]["src_tokens"].size(1) > 64:  # training drops it, coding cuts it
             continue
@@ -74,9 +74,7 @@ def test_online_targets_are_the_stored_ones(pipeline: Pipeline, flags: tuple[obj
         assert ((stored < 0.01) | (ours > 0)).all()
         assert ((ours < 0.01) | (stored > 0)).all()
         compared += int((stored.sum(dim=1) > 0).sum())
-        empty += int((stored.sum(dim=1) == 0).sum())
     assert compared > 300
-    assert empty > 5  # masked BOS and EOS
     assert ties <= 3
 
 
