@@ -29,6 +29,12 @@ VERSIONS = ("4.48.0", "4.51.3")
 NEEDED = ("huggingface_hub==0.30.2", "tokenizers==0.21.1")
 OF_HUB = ("requests", "urllib3", "idna", "certifi", "charset_normalizer")
 ADAPTING = ("--objective", "mlm", "--max-length", 32, "--updates", 3, "--batch-size", 4, "--learning-rate", 0.05)
+UNTIED = {"tie_word_embeddings": False}
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in ("bert", "roberta", "xlm-roberta", "modernbert", "deberta-v2")},
+    **{f"{kind}-untied": (kind, UNTIED) for kind in ("bert", "mpnet", "deberta", "deberta-v2")},
+    "deberta-v2-other-head": ("deberta-v2", {"legacy": False}),
+}
 ON_CPU = ("--bf16", "off", "--cpu", "--threads", 1)
 
 
@@ -80,11 +86,10 @@ def folders(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
     }
     for name, checkpoint in checkpoints.items():
         mlsm("convert", checkpoint, root / name, "--text", tiny.text, "--lines", 20)
-    adapted = ("bert", "roberta", "modernbert", "deberta-v2")
-    for kind in adapted:
-        start = make_model(kind, tiny.text, root / f"{kind}-start", kind=AutoModelForMaskedLM)
-        mlsm("adapt", start, "--text", tiny.text, "--output", root / f"{kind}-out", *ADAPTING, *ON_CPU)
-    return [*(root / name for name in checkpoints), *(root / f"{kind}-out" / "model" for kind in adapted)]
+    for name, (kind, settings) in ADAPTED.items():
+        start = make_model(kind, tiny.text, root / f"{name}-start", kind=AutoModelForMaskedLM, **settings)
+        mlsm("adapt", start, "--text", tiny.text, "--output", root / f"{name}-out", *ADAPTING, *ON_CPU)
+    return [*(root / name for name in checkpoints), *(root / f"{name}-out" / "model" for name in ADAPTED)]
 
 
 def in_version(library: Path, *words: object) -> None:
