@@ -86,7 +86,7 @@ def test_parametric_scores_are_those_of_the_masked_lm_head(pipeline: Pipeline) -
     probability = logits.softmax(dim=-1)
     scores = [sum(float(probability[word_ids(model, word)[0]]) for word in group) for group in words.values()]
     found = ParametricClassifier(model, words).probabilities(TEXT)
-    assert found.tolist() == pytest.approx((np.array(scores) / sum(scores)).tolist(), rel=1e-4)
+    assert found.tolist() == pytest.approx((np.array(scores) / sum(scores)).tolist(), rel=5e-4)
     long_text = "the value of it " * 60 + "It was <mask>."
     assert float(ParametricClassifier(model, VERBALIZER).probabilities(long_text).sum()) == pytest.approx(1)
 
