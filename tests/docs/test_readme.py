@@ -44,7 +44,7 @@ def pipeline_commands() -> list[str]:
 def smaller(command: str) -> str:
     for large, small in SMALLER.items():
         command = command.replace(large, small)
-    tiny = " ".join([*TINY_MODEL, *TINY_TRAINING, "--max-update", "2", "--save-dir", "model"])
+    tiny = " ".join([*TINY_MODEL, *TINY_TRAINING, "--mlm-weight", "1", "--max-update", "2", "--save-dir", "model"])
     return command.replace("latent_semantic_kl ...", f"latent_semantic_kl {tiny}")
 
 
