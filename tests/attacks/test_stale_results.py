@@ -44,7 +44,8 @@ def more_text(path: Path) -> None:
 def finetune(own: TinyData, output: Path) -> Words:
     train = own.text.parent / "train.tsv"
     if not train.exists():
-        train.write_text("a\tThe name is bound.\nb\tNames are bound.\n" * 4, encoding="utf-8")
+        rows = "a\tThe name is bound.\nb\tNames are bound.\na\tA name is used.\nb\tNames are used.\n"
+        train.write_text(rows * 2, encoding="utf-8")
         shutil.copyfile(train, train.with_name("valid.tsv"))
     files = ("--train", train, "--valid", train.with_name("valid.tsv"))
     return ("finetune", "--checkpoint", own.model, *files, "--output", output, "--max-epoch", 1, "--cpu")
