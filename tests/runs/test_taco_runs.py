@@ -51,16 +51,15 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "fp16": (data, root, *unsaved, "--memory-efficient-fp16"),
         "weight 2": (data, root, *unsaved, "--contrastive-weight", 2, "--contrastive-anchors", "masked"),
         "warm": (data, root, *unsaved, *auxiliary),
-        "one sequence": (data, root, *unsaved, "--batch-size", 1, "--disable-validation"),
         "unused": (data, root, *unsaved, *compared, "--contrastive-weight", 0),
-        "stock": (data, root, *unsaved, *compared),
+        "plain": (data, root, *unsaved, *compared),
         "whole": (data, root, "--max-update", 6, "--no-save"),
         "longer": (data, root, "--max-update", 60, "--lr", "5e-3", "--no-save", "--disable-validation"),
     }
     calls = {
         name: partial(
             *(fairseq_train, *words[:2], "--arch", "taco_small", *words[2:]),
-            task="masked_lm" if name == "stock" else "taco",
+            task="plain_masked_lm" if name == "plain" else "taco",
         )
         for name, words in flags.items()
     }
@@ -96,23 +95,16 @@ def test_half_precision_run_starts_as_float32_does(runs: dict[str, Future[Run]])
 
 
 def test_without_weight_it_trains_as_masked_lm_and_logs_the_contrastive_metrics(runs: dict[str, Future[Run]]) -> None:
-    ours, stock = runs["unused"].result(), runs["stock"].result()
-    assert len(logged(stock, "loss")) == 4
+    ours, plain = runs["unused"].result(), runs["plain"].result()
+    assert len(logged(plain, "loss")) == 4
     for name, where in (("loss", "train_inner"), ("gnorm", "train_inner"), ("loss", "valid")):
-        assert logged(ours, name, where=where) == logged(stock, name, where=where)
+        assert logged(ours, name, where=where) == logged(plain, name, where=where)
     assert float(logged(ours, "contrastive_loss")[0]) > 1
 
 
 def test_masked_lm_checkpoint_is_continued(runs: dict[str, Future[Run]]) -> None:
     cold, warm = runs["trained"].result(), runs["warm"].result()
     assert float(logged(warm, "mlm_loss")[0]) < float(logged(cold, "mlm_loss")[0]) - 0.3
-
-
-def test_batches_of_one_sequence_train_the_masked_lm_and_warn_once(runs: dict[str, Future[Run]]) -> None:
-    run = runs["one sequence"].result()
-    assert [float(value) for value in logged(run, "contrastive_loss")] == [0] * 4
-    assert all(float(norm) > 0 for norm in logged(run, "gnorm"))
-    assert text_of(run).count("only one sequence with text") == 1
 
 
 def test_run_that_is_stopped_and_resumes_equals_one_without_a_break(

@@ -81,9 +81,10 @@ def test_tokenizer_is_copied_to_checkpoints_unless_nothing_is_saved(
 @pytest.mark.parametrize("name", SOME_FAST)
 def test_state_of_a_task_names_the_vocabulary(pipeline: Pipeline, others: dict[str, Path], name: str) -> None:
     state = begun(task_of(name, pipeline.data_bin, "--no-save")).state_dict()
-    assert state == begun(task_of("plain_masked_lm", pipeline.data_bin, "--no-save")).state_dict()
+    plain = begun(task_of("plain_masked_lm", pipeline.data_bin, "--no-save")).state_dict()
+    assert plain.items() <= state.items()  # that of MLSM has its codes, too
     for folder in others.values():
-        other = begun(task_of(name, folder, "--no-save"))
+        other = begun(task_of("plain_masked_lm", folder, "--no-save"))
         assert other.state_dict()[VOCABULARY] != state[VOCABULARY]
         with pytest.raises(ValueError, match="was trained with another vocabulary"):
             other.load_state_dict(state)
