@@ -9,7 +9,8 @@ import os
 import time
 from pathlib import Path
 
-SPINS = "1000"  # a few microseconds; libgomp's own number is some milliseconds
+# Less costs time on an idle machine, more costs it beside a busy core (docs/speed.md); libgomp's own number is 300,000.
+SPINS = "4000"
 CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # environment variables with which a user decides
 STATISTICS = Path("/proc/stat")
 SECONDS_TO_LOOK = 0.2
