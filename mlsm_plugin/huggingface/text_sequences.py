@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, hf_folder
@@ -81,45 +82,53 @@ def write_text_sequences(
     length = default_max_length(tokenizer) if max_length is None else max_length
     check_max_length(length)
     KnownText(max_unk_rate=max_unk_rate)  # raises if it is no share
-    found = HuggingFaceTokenizer(tokenizer)
-    room = length - len(found.surrounded([]))
-    plan = {
-        "tokenizer": found.vocabulary_fingerprint,
-        "segmentation": hashlib.sha256(found.backend.to_str().encode()).hexdigest(),
-        "texts": sha256_of_files(*texts),
-        "max_length": length,
-    }
-    if apart:
-        plan["apart"] = True
-    if (found.before, found.after) != ([found.begin_id], [found.end_id]):
-        plan["around"] = [found.before, found.after]
+    reader = HuggingFaceTokenizer(tokenizer)
+    room = length - len(reader.surrounded([]))
+    plan = _plan(reader, texts, max_length=length, apart=apart)
     advice = "Pass --overwrite to replace it, or choose another --output"
     folder = PlannedFolder(output, plan, plan_file=None, advice=advice)
     if folder.directory.exists() and not folder.directory.is_dir():
         raise ValueError(f"{output} is a file; name a folder for the sequences")
     # a kill can leave one of the files alone
     if not overwrite and folder.is_complete() and all(Path(output, name).exists() for name in (IDS_FILE, STARTS_FILE)):
-        there = TokenSequences(output)
-        if there.about.get("max_unk_rate", 1) > max_unk_rate:
-            there.unknown_tokens(found).check(str(output), max_unk_rate)
-        return there, False
+        written = TokenSequences(output)
+        if written.about.get("max_unk_rate", 1) > max_unk_rate:
+            written.unknown_tokens(reader).check(str(output), max_unk_rate)
+        return written, False
     unknown = UnknownTokens()
 
     def known_lines() -> Iterator[list[int] | None]:
         lines = read_text(texts, progress.update)
         if apart:
-            cut = ids_of_lines((one for line in lines if line for one in (line, "")), found, unknown)
+            cut = ids_of_lines((part for line in lines if line for part in (line, "")), reader, unknown)
             yield from (None if ids is None else ids[:room] for ids in cut)
         else:
-            yield from ids_of_lines(lines, found, unknown)
+            yield from ids_of_lines(lines, reader, unknown)
         unknown.check("the text", max_unk_rate)  # before the folder appears
 
     with progress_bar("tokenizing", size, show=True) as progress:
-        sequences = packed(known_lines(), max_length=length, begin=found.before, end=found.after)
+        sequences = packed(known_lines(), max_length=length, begin=reader.before, end=reader.after)
         written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
     if unknown.unknown:
         logger.warning("%s; nothing is learned about them", unknown.describe("the text"))
     return written, True
+
+
+def _plan(
+    tokenizer: HuggingFaceTokenizer, texts: Sequence[PathLike], *, max_length: int, apart: bool
+) -> dict[str, Any]:
+    """What decides the sequences of :func:`write_text_sequences`, as JSON."""
+    plan: dict[str, Any] = {
+        "tokenizer": tokenizer.vocabulary_fingerprint,
+        "segmentation": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
+        "texts": sha256_of_files(*texts),
+        "max_length": max_length,
+    }
+    if apart:
+        plan["apart"] = True
+    if (tokenizer.before, tokenizer.after) != ([tokenizer.begin_id], [tokenizer.end_id]):
+        plan["around"] = [tokenizer.before, tokenizer.after]
+    return plan
 
 
 def check_max_length(max_length: int) -> None:

@@ -66,7 +66,9 @@ def test_a_path_need_not_be_text(tiny: TinyData, tmp_path: Path) -> None:
     text = tmp_path / f"text{BYTE}.txt"
     text.write_bytes(tiny.text.read_bytes())
     both = ("--train", text, "--valid", text)
-    mlsm("binarize", "--tokenizer", tiny.tokenizer, *both, "--output", tmp_path / f"data{BYTE}", "--workers", 1)
+    data_bin = tmp_path / f"data{BYTE}"
+    mlsm("binarize", "--tokenizer", tiny.tokenizer, *both, "--output", data_bin, "--workers", 1)
+    assert (data_bin / "train.bin").read_bytes() == (tiny.data_bin / "train.bin").read_bytes()
 
 
 @pytest.mark.parametrize("content", ["the name".encode("utf-16-le"), b"<html><body>the name</body></html>\n"])

@@ -39,11 +39,13 @@ def usable_cores() -> int:
 def cores_busy_with_others(seconds: float = SECONDS_TO_LOOK) -> float:
     """How many of the usable cores other processes keep busy, on average; 0 where Linux does not say."""
     before = _seconds_of_cores()
-    own, begin = time.process_time(), time.perf_counter()
+    used_before = time.process_time()
+    begin = time.perf_counter()
     time.sleep(seconds)
-    own, passed = time.process_time() - own, time.perf_counter() - begin
+    used_here = time.process_time() - used_before
+    passed = time.perf_counter() - begin
     used = sum(after - earlier for after, earlier in zip(_seconds_of_cores(), before, strict=True))
-    return max(0.0, (used - own) / passed)
+    return max(0.0, (used - used_here) / passed)
 
 
 def _usable() -> set[int]:

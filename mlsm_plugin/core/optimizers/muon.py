@@ -58,17 +58,12 @@ class BlockMuon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all matrices that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all matrices that have a gradient; there is no ``closure``."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is not None:
                     self._update(matrix, matrix.grad, group)
-        return loss
 
     def _update(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[matrix]
