@@ -33,7 +33,7 @@ from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer, load_fast_tokenizer
-from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.core.text.text_files import read_text, warn_of_the_same_text
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.huggingface.coding import encode_sequences, learn_from_sequences
 from mlsm_plugin.huggingface.collators import (
@@ -299,6 +299,7 @@ class _Run:
         fewest = 2 if self.settings.objective == "npm" else 1  # npm finds spans in other sequences
         text = self._sequences(self.settings.texts, "tokens", overwrite)
         if self.settings.valid_texts:
+            warn_of_the_same_text(self.settings.texts, self.settings.valid_texts)
             train, valid = text, self._sequences(self.settings.valid_texts, "valid", overwrite)
         else:
             held_out = min(max(fewest, math.ceil(HELD_OUT * len(text))), MOST_HELD_OUT)

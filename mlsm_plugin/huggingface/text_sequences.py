@@ -96,12 +96,16 @@ def write_text_sequences(
             written.unknown_tokens(reader).check(str(output), max_unk_rate)
         return written, False
     unknown = UnknownTokens()
+    cut = 0
 
     def known_lines() -> Iterator[list[int] | None]:
+        nonlocal cut
         lines = read_text(texts, progress.update)
         if apart:
-            cut = ids_of_lines((part for line in lines if line for part in (line, "")), reader, unknown)
-            yield from (None if ids is None else ids[:room] for ids in cut)
+            parts = ids_of_lines((part for line in lines if line for part in (line, "")), reader, unknown)
+            for ids in parts:
+                cut += ids is not None and len(ids) > room
+                yield None if ids is None else ids[:room]
         else:
             yield from ids_of_lines(lines, reader, unknown)
         unknown.check("the text", max_unk_rate)  # before the folder appears
@@ -109,6 +113,8 @@ def write_text_sequences(
     with progress_bar("tokenizing", size, show=True) as progress:
         sequences = packed(known_lines(), max_length=length, begin=reader.before, end=reader.after)
         written = TokenSequences.write(output, sequences, about={**plan, "max_unk_rate": max_unk_rate})
+    if cut:
+        logger.warning("%d of %d lines are longer than %d ids, and are cut", cut, len(written), length)
     if unknown.unknown:
         logger.warning("%s; nothing is learned about them", unknown.describe("the text"))
     return written, True

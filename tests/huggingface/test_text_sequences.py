@@ -89,3 +89,14 @@ def test_default_length_is_what_the_model_takes(made: CodedModel, tmp_path: Path
     assert default_max_length(made.model) == 70
     make_tokenizer("word_piece", made.text, tmp_path / "tokenizer")
     assert default_max_length(tmp_path / "tokenizer") == 512
+
+
+def test_lines_that_are_cut_are_counted(
+    english_text: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tokenizer("word_piece", english_text[1], tmp_path / "tokenizer")
+    text = tmp_path / "text.txt"
+    text.write_text("the name\n\nthe value of the name of the value\nname\n", encoding="utf-8")
+    sequences, _ = write_text_sequences([text], tmp_path / "tokenizer", tmp_path / "out", max_length=5, apart=True)
+    assert [len(ids) for ids in sequences] == [4, 5, 3]
+    assert caplog.messages == ["1 of 3 lines are longer than 5 ids, and are cut"]

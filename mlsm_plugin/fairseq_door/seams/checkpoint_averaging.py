@@ -16,6 +16,7 @@ from mlsm_plugin.fairseq_door.seams import checkpoint_states
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import architecture_options, check_configuration, read_contents
 from mlsm_plugin.fairseq_door.seams.checkpoint_states import save_whole, updates_of, weights_in
 from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
+from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
 from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
 
 
@@ -87,9 +88,24 @@ def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: d
     remedy = "pass checkpoints of one stage of one run, or a smaller --last"
     if f"{ATOM_PROJECTION}weight" in shapes and len(dictionaries) > 1:
         raise ValueError(f"{both}: their latent heads predict codes over different dictionaries; {remedy}")
-    configs = (checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, wanted))
+    configs = [checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, wanted)]
+    beginnings = [_beginning(config) for config in configs]
+    if beginnings[0] != beginnings[1]:
+        raise ValueError(
+            f"{both}: they began with other weights ({beginnings[0]}; {beginnings[1]}), so that their mean is no "
+            f"model; {remedy}"
+        )
     if len(untrained := {why_untrained(config) for config in configs}) > 1:
         raise ValueError(f"{both}: of only one of them, {next(filter(None, untrained))}; {remedy}")
+
+
+def _beginning(config: Any) -> str:
+    """The weights with which a run began: those of a checkpoint, or those that the seed gives."""
+    checkpoint = config.get("checkpoint") or {}
+    start = checkpoint.get("finetune_from_model")
+    if not start and checkpoint.get("restore_file") not in (None, "", LAST):
+        start = checkpoint.get("restore_file")
+    return str(start) if start else f"those of --seed {(config.get('common') or {}).get('seed')}"
 
 
 def _differing(one: Path, other: Path) -> list[str]:

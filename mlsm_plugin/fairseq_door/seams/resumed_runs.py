@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file
 PATIENCE = "patience"  # key in the extra_state of a checkpoint
 ANOTHER_FOLDER = "make the data with the files beside the checkpoint, or pass another --save-dir to start anew"
+# options that decide which samples are in a batch, by the group of their configuration
+BATCHES = {
+    "dataset": ("batch_size", "max_tokens", "required_batch_size_multiple"),
+    "task": ("tokens_per_sample", "sample_break_mode"),
+}
 COUNTERS = ("best", "num_runs")  # attributes of fairseq's function should_stop_early
 
 
@@ -156,7 +161,10 @@ def _resuming(original: Any) -> Any:
         start = last if cfg.restore_file == LAST else Path(cfg.restore_file)
         if cfg.restore_file == LAST and not resumes:
             start = Path(getattr(cfg, "continue_once", None) or cfg.finetune_from_model or last)
-        saved = (read_contents(start).get("task_state") or {}) if start.is_file() else {}
+        contents = read_contents(start) if start.is_file() else {}
+        saved = contents.get("task_state") or {}
+        if resumes and not cfg.reset_dataloader:
+            check_same_batches(contents, trainer.cfg)
         if start.is_file() and hasattr(trainer.task, "check_starts_from"):
             trainer.task.check_starts_from(start, saved)
         own_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
@@ -183,6 +191,25 @@ def _resuming(original: Any) -> Any:
 
     load_checkpoint.resumes = True  # type: ignore[attr-defined]
     return load_checkpoint
+
+
+def check_same_batches(contents: dict[str, Any], cfg: Any) -> None:
+    """Raise ValueError if a run was stopped within an epoch, and ``cfg`` would cut that into other batches.
+
+    fairseq keeps the number of batches, and not the place in the text. ``contents`` are those of the checkpoint.
+    """
+    place = ((contents.get("extra_state") or {}).get("train_iterator") or {}).get("iterations_in_epoch", 0)
+    saved = contents.get("cfg") or {}
+    for group, names in BATCHES.items():
+        before, now = saved.get(group) or {}, cfg[group]
+        for name in names:
+            if place and name in before and name in now and before[name] != now[name]:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag} is {now[name]}, and the run was stopped within an epoch with {before[name]}, so that its "
+                    f"place in the text is not known; pass {flag} {before[name]}, or --reset-dataloader to begin with "
+                    "the first epoch"
+                )
 
 
 def _data_folder(task: Any) -> str | None:

@@ -178,3 +178,20 @@ def test_what_does_not_belong_together_is_refused(three: list[Path], tiny: TinyD
     assert "their vocabularies differ" in refused(first, moved / last.name)
     shutil.copy(moved / "dict.txt", output.parent)
     assert "beside" in refused(first, last)
+
+
+def test_runs_that_began_with_other_weights_have_no_mean(tiny: TinyData, tmp_path: Path) -> None:
+    first, other = (
+        save_untrained(tiny.data_bin, tmp_path / str(seed), *SIZES, "--seed", seed, **MASKED_LM) for seed in (1, 2)
+    )
+    said = (
+        r"they began with other weights \(those of --seed 1; those of --seed 2\), so that their mean is no model"
+    )
+    with pytest.raises(ValueError, match=said):
+        average_checkpoints([first, other], tmp_path / "mean.pt")
+    start = ("--finetune-from-model", tiny.model)
+    first, other = (
+        save_untrained(tiny.data_bin, tmp_path / f"tuned-{seed}", *SIZES, *start, "--seed", seed, **MASKED_LM)
+        for seed in (1, 2)
+    )
+    average_checkpoints([first, other], tmp_path / "mean.pt")

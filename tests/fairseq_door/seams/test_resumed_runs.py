@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from fairseq.file_io import PathManager
 from mlsm_plugin.fairseq_door.seams.checkpoint_contents import read_contents
 from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST, newest_whole, repair_last
 from tests.fairseq_door.seams.seam_checks import saved_checkpoint
+from tests.runs.training_runs import command_of, environment
+from tests.tiny_models import TinyData
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +80,26 @@ def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path: Path) ->
     with pytest.raises(ValueError, match="has no other one; delete it to start anew"):
         repair_last(tmp_path / LAST)
     assert (tmp_path / LAST).read_bytes() == b"half"
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_within_an_epoch_keeps_its_batches(tiny: TinyData, tmp_path: Path) -> None:
+    def run(updates: int, *flags: object) -> subprocess.CompletedProcess[str]:
+        common = ("--max-update", updates, "--save-interval-updates", 1, "--disable-validation", *flags)
+        command = command_of(tiny.data_bin, tmp_path, "--task", "plain_masked_lm", "--criterion", "masked_lm", *common)
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
+
+    assert run(3, "--batch-size", 4).returncode == 0
+    before = (tmp_path / LAST).read_bytes()
+    for size in (16, 2):
+        stopped = run(5, "--batch-size", size)
+        assert stopped.returncode != 0
+        said = (
+            f"--batch-size is {size}, and the run was stopped within an epoch with 4, so that its place in the"
+        )
+        assert said in stopped.stderr.splitlines()[-1]
+        assert "Traceback" not in stopped.stderr
+    assert (tmp_path / LAST).read_bytes() == before
+    assert run(4, "--batch-size", 4).returncode == 0
+    assert run(6, "--batch-size", 2, "--reset-dataloader").returncode == 0
+    assert newest_whole(tmp_path) == (tmp_path / LAST, 6)
