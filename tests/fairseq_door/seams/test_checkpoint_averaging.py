@@ -184,9 +184,7 @@ def test_runs_that_began_with_other_weights_have_no_mean(tiny: TinyData, tmp_pat
     first, other = (
         save_untrained(tiny.data_bin, tmp_path / str(seed), *SIZES, "--seed", seed, **MASKED_LM) for seed in (1, 2)
     )
-    said = (
-        r"they began with other weights \(those of --seed 1; those of --seed 2\), so that their mean is no model"
-    )
+    said = r"they began with other weights \(those of --seed 1; those of --seed 2\), so that their mean is no model"
     with pytest.raises(ValueError, match=said):
         average_checkpoints([first, other], tmp_path / "mean.pt")
     start = ("--finetune-from-model", tiny.model)

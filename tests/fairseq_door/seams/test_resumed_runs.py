@@ -94,9 +94,7 @@ def test_a_run_that_was_stopped_within_an_epoch_keeps_its_batches(tiny: TinyData
     for size in (16, 2):
         stopped = run(5, "--batch-size", size)
         assert stopped.returncode != 0
-        said = (
-            f"--batch-size is {size}, and the run was stopped within an epoch with 4, so that its place in the"
-        )
+        said = f"--batch-size is {size}, and the run was stopped within an epoch with 4, so that its place in the"
         assert said in stopped.stderr.splitlines()[-1]
         assert "Traceback" not in stopped.stderr
     assert (tmp_path / LAST).read_bytes() == before
