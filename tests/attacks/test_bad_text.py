@@ -65,7 +65,9 @@ def test_bytes_of_a_command_line_that_are_no_text_are_one_line(tiny: TinyData, t
 def test_a_path_need_not_be_text(tiny: TinyData, tmp_path: Path) -> None:
     text = tmp_path / f"text{BYTE}.txt"
     text.write_bytes(tiny.text.read_bytes())
-    both = ("--train", text, "--valid", text)
+    valid = tmp_path / "valid.txt"  # not the same text: the path in that warning would break pytest-xdist
+    valid.write_text("the name of a value\n")
+    both = ("--train", text, "--valid", valid)
     data_bin = tmp_path / f"data{BYTE}"
     mlsm("binarize", "--tokenizer", tiny.tokenizer, *both, "--output", data_bin, "--workers", 1)
     assert (data_bin / "train.bin").read_bytes() == (tiny.data_bin / "train.bin").read_bytes()
