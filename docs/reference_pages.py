@@ -15,7 +15,7 @@ API = {
     "Hugging Face": "huggingface: adaptation training trainer_callback coding",
     "Collators": "huggingface: collators pretraining_sequences token_sequences",
     "Models": "huggingface: pretraining_model latent_semantic_model",
-    "Encoders": "fairseq_door.models: latent_head_model mlsm_modern mlsm_deberta mlsm_roberta",
+    "Encoders": "fairseq_plugin.models: latent_head_model mlsm_modern mlsm_deberta mlsm_roberta",
     "Coders": "core.sparse_coding: sparse_coder coder lasso sae_coder code_store",
     "Hidden states": "core.hidden_states: encoder sources",
     "Hub": "hub: __init__ interface infilling",

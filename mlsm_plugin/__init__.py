@@ -11,7 +11,7 @@ import warnings as _warnings
 
 from mlsm_plugin.cli import command_line as _command_line
 from mlsm_plugin.core.files.output_lock import end_with_parent as _end_with_parent
-from mlsm_plugin.fairseq_door.seams import installation as _installation
+from mlsm_plugin.fairseq_plugin.compat import installation as _installation
 from mlsm_plugin.version import __version__
 
 _end_with_parent()
@@ -32,13 +32,13 @@ def register() -> None:
         if _sys.modules.get("fairseq") is not None:
             raise ImportError(f"mlsm_plugin cannot run here: {problem}")
         return  # the `mlsm` command reports the problem in one line
-    from mlsm_plugin.fairseq_door.seams import loading_hooks, resumed_runs, training_options, version_shims
+    from mlsm_plugin.fairseq_plugin.compat import loading_hooks, resumed_runs, training_options, version_shims
 
     for module in (version_shims, resumed_runs, training_options, loading_hooks):
         module.apply()
-    from mlsm_plugin.fairseq_door import criterions, models, optimizers, tasks  # noqa: F401
-    from mlsm_plugin.fairseq_door.coding import fairseq_encoder  # noqa: F401
-    from mlsm_plugin.fairseq_door.text import text_tokenizer  # noqa: F401
+    from mlsm_plugin.fairseq_plugin import criterions, models, optimizers, tasks  # noqa: F401
+    from mlsm_plugin.fairseq_plugin.coding import fairseq_encoder  # noqa: F401
+    from mlsm_plugin.fairseq_plugin.text import text_tokenizer  # noqa: F401
 
 
 # the `mlsm` command registers once it knows what it has to do: these imports take seconds

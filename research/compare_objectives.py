@@ -31,8 +31,8 @@ from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
-from mlsm_plugin.fairseq_door.models.mlsm_modern import geglu_dim
-from mlsm_plugin.fairseq_door.pipelines.staged_pretraining import TEACHER
+from mlsm_plugin.fairseq_plugin.models.mlsm_modern import geglu_dim
+from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import TEACHER
 from mlsm_plugin.reports.training_log import read_training_log
 
 SPEED_UPDATES = 60

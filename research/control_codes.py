@@ -41,8 +41,8 @@ from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SparseAutoencoder
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_door.data.token_blocks import (
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.data.token_blocks import (
     check_codes_belong_to,
     check_is_coded,
     is_content,

@@ -26,7 +26,7 @@ from mlsm_plugin.cli.actions import HelpFormatter
 from mlsm_plugin.core.files.atomic_files import write_json
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.evaluation.masked_lms import why_untrained
-from mlsm_plugin.fairseq_door.text.masked_text import MASK
+from mlsm_plugin.fairseq_plugin.text.masked_text import MASK
 from mlsm_plugin.retrieval import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import FillingSettings
 

@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from mlsm_plugin.fairseq_door.seams import checkpoint_states
+from mlsm_plugin.fairseq_plugin.compat import checkpoint_states
 
 
 def configuration_of(words: Sequence[str]) -> Any:

@@ -23,12 +23,12 @@ LAYERS = (
     ("core/text",),
     ("core/hidden_states",),
     ("core/coding",),
-    ("huggingface", "fairseq_door/seams"),
-    ("fairseq_door/text",),
-    ("fairseq_door/data",),
-    ("fairseq_door/coding",),
-    ("fairseq_door/pipelines", "fairseq_door/optimizers"),
-    ("fairseq_door/models", "fairseq_door/criterions", "fairseq_door/tasks"),
+    ("huggingface", "fairseq_plugin/compat"),
+    ("fairseq_plugin/text",),
+    ("fairseq_plugin/data",),
+    ("fairseq_plugin/coding",),
+    ("fairseq_plugin/pipelines", "fairseq_plugin/optimizers"),
+    ("fairseq_plugin/models", "fairseq_plugin/criterions", "fairseq_plugin/tasks"),
     ("retrieval",),
     ("hub",),
     ("evaluation", "reports", "babylm"),
@@ -44,7 +44,7 @@ OF_EACH_COMMAND = {
 }
 PROGRESS = "core/files/progress.py"
 # fairseq's own models have this class method; here it is another name for the hub's function
-UPWARDS_ON_PURPOSE = {("fairseq_door.models.latent_head_model", "hub")}
+UPWARDS_ON_PURPOSE = {("fairseq_plugin.models.latent_head_model", "hub")}
 
 
 @cache
@@ -90,12 +90,12 @@ def arrows() -> dict[str, frozenset[str]]:
 def folder_of(name: str) -> str:
     """The folder of a module as LAYERS names it: a folder of the package, or one of a door."""
     parts = name.split(".")
-    return "/".join(parts[: 2 if parts[0] in ("core", "fairseq_door") else 1])
+    return "/".join(parts[: 2 if parts[0] in ("core", "fairseq_plugin") else 1])
 
 
 def test_nothing_lies_loose_at_the_top() -> None:
     assert {path.name for path in PLUGIN.glob("*.py")} == {"__init__.py", "version.py"}
-    folders = {name for name in map(folder_of, modules()) if name not in ("", "core", "fairseq_door")}
+    folders = {name for name in map(folder_of, modules()) if name not in ("", "core", "fairseq_plugin")}
     assert folders == set(ROW)
 
 
@@ -148,7 +148,7 @@ def test_options_are_declared_once() -> None:
 
 
 def test_every_module_has_a_test_in_its_place() -> None:
-    """A test of the same folder imports the module, or names it: its command, its task, its seam."""
+    """A test of the same folder imports the module, or names it: its command, its task, its module of compat."""
     missing, text_of = [], cache(lambda path: path.read_text(encoding="utf-8"))
     for name, path in modules().items():
         if path.name == "__init__.py" or name == "version":

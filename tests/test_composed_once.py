@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of
 from tests import composed_once
 from tests.conftest import CRITERIONS, TINY_MODEL, TINY_TRAINING
 

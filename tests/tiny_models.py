@@ -11,7 +11,7 @@ from typing import Any
 from fairseq import tasks
 
 from mlsm_plugin.core.files.model_files import copy_tokenizer
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import write_untrained
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import write_untrained
 from tests.conftest import mlsm
 from tests.tiny_run import seeded_model, training_config
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import transformers
 import yaml
 
-from mlsm_plugin import huggingface as door
+from mlsm_plugin import huggingface as hf
 
 
 def main() -> None:
@@ -34,38 +34,38 @@ def main() -> None:
     # 1. Text to sequences of ids.
     texts = {"train": args.train, "valid": args.valid}
     sequences = {
-        split: door.write_text_sequences(
+        split: hf.write_text_sequences(
             [text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length
         )[0]
         for split, text in texts.items()
     }
-    data = {split: door.PretrainingSequences(ids) for split, ids in sequences.items()}
+    data = {split: hf.PretrainingSequences(ids) for split, ids in sequences.items()}
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
 
     # 2. MLSM: learn latent properties from the starting model's own hidden states, and code both texts.
     if args.objective == "mlsm+mlm":
         layers = transformers.AutoConfig.from_pretrained(args.model).num_hidden_layers
         layer = args.layer % (layers + 1)
-        learning = door.LearningSettings(layer=layer, coder="topk", atoms=args.atoms)
-        coder = door.learn_from_sequences(
+        learning = hf.LearningSettings(layer=layer, coder="topk", atoms=args.atoms)
+        coder = hf.learn_from_sequences(
             sequences["train"], args.model, output=f"{args.output}/dictionary", settings=learning
         )
         for split, ids in sequences.items():
             store = f"{args.output}/{split}.codes"
-            door.encode_sequences(ids, args.model, coder=coder, output=store, settings=door.CodingSettings(layer=layer))
-            data[split] = door.PretrainingSequences(ids, store)
+            hf.encode_sequences(ids, args.model, coder=coder, output=store, settings=hf.CodingSettings(layer=layer))
+            data[split] = hf.PretrainingSequences(ids, store)
 
     # 3. A stock model with the objective, and the collator that makes its batches.
     if args.objective == "mlsm+mlm":
-        model = door.LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
-        collator = door.LatentSemanticCollator(tokenizer)
+        model = hf.LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
+        collator = hf.LatentSemanticCollator(tokenizer)
     elif args.objective == "taco":
         model, collator = (
-            door.TokenContrastiveModel.from_pretrained(args.model),
-            door.TokenContrastiveCollator(tokenizer),
+            hf.TokenContrastiveModel.from_pretrained(args.model),
+            hf.TokenContrastiveCollator(tokenizer),
         )
     else:
-        model, collator = door.MaskedLmModel.from_pretrained(args.model), door.MaskedLmCollator(tokenizer)
+        model, collator = hf.MaskedLmModel.from_pretrained(args.model), hf.MaskedLmCollator(tokenizer)
 
     # 4. The library's Trainer.
     further = yaml.safe_load(Path(args.config).read_text()) if args.config else {}
@@ -73,11 +73,11 @@ def main() -> None:
     further |= {"per_device_train_batch_size": args.batch_size}
     arguments = transformers.TrainingArguments(f"{args.output}/checkpoints", report_to=[], **further)
     both = {"train_dataset": data["train"], "eval_dataset": data["valid"]}
-    trainer = door.prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
+    trainer = hf.prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
     print("before:", trainer.evaluate())
     trainer.train()
     print("after:", trainer.evaluate())
-    door.save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it
+    hf.save_pretrained(f"{args.output}/model", model, tokenizer)  # a stock folder; the latent head lies beside it
 
 
 if __name__ == "__main__":  # processes that make batches may import this file

@@ -17,10 +17,10 @@ from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
 from mlsm_plugin.core.files.atomic_files import sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import weight_files
 from mlsm_plugin.core.text.words import word_lines
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of, words_of_run
-from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
-from mlsm_plugin.fairseq_door.tasks.word_counts import KEPT
-from mlsm_plugin.fairseq_door.text.masked_text import encode_masked_text
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of, words_of_run
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
+from mlsm_plugin.fairseq_plugin.tasks.word_counts import KEPT
+from mlsm_plugin.fairseq_plugin.text.masked_text import encode_masked_text
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.hf_export import export
 

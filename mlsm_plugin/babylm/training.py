@@ -30,23 +30,23 @@ from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.text.text_files import check_text_files, progress_bar
 from mlsm_plugin.core.text.words import count_words, word_lines, write_words
-from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split, learn_from_split
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split, training_samples
-from mlsm_plugin.fairseq_door.pipelines.preprocessing import binarized
-from mlsm_plugin.fairseq_door.pipelines.pretraining import (
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, learn_from_split
+from mlsm_plugin.fairseq_plugin.compat.binarized_files import flat_tokens
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of, words_of_run
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary, load_split, training_samples
+from mlsm_plugin.fairseq_plugin.pipelines.preprocessing import binarized
+from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
     block_flags,
     default_flags,
     early_end,
     pretrain,
     separate_words,
 )
-from mlsm_plugin.fairseq_door.pipelines.self_coded_pretraining import pretrain_in_stages
-from mlsm_plugin.fairseq_door.seams.binarized_files import flat_tokens
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of, words_of_run
-from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
-from mlsm_plugin.fairseq_door.tasks.word_counts import begins_word, write_word_plan
-from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
-from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
+from mlsm_plugin.fairseq_plugin.pipelines.self_coded_pretraining import pretrain_in_stages
+from mlsm_plugin.fairseq_plugin.tasks.word_counts import begins_word, write_word_plan
+from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
+from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 
 TEXT_NAME = re.compile(r".+\.(train|txt)(\.(gz|bz2|xz))?", re.IGNORECASE)
 TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
@@ -211,7 +211,7 @@ def train(
         tokenizer: what is learned from the same text; with an auxiliary model, its tokenizer is taken.
         learning: the seed of the run, and how codes are learned (``mlsm+mlm``). Its layer does not count.
         blocks: samples of the training and of the coding.
-        arch, flags: of ``fairseq-train``, as in :func:`~mlsm_plugin.fairseq_door.pipelines.pretraining.pretrain`.
+        arch, flags: of ``fairseq-train``, as in :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
     """
     output, flags = Path(output), _allowed(flags)
     files, (rank, ranks) = text_files(text_dir), ranks_of(flags)

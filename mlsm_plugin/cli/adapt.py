@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Adapt the model, and print the figures before and after."""
     import torch
 
-    from mlsm_plugin.core.files.work_share import work_share
+    from mlsm_plugin.core.files.process_rank import process_rank
     from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
     from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
     from mlsm_plugin.huggingface.adaptation import WITH_CODES, Adaptation, adapt
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         figures = adapt(settings)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # its threads can abort a process that ends without this
-    if work_share(None, None, os.environ).index == 0:
+    if process_rank(None, None, os.environ).rank == 0:
         _print_figures(figures, args.output)
     return 0
 

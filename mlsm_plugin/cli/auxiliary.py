@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Train and list the checkpoints that were kept."""
-    from mlsm_plugin.fairseq_door.pipelines.pretraining import pretrain, separate_words
+    from mlsm_plugin.fairseq_plugin.pipelines.pretraining import pretrain, separate_words
 
     check_positive(args, "max_update")
     flags = [*separate_words(extra), *user_dir_flags(args)]

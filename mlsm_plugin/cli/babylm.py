@@ -17,7 +17,7 @@ from mlsm_plugin.cli.coding_options import (
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
-from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
+from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
 
 OF_CODES = ("atoms", "k", "tokens", "seed")
 

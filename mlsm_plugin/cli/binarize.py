@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     settings_of(KnownText, args)  # raises if it is no share
     if args.format == SEQUENCES:
         return _write_sequences(args)
-    from mlsm_plugin.fairseq_door.text.binarize import binarize
+    from mlsm_plugin.fairseq_plugin.text.binarize import binarize
 
     if args.max_length is not None:
         raise ValueError("--max-length is for --format sequences; fairseq-train has --tokens-per-sample")

@@ -114,7 +114,7 @@ def add_keep_at(parser: Parser) -> None:
 
 def kept_percentages(args: argparse.Namespace) -> Sequence[int]:
     """After which percentages of the updates a checkpoint is kept; raises ValueError if one is no percentage."""
-    from mlsm_plugin.fairseq_door.pipelines.pretraining import KEPT_PERCENTAGES
+    from mlsm_plugin.fairseq_plugin.pipelines.pretraining import KEPT_PERCENTAGES
 
     chosen: Sequence[int] = args.keep_at or KEPT_PERCENTAGES
     if not all(1 <= percentage <= 100 for percentage in chosen):

@@ -86,7 +86,7 @@ def _kind_of(args: argparse.Namespace) -> str:
 
 
 def _average(args: argparse.Namespace) -> None:
-    from mlsm_plugin.fairseq_door.seams.checkpoint_averaging import average_checkpoints, last_checkpoints
+    from mlsm_plugin.fairseq_plugin.compat.checkpoint_averaging import average_checkpoints, last_checkpoints
 
     check_output_file(args.output)
     paths = [Path(path) for path in args.sources]
@@ -122,7 +122,7 @@ def _export_model(args: argparse.Namespace) -> None:
 
 def _import_model(args: argparse.Namespace) -> None:
     """Import, load the result, and compare; fail if something differs. Then print the next command."""
-    from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
+    from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
     from mlsm_plugin.hub.hf_import import CHECKPOINT, import_model
 
     proof = import_model(args.sources[0], args.output, _lines_to_compare(args), npm=args.npm)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn the dictionary or SAE, measure its health, and write it."""
-    from mlsm_plugin.fairseq_door.coding.corpus_coding import learn_from_split
+    from mlsm_plugin.fairseq_plugin.coding.corpus_coding import learn_from_split
 
     output, blocks = Path(args.output), block_settings(args, args.auxiliary)
     settings = settings_of(LearningSettings, args, log=settings_of(MetricLog, args))

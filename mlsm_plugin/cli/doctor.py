@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 
 from mlsm_plugin.core.machine.processors import CHOICES, cores_busy_with_others, usable_cores
-from mlsm_plugin.fairseq_door.seams.installation import (
+from mlsm_plugin.fairseq_plugin.compat.installation import (
     INSTALL,
     WITHOUT_FAIRSEQ,
     conflicts,

@@ -22,7 +22,7 @@ from mlsm_plugin.cli.next_commands import print_next, training_command
 from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
-from mlsm_plugin.core.files.work_share import WorkShare, work_share
+from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     work = _splits(args, options) if of_fairseq else _sequences(args, options)
     with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
         for name, encode in work:
-            figures = encode_and_report(name, encode, options["share"])
+            figures = encode_and_report(name, encode, options["process"])
     if of_fairseq and figures.meta is not None:
         command = training_command(args.data, "model", options["settings"], args.user_dir, codes=args.output)
         print_next("Train with", command)
@@ -88,7 +88,7 @@ Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Work:
     """The name of each split of fairseq's dataset, and what codes it."""
-    from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
+    from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 
     options = {**options, "auxiliary": args.auxiliary, "output": args.output}
     return [(split, partial(encode_split, args.data, split, **options)) for split in args.splits or ["train", "valid"]]
@@ -119,19 +119,19 @@ def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str,
 
     from mlsm_plugin.core.coding.coder_fit import fitting_layer
 
-    share = work_share(args.process_index, args.num_processes, os.environ)
+    process = process_rank(args.process_index, args.num_processes, os.environ)
     coder = coder_of(args)
     settings = settings_of(
         *(CodingSettings, args),
         layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
         # sequences are blocks already
         blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")) if of_fairseq else BlockSettings(),
-        device=args.device or share.device(torch.cuda.device_count()),
+        device=args.device or process.device(torch.cuda.device_count()),
     )
-    return {"coder": coder, "settings": settings, "share": share}
+    return {"coder": coder, "settings": settings, "process": process}
 
 
-def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", share: WorkShare) -> "CodingFigures":
+def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", process: ProcessRank) -> "CodingFigures":
     """Run what codes a split, and print what was coded, and how exactly."""
     start = time.perf_counter()
     figures = encode()
@@ -150,7 +150,7 @@ def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", share: W
         )
     if figures.meta is None:
         print(
-            f"{name}: process {share.index} of {share.count} is done; {figures.missing_shards} of "
+            f"{name}: process {process.rank} of {process.world_size} is done; {figures.missing_shards} of "
             f"{figures.num_shards} shards are missing, which belong to other processes; the last process completes "
             "the store (if one failed, run the same command again)"
         )

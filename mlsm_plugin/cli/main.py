@@ -11,7 +11,7 @@ from mlsm_plugin.cli import plugins
 from mlsm_plugin.cli.actions import add_described
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.machine.processors import wait_briefly
-from mlsm_plugin.fairseq_door.seams import installation
+from mlsm_plugin.fairseq_plugin.compat import installation
 from mlsm_plugin.version import __version__
 
 # command -> one line of help; the module of the same name in this folder holds ``add_arguments(parser)`` and

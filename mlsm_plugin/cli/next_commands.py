@@ -27,8 +27,8 @@ def training_command(
 
     ``codes`` is the folder of the codes, if that is not the dataset.
     """
-    from mlsm_plugin.fairseq_door.pipelines.pretraining import MASKS, as_flags  # needs fairseq
-    from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
+    from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
+    from mlsm_plugin.fairseq_plugin.pipelines.pretraining import MASKS, as_flags  # needs fairseq
 
     where = f" --latent-codes {shlex.quote(codes)}" if codes else ""
     masks = " ".join(as_flags(MASKS)) if coding.coverage >= MASKS["mask_prob"] else ""

@@ -55,7 +55,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     """Estimate, then build what is missing."""
     import torch
 
-    from mlsm_plugin.core.files.work_share import work_share
+    from mlsm_plugin.core.files.process_rank import process_rank
     from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder, read_stopwords
     from mlsm_plugin.retrieval.key_index import KeyIndex
     from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
@@ -63,7 +63,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     settings_of(ModelRun, args)
     if args.index != "none":
         check_installed()
-    share = work_share(args.process_index, args.num_processes, os.environ)
+    process = process_rank(args.process_index, args.num_processes, os.environ)
     if args.threads:
         torch.set_num_threads(args.threads)
     blocks, stopwords = block_settings(args, args.checkpoint), read_stopwords(args.drop_stopwords)
@@ -73,7 +73,7 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
         args.checkpoint,
         args.output,
         settings,
-        device=args.device or share.device(torch.cuda.device_count()),
+        device=args.device or process.device(torch.cuda.device_count()),
         fp16=args.fp16,
         batch_tokens=args.batch_tokens,
     )
@@ -83,9 +83,9 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
         return 0
     print(builder.estimate(args.index), flush=True)
     start = time.perf_counter()
-    if not builder.build(share):
+    if not builder.build(process):
         print(
-            f"process {share.index} of {share.count} is done; shards of other processes are missing (if one "
+            f"process {process.rank} of {process.world_size} is done; shards of other processes are missing (if one "
             "failed, run the same command again)"
         )
         return 0
@@ -196,7 +196,7 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     """Predict, and print the accuracy if the input has labels."""
     from mlsm_plugin.core.files.atomic_files import atomic_open, check_output_file
     from mlsm_plugin.core.text.text_files import check_text
-    from mlsm_plugin.fairseq_door.text.masked_text import MASK
+    from mlsm_plugin.fairseq_plugin.text.masked_text import MASK
     from mlsm_plugin.retrieval.zero_shot import classify, read_texts, read_verbalizer
 
     check_positive(args, "max_occurrences")

@@ -22,9 +22,9 @@ from mlsm_plugin.cli.settings_flags import Depends, add_settings, refuse_changed
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import PreprocessSettings
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.work_share import ALL_OF_IT
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
-from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings
+from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings
 
 TAKES_EXTRA_FLAGS = True
 # options of what is trained here, with their defaults
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the steps that are not up to date; print a table of all steps and the training command."""
-    from mlsm_plugin.fairseq_door.pipelines.preprocessing import preprocess
+    from mlsm_plugin.fairseq_plugin.pipelines.preprocessing import preprocess
 
     if extra and args.auxiliary:
         raise ValueError(
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         keep_at=kept_percentages(args),
         flags=[*extra, *user_dir_flags(args)],
         workers=args.workers,
-        coded=partial(encode_and_report, share=ALL_OF_IT),
+        coded=partial(encode_and_report, process=SINGLE_PROCESS),
     )
     command = training_command(output / "data-bin", output / "model", coding, args.user_dir)
     print(f"\n{record.table()}\n\nTrain with:\n\n{command}")

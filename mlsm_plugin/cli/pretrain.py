@@ -15,7 +15,7 @@ from mlsm_plugin.cli.encode import encode_and_report
 from mlsm_plugin.cli.settings_flags import Depends, add_settings, settings_of
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import StageSettings
-from mlsm_plugin.core.files.work_share import ALL_OF_IT
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS
 from mlsm_plugin.core.hidden_states.settings import BlockSettings, ModelRun
 
 TAKES_EXTRA_FLAGS = True
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Run the stages that are missing."""
-    from mlsm_plugin.fairseq_door.pipelines.self_coded_pretraining import pretrain_in_stages
+    from mlsm_plugin.fairseq_plugin.pipelines.self_coded_pretraining import pretrain_in_stages
 
     check_positive(args, "max_update")
     layer = getattr(args, "layer", None)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         arch=args.arch,
         max_update=args.max_update,
         flags=[*extra, *user_dir_flags(args)],
-        coded=partial(encode_and_report, share=ALL_OF_IT),
+        coded=partial(encode_and_report, process=SINGLE_PROCESS),
     )
     print(early or f"all {len(settings.stages) + 1} stages are complete: {args.save_dir}/checkpoint_last.pt")
     return 0

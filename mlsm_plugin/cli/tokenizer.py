@@ -4,7 +4,7 @@ import argparse
 
 from mlsm_plugin.cli.coding_options import add_output
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
-from mlsm_plugin.fairseq_door.text.sentencepiece_training import TokenizerSettings, train_tokenizer
+from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, train_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

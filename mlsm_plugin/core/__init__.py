@@ -1,1 +1,1 @@
-"""What both doors share. Nothing here knows fairseq."""
+"""What training with fairseq and with Hugging Face share. Nothing here imports fairseq."""

@@ -18,8 +18,8 @@ from mlsm_plugin.core.sparse_coding.quality import Figures, ReconstructionQualit
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE, MaskedBatch, masked_batches, shown_chunks
 from mlsm_plugin.evaluation.masked_lms import MaskedLm, NoMaskedLmError, open_masked_lm
 from mlsm_plugin.evaluation.settings import EvaluationSettings
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, hidden_states_of
-from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, hidden_states_of
+from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 
 
 def evaluate_dictionary(

@@ -24,13 +24,13 @@ from mlsm_plugin.core.text.text_files import warn_of_the_same_text
 from mlsm_plugin.core.text.unknown_tokens import unknown_tokens_in
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.settings import FinetuneSettings
-from mlsm_plugin.fairseq_door.seams import model_parts
-from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import config_in, model_fingerprint, read_state, weights_in
-from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS
-from mlsm_plugin.fairseq_door.seams.training_options import registered_name
-from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
-from mlsm_plugin.fairseq_door.text.text_tokenizer import TextTokenizer, open_tokenizer
+from mlsm_plugin.fairseq_plugin.compat import model_parts
+from mlsm_plugin.fairseq_plugin.compat.binarized_files import StreamingMMapBuilder
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import config_in, model_fingerprint, read_state, weights_in
+from mlsm_plugin.fairseq_plugin.compat.model_parts import EMBEDDINGS
+from mlsm_plugin.fairseq_plugin.compat.training_options import registered_name
+from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import TextTokenizer, open_tokenizer
 from mlsm_plugin.hub import from_pretrained
 
 LOG = "train.log"  # in the folder of a seed
@@ -40,9 +40,9 @@ NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAININ
 
 def architecture_flags(model_cfg: Any) -> list[str]:
     """Flags of ``fairseq-train`` for a model of the same size, and of the class that drops unused heads."""
-    from mlsm_plugin.fairseq_door.models.mlsm_deberta import MlsmDebertaModel
-    from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
-    from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
+    from mlsm_plugin.fairseq_plugin.models.mlsm_deberta import MlsmDebertaModel
+    from mlsm_plugin.fairseq_plugin.models.mlsm_modern import MlsmModernModel
+    from mlsm_plugin.fairseq_plugin.models.mlsm_roberta import MlsmRobertaModel
 
     kinds: dict[str, Any] = {"mlsm_deberta": MlsmDebertaModel, "mlsm_modern": MlsmModernModel}
     arch = next((kind for kind in kinds if registered_name(model_cfg).startswith(kind)), "mlsm_roberta")

@@ -10,8 +10,8 @@ from torch import Tensor
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.blocks import chunks_of
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
-from mlsm_plugin.fairseq_door.coding.block_reader import Block, BlockReader, batches_of
-from mlsm_plugin.fairseq_door.data.token_blocks import is_content, is_known
+from mlsm_plugin.fairseq_plugin.coding.block_reader import Block, BlockReader, batches_of
+from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content, is_known
 
 MASKED_SHARE = 0.15  # of the content tokens, as in BERT; all of them become <mask>
 

@@ -15,10 +15,10 @@ from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, half_of, load_masked_lm, supported_config
 from mlsm_plugin.core.hidden_states.sources import source_of
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder, load_roberta
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary
-from mlsm_plugin.fairseq_door.seams.model_parts import changed_hidden_states
-from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder, load_roberta
+from mlsm_plugin.fairseq_plugin.compat.model_parts import changed_hidden_states
+from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary
 
 Change = Callable[[Tensor], Tensor]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.model_files import bpe_options, checkpoint_of
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary
-from mlsm_plugin.fairseq_door.seams.checkpoint_contents import read_contents
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import load_model
-from mlsm_plugin.fairseq_door.tasks.span_denoising import SpanDenoisingTask
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import load_model
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary
+from mlsm_plugin.fairseq_plugin.tasks.span_denoising import SpanDenoisingTask
 from mlsm_plugin.hub.infilling import DenoisingHubInterface
 from mlsm_plugin.hub.interface import MlsmHubInterface, TokenProperties
 

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mlsm_plugin.core.text.hf_tokenizer import text_backend
 from mlsm_plugin.core.text.masked_reading import masked_lines
-from mlsm_plugin.fairseq_door.seams.model_parts import sentence_encoder, token_embeddings
-from mlsm_plugin.fairseq_door.text.masked_text import MASK, encode_masked_text
-from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
+from mlsm_plugin.fairseq_plugin.compat.model_parts import sentence_encoder, token_embeddings
+from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, encode_masked_text
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 
 Line = tuple[str, Tensor]  # its text and its ids
 

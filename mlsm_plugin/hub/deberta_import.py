@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mlsm_plugin.fairseq_door.models.mlsm_deberta import MlsmDebertaModel
-from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS, OUTPUT
+from mlsm_plugin.fairseq_plugin.compat.model_parts import EMBEDDINGS, OUTPUT
+from mlsm_plugin.fairseq_plugin.models.mlsm_deberta import MlsmDebertaModel
 from mlsm_plugin.hub.stock_models import OF_MLSM_DEBERTA, deberta_names, encoder_flags, joined, renamed
 
 ARCHITECTURE = "mlsm_deberta"

@@ -14,9 +14,9 @@ from mlsm_plugin.core.files.model_folders import new_model_folder
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.hf_tokenizer import SPECIAL_SYMBOLS
 from mlsm_plugin.core.text.masked_reading import reading_as_trained
-from mlsm_plugin.fairseq_door.seams import model_parts
-from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
-from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
+from mlsm_plugin.fairseq_plugin.compat import model_parts
+from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_difference
 from mlsm_plugin.hub.stock_models import stock_model
 from mlsm_plugin.huggingface.pretraining_model import head_transform

@@ -11,8 +11,8 @@ from torch import Tensor
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import WEIGHTS, first_line, hf_folder, import_transformers
 from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of, write_untrained
-from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceTextTokenizer
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of, write_untrained
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceTextTokenizer
 from mlsm_plugin.hub import deberta_import, from_pretrained, modernbert_import, roberta_import
 from mlsm_plugin.hub.comparison import Comparison, compare
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from mlsm_plugin.core.masking.span_corruption import filled
 from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
-from mlsm_plugin.fairseq_door.seams.model_parts import best_hypothesis
-from mlsm_plugin.fairseq_door.text.masked_text import encode_with_sentinels
+from mlsm_plugin.fairseq_plugin.compat.model_parts import best_hypothesis
+from mlsm_plugin.fairseq_plugin.text.masked_text import encode_with_sentinels
 
 
 class DenoisingHubInterface(torch.nn.Module):

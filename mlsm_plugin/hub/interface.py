@@ -12,11 +12,11 @@ from torch import Tensor
 
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 from mlsm_plugin.core.text.unknown_tokens import MAX_UNK_RATE_OF_A_TEXT, check_known
-from mlsm_plugin.fairseq_door.seams.model_parts import RobertaHub, lm_head
-from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
-from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
-from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
-from mlsm_plugin.fairseq_door.text.text_tokenizer import HuggingFaceBPE
+from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub, lm_head
+from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 
 logger = logging.getLogger(__name__)
 

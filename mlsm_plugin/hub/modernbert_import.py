@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every
-from mlsm_plugin.fairseq_door.models.mlsm_modern import MlsmModernModel
+from mlsm_plugin.fairseq_plugin.models.mlsm_modern import MlsmModernModel
 from mlsm_plugin.hub.stock_models import encoder_flags, library_classes, modernbert_names, renamed
 
 ARCHITECTURE = "mlsm_modern"

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mlsm_plugin.core.hidden_states.hf_encoder import positions_of
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD
-from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
-from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_plugin.compat import model_parts
+from mlsm_plugin.fairseq_plugin.models.mlsm_roberta import MlsmRobertaModel
 from mlsm_plugin.hub.stock_models import TOKEN_TYPES, bert_name, encoder_flags, renamed, roberta_names
 
 ARCHITECTURE = "mlsm_roberta"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL
-from mlsm_plugin.fairseq_door.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
-from mlsm_plugin.fairseq_door.models.modern_layers import ModernSize, ModernTransformer
-from mlsm_plugin.fairseq_door.seams import model_parts
-from mlsm_plugin.fairseq_door.tasks.portable_masked_lm import PortableMaskedLMConfig
+from mlsm_plugin.fairseq_plugin.compat import model_parts
+from mlsm_plugin.fairseq_plugin.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
+from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer
+from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
@@ -198,7 +198,7 @@ def encoder_flags(model: Any, config: Any, positions: int, options: Mapping[str,
         **options,
     }
     flags = model_parts.flags_of(model.add_args, Namespace(**values), without=())
-    return [*flags, "--tokens-per-sample", str(min(positions, int(PortableMaskedLMConfig.tokens_per_sample)))]
+    return [*flags, "--tokens-per-sample", str(min(positions, int(BaseMaskedLMConfig.tokens_per_sample)))]
 
 
 def modernbert_names(layers: int) -> dict[str, str]:

@@ -19,8 +19,8 @@ from mlsm_plugin.core.files.model_folders import check_new_model_folder, new_mod
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
 from mlsm_plugin.core.files.settings import option
-from mlsm_plugin.core.files.work_share import WorkShare, work_share
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     FLOAT32_ONLY,
     HuggingFaceEncoder,
@@ -153,9 +153,9 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
         OSError: a file cannot be read or written.
     """
     keep_freed_memory()
-    run = _Run(settings, work_share(None, None, os.environ))
+    run = _Run(settings, process_rank(None, None, os.environ))
     folder = PlannedFolder(run.output, run.plan(), advice="Pass these settings again, or choose another --output")
-    with only_writer(run.output) if run.share.index == 0 else nullcontext():
+    with only_writer(run.output) if run.process.rank == 0 else nullcontext():
         folder.check()
         if folder.is_sealed:
             figures: dict[str, dict[str, float]] = folder.sealed_content()["figures"]
@@ -173,7 +173,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
         with _forgetting(folder) if new and run.learning is None else nullcontext():
             trainer = run.trainer(texts)
         figures = run.train(trainer)
-        if run.share.index == 0:
+        if run.process.rank == 0:
             folder.seal({**folder.plan, "figures": figures})
     return figures
 
@@ -191,8 +191,8 @@ def _forgetting(folder: PlannedFolder) -> Iterator[None]:
 class _Run:
     """The parts of an adaptation, and what they share; raises ValueError for what would fail hours later."""
 
-    def __init__(self, settings: Adaptation, share: WorkShare) -> None:
-        self.settings, self.share, self.output = settings, share, Path(settings.output)
+    def __init__(self, settings: Adaptation, process: ProcessRank) -> None:
+        self.settings, self.process, self.output = settings, process, Path(settings.output)
         self.processes = self._processes()
         source, config, own = model_and_tokenizer(settings.model, weights=True)
         self.training = settings.training
@@ -218,7 +218,7 @@ class _Run:
                 raise ValueError(
                     f"the {kind} {other} has another vocabulary than {settings.model}; their tokens must be the same"
                 )
-        self.device = "cpu" if settings.training.cpu else share.device(torch.cuda.device_count())
+        self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
         self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
             last = HuggingFaceEncoder.layers_of(settings.coded_model)
@@ -243,7 +243,7 @@ class _Run:
 
     def _processes(self) -> int:
         """Their number for the plan: it decides batches and updates, but any number may read what is finished."""
-        folder, now = PlannedFolder(self.output, {}), self.share.count
+        folder, now = PlannedFolder(self.output, {}), self.process.world_size
         there: int = (folder.found or {}).get("processes", now)
         if there != now and not folder.is_sealed:
             raise ValueError(
@@ -326,10 +326,10 @@ class _Run:
         coding = CodingSettings(layer=learning.layer, latent_top=self.settings.latent_top, **run)
         coder = load_coder(self.output / "dictionary")
         for name, sequences in zip(PARTS, texts, strict=True):
-            options: dict[str, Any] = {"output": self.output / f"{name}.codes", "share": self.share}
+            options: dict[str, Any] = {"output": self.output / f"{name}.codes", "share": self.process}
             options |= {"coder": coder, "settings": coding}
             encode_sequences(sequences, self.settings.coded_model, **options)
-            if self.share.count > 1:
+            if self.process.world_size > 1:
                 torch.distributed.barrier()
                 encode_sequences(sequences, self.settings.coded_model, **options)  # all shards are there now
                 torch.distributed.barrier()
@@ -343,7 +343,7 @@ class _Run:
         model, datasets = self._model_and_datasets(texts)
         training, epochs = self.training, self.settings.epochs
         if epochs is not None:
-            updates = training.updates_of_epochs(epochs, len(datasets[0]), self.share.count)
+            updates = training.updates_of_epochs(epochs, len(datasets[0]), self.process.world_size)
             training = replace(training, updates=updates)
         both = {"train_dataset": datasets[0], "eval_dataset": datasets[1]}
         arguments = training.arguments(self.output / "checkpoints")
@@ -359,16 +359,16 @@ class _Run:
         before = self.output / "before.json"
         if not before.exists():
             figures = trainer.evaluate()  # raises ValueError if the loss is not finite
-            if self.share.index == 0:
+            if self.process.rank == 0:
                 write_json(before, {name.removeprefix("eval_"): value for name, value in figures.items()})
         after = train(trainer)
-        if self.share.index == 0:
+        if self.process.rank == 0:
             with new_model_folder(self.output / MODEL, overwrite=True) as folder:
                 model = trainer.accelerator.unwrap_model(trainer.model)
                 save_pretrained(folder, model, self.tokenizer)
                 lines = (line for line in read_text(self.settings.texts) if line)
                 check_saved(folder, model, HuggingFaceTokenizer(self.settings.model), islice(lines, COMPARED_LINES))
-        return {"before": _losses(read_json(before)) if self.share.index == 0 else {}, "after": _losses(after)}
+        return {"before": _losses(read_json(before)) if self.process.rank == 0 else {}, "after": _losses(after)}
 
     def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:
         """The model, and what it is trained and evaluated on."""

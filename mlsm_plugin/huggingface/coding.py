@@ -15,7 +15,7 @@ from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
-from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.hidden_states.blocks import Block, TokenBlocks
 from mlsm_plugin.core.hidden_states.hf_encoder import (
     HuggingFaceEncoder,
@@ -37,7 +37,7 @@ def encode_sequences(
     output: PathLike,
     settings: CodingSettings,
     tokenizer: PathLike | None = None,
-    share: WorkShare = ALL_OF_IT,
+    process: ProcessRank = SINGLE_PROCESS,
 ) -> CodingFigures:
     """Write this process's shards of a code store, a row for each token of the sequences; resumes a stopped run.
 
@@ -67,7 +67,7 @@ def encode_sequences(
         open_model=open_encoder,
         coder=coder,
         settings=settings,
-        share=share,
+        process=process,
     )
 
 

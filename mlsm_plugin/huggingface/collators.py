@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.settings import check, option, seed
 from mlsm_plugin.core.losses.token_contrastive import Contrast, generator_of, sample_pairs, usable_anchors
-from mlsm_plugin.core.masking.masked_share import MaskFates
+from mlsm_plugin.core.masking.masked_share import MaskReplacement
 from mlsm_plugin.core.masking.span_corruption import SpanCorruptionCollator, padded
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, collate_groups, draw_spans
 from mlsm_plugin.core.masking.word_boundaries import SPAN_MASKS, word_boundaries
@@ -34,7 +34,7 @@ Rng = np.random.Generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masking(MaskFates):
+class Masking(MaskReplacement):
     """BERT's masking; ``leave_unmasked_prob`` and ``random_token_prob`` are shares of the masked tokens."""
 
     mask_prob: float = option(0.15, above=0, most=1, help="share of the tokens (of whole words: of the words) to mask")

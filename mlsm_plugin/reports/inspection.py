@@ -15,10 +15,10 @@ from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER, check_same_codes
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_door.data.token_blocks import check_codes_belong_to, check_is_coded
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import config_in, read_state
-from mlsm_plugin.fairseq_door.seams.resumed_runs import newest_whole
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import config_in, read_state
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import newest_whole
+from mlsm_plugin.fairseq_plugin.data.token_blocks import check_codes_belong_to, check_is_coded
 from mlsm_plugin.reports.latent_report import AtomSummary, render_report, summarize_atoms
 
 QUALITY = fields(

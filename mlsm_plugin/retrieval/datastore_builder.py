@@ -11,17 +11,17 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, copy_file
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.files.sharded_store import MissingShardsError, ShardedStoreWriter, warn_of_full_disk
-from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.core.hidden_states.blocks import chunks_of, hidden_states_of
 from mlsm_plugin.core.losses.span_contrastive import similarity_of
 from mlsm_plugin.core.masking.word_boundaries import LONGEST_WORD, PieceClasses, without_marks, word_boundaries
 from mlsm_plugin.core.text.text_files import numbered_lines
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.fairseq_door.data.token_blocks import split_fingerprint
-from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
+from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 from mlsm_plugin.retrieval.key_index import bytes_per_key
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
@@ -208,7 +208,7 @@ class DatastoreBuilder:
             f"{4 * CHUNK_ENTRIES / 1e9:.2g} GB"
         )
 
-    def build(self, share: WorkShare = ALL_OF_IT) -> bool:
+    def build(self, process: ProcessRank = SINGLE_PROCESS) -> bool:
         """Write the missing shards of this process's share, and seal the datastore if none is missing then.
 
         Returns whether it is complete; False while shards of other processes are missing. ValueError if a hidden state
@@ -216,7 +216,7 @@ class DatastoreBuilder:
         """
         if self.writer.is_complete:
             return True
-        wanted = self.writer.missing(share)
+        wanted = self.writer.missing(process)
         self.writer.warn_of_full_disk(wanted)
         total = sum(self.shards[index].num_tokens for index in wanted)
         with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:

@@ -25,7 +25,7 @@ from mlsm_plugin.core.files.output_lock import in_turn
 from mlsm_plugin.core.files.planned_folder import META_FILE, PLAN_FILE
 from mlsm_plugin.core.files.sharded_store import shard_path
 from mlsm_plugin.core.losses.span_contrastive import similarities
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from mlsm_plugin.retrieval.datastore_builder import (
     BLOCKS_FILE,
     CHUNK_ENTRIES,

@@ -10,8 +10,8 @@ from torch import Tensor
 from mlsm_plugin.core.losses.span_contrastive import similarities, similarity_of, temperature_of
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
 from mlsm_plugin.core.text.unknown_tokens import check_known
-from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
-from mlsm_plugin.fairseq_door.text.symbol_files import special_symbols
+from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.settings import FillingSettings
 

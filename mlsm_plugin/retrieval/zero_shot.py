@@ -15,8 +15,8 @@ from mlsm_plugin.core.losses.span_contrastive import similarities, temperature_o
 from mlsm_plugin.core.text.labels import warn_of_similar_labels
 from mlsm_plugin.core.text.text_files import numbered_lines
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, check_known, unknown_tokens_in
-from mlsm_plugin.fairseq_door.seams.training_options import why_untrained
-from mlsm_plugin.fairseq_door.text.masked_text import MASK, cut_around_masks, encode_masked_text
+from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlsm_plugin.evaluation.masked_batches import masked_batches, shown_chunks
 from mlsm_plugin.evaluation.masked_lms import MaskedLm, open_masked_lm
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
 
 
 @dataclass(frozen=True)

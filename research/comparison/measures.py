@@ -20,7 +20,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json, write_json
 from mlsm_plugin.evaluation.labelled_texts import check_same_kind, read_labelled_texts
 from mlsm_plugin.evaluation.minimal_pairs import read_pairs
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
 
 
 @dataclass(frozen=True)

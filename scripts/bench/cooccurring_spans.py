@@ -28,7 +28,7 @@ from fairseq.data import Dictionary
 from mlsm_plugin.core.masking import span_groups
 from mlsm_plugin.core.masking.span_groups import SpanRules, sample_spans
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
-from mlsm_plugin.fairseq_door.data.token_blocks import cut_into_blocks, load_dictionary, load_split
+from mlsm_plugin.fairseq_plugin.data.token_blocks import cut_into_blocks, load_dictionary, load_split
 
 TARGET_MS = 15
 WORD_SHARE = 0.7  # share of the synthetic pieces that begin a word

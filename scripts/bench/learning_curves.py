@@ -28,7 +28,7 @@ from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import read_json, write_json
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
-from mlsm_plugin.fairseq_door.seams.version_shims import PACKAGE_DIR
+from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
 from mlsm_plugin.reports.training_log import TrainingLog, read_training_log
 
 NAMES = ("roberta", "modern")

@@ -52,7 +52,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import sha256_of_files
 from mlsm_plugin.core.sparse_coding.code_store_writer import CodeStoreWriter
-from mlsm_plugin.fairseq_door.criterions.latent_semantic_kl import LatentSemanticKlCriterion
+from mlsm_plugin.fairseq_plugin.criterions.latent_semantic_kl import LatentSemanticKlCriterion
 
 SIZES = ("tiny", "small", "medium", "base", "large")
 TOKENS_PER_SHARD = 1 << 17

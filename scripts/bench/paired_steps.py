@@ -30,8 +30,8 @@ from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
 import mlsm_plugin  # noqa: F401  (registers tasks, criterions and models)
-from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import configuration_of
+from mlsm_plugin.fairseq_plugin.compat.binarized_files import StreamingMMapBuilder
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of
 
 EOS = 2  # as in every fairseq dictionary
 SPECIAL_SYMBOLS = 4

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings, batches_of
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings, batches_of
 from mlsm_plugin.retrieval import DatastoreSettings, PhraseDatastore
 from mlsm_plugin.retrieval.datastore_builder import DatastoreBuilder
 from mlsm_plugin.retrieval.key_index import KeyIndex, faiss_or_none

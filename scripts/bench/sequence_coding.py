@@ -36,8 +36,8 @@ from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 from mlsm_plugin.huggingface.coding import encode_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 

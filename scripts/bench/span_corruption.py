@@ -20,8 +20,8 @@ from fairseq.data import Dictionary
 from fairseq.data.span_mask_tokens_dataset import SpanMaskedTokensDataset
 
 from mlsm_plugin.core.masking.span_corruption import SpanNoise
-from mlsm_plugin.fairseq_door.data.span_datasets import Corruption, SpanDenoisingDataset
-from mlsm_plugin.fairseq_door.text.masked_text import sentinel_symbols
+from mlsm_plugin.fairseq_plugin.data.span_datasets import Corruption, SpanDenoisingDataset
+from mlsm_plugin.fairseq_plugin.text.masked_text import sentinel_symbols
 
 SENTINELS = 100
 

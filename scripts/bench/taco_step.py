@@ -73,8 +73,8 @@ from paired_steps import (  # in this folder
 from torch import Tensor
 
 from mlsm_plugin.core.losses.token_contrastive import ContrastiveTerms, contrastive_terms, sample_pairs
-from mlsm_plugin.fairseq_door.criterions import token_contrastive
-from mlsm_plugin.fairseq_door.criterions.token_contrastive import TokenContrastiveConfig, TokenContrastiveCriterion
+from mlsm_plugin.fairseq_plugin.criterions import token_contrastive
+from mlsm_plugin.fairseq_plugin.criterions.token_contrastive import TokenContrastiveConfig, TokenContrastiveCriterion
 
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")
 TINY_FLAGS = (

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from paired_steps import Training, build_training, set_up_process  # in this folder
 
-from mlsm_plugin.fairseq_door.models.mlsm_modern import ModernEncoder
+from mlsm_plugin.fairseq_plugin.models.mlsm_modern import ModernEncoder
 
 
 @dataclass

@@ -54,7 +54,7 @@ from training_processes import TrainingProcess, run_rounds, start, wait_for_star
 
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import write_untrained
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import write_untrained
 
 PLAIN_FLAGS = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 TACO_FLAGS = ("--task", "taco", "--criterion", "token_contrastive")

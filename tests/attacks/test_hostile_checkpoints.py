@@ -12,8 +12,8 @@ import pytest
 
 from mlsm_plugin import hub
 from mlsm_plugin.cli.main import main
-from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
-from mlsm_plugin.fairseq_door.seams import checkpoint_contents
+from mlsm_plugin.fairseq_plugin.compat import checkpoint_contents
+from mlsm_plugin.fairseq_plugin.models.mlsm_roberta import MlsmRobertaModel
 from tests.attacks.commands import COMMANDS, Inputs
 from tests.attacks.hostile_checkpoints import ATTACKS, write_hostile
 from tests.conftest import fairseq_train

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from tests.attacks.killed_runs import assert_equal, run_with_kills, seconds_of, start, state_of, words_of
 from tests.conftest import Pipeline
 from tests.denoising_flags import SIZE

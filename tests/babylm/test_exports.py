@@ -15,7 +15,7 @@ from mlsm_plugin.babylm.checks import problems_of
 from mlsm_plugin.babylm.exports import export_kept, exporting
 from mlsm_plugin.babylm.ledger import Ledger
 from mlsm_plugin.core.files.atomic_files import read_json
-from mlsm_plugin.fairseq_door.seams import checkpoint_states
+from mlsm_plugin.fairseq_plugin.compat import checkpoint_states
 from tests.babylm.made_run import make_run
 from tests.tiny_models import TinyData
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from mlsm_plugin.cli.main import main
-from mlsm_plugin.fairseq_door.pipelines.pretraining import default_flags
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of
+from mlsm_plugin.fairseq_plugin.pipelines.pretraining import default_flags
 from tests.conftest import PLUGIN, REPOSITORY, TINY_MODEL, Pipeline, failing_mlsm, mlsm
 from tests.tiny_models import TinyData
 

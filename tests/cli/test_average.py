@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import updates_of
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import updates_of
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_models import TinyData
 

@@ -13,7 +13,7 @@ from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.coder import load_coder
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import failing_mlsm, mlsm
 from tests.core.sparse_coding.formats.foreign_saes import (
     SPARSIFY_CONFIG,

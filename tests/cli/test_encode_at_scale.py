@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsm_plugin.core.files.work_share import WorkShare, work_share
+from mlsm_plugin.core.files.process_rank import ProcessRank, process_rank
 from mlsm_plugin.core.sparse_coding import lasso
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
@@ -207,29 +207,29 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 @pytest.mark.parametrize(
     ("flags", "environment", "expected"),
     [
-        ((None, None), {}, WorkShare(0, 1)),
-        ((None, None), SRUN, WorkShare(3, 4, 1)),
-        ((None, None), {**SRUN, **TORCHRUN}, WorkShare(5, 8, 1)),
-        ((1, 2), TORCHRUN, WorkShare(1, 2, 1)),
-        ((0, 1), {}, WorkShare(0, 1)),
-        ((None, None), {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, WorkShare(0, 1)),
-        ((None, None), {"RANK": "0", "WORLD_SIZE": "1", **SRUN}, WorkShare(3, 4, 1)),
-        ((None, None), {"RANK": "3"}, WorkShare(0, 1)),
+        ((None, None), {}, ProcessRank(0, 1)),
+        ((None, None), SRUN, ProcessRank(3, 4, 1)),
+        ((None, None), {**SRUN, **TORCHRUN}, ProcessRank(5, 8, 1)),
+        ((1, 2), TORCHRUN, ProcessRank(1, 2, 1)),
+        ((0, 1), {}, ProcessRank(0, 1)),
+        ((None, None), {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, ProcessRank(0, 1)),
+        ((None, None), {"RANK": "0", "WORLD_SIZE": "1", **SRUN}, ProcessRank(3, 4, 1)),
+        ((None, None), {"RANK": "3"}, ProcessRank(0, 1)),
     ],
 )
 def test_share_of_the_work(
-    flags: tuple[int | None, int | None], environment: dict[str, str], expected: WorkShare
+    flags: tuple[int | None, int | None], environment: dict[str, str], expected: ProcessRank
 ) -> None:
-    share = work_share(*flags, environment)
-    assert share == expected
-    every = [WorkShare(index, share.count) for index in range(share.count)]
+    process = process_rank(*flags, environment)
+    assert process == expected
+    every = [ProcessRank(index, process.world_size) for index in range(process.world_size)]
     assert all(sum(one.owns(piece) for one in every) == 1 for piece in range(20))
 
 
 def test_gpu_of_a_process() -> None:
-    assert WorkShare(5, 8, local_index=1).device(4) == "cuda:1"
-    assert [WorkShare(5, 8, local_index=1).device(gpus) for gpus in (0, 1)] == [None, None]
-    assert WorkShare(1, 2).device(4) is None
+    assert ProcessRank(5, 8, local_rank=1).device(4) == "cuda:1"
+    assert [ProcessRank(5, 8, local_rank=1).device(gpus) for gpus in (0, 1)] == [None, None]
+    assert ProcessRank(1, 2).device(4) is None
 
 
 @pytest.mark.parametrize(

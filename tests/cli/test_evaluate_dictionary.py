@@ -16,7 +16,7 @@ from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SparseAutoencoder
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import failing_mlsm, mlsm
 from tests.core.sparse_coding.sae_weights import random_weights
 from tests.hub.modern_models import NPM

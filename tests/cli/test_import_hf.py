@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mlsm_plugin.core.files.hf_files import import_transformers
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import read_state, updates_of, weights_in
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import read_state, updates_of, weights_in
 from tests.conftest import PLUGIN, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_models import TinyData
 

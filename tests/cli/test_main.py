@@ -69,7 +69,7 @@ def test_old_names_say_the_new_ones(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_command_that_runs_has_what_the_package_registers() -> None:
     found = run("evaluate", "pairs", "--checkpoint", "nowhere", "--input", "nowhere.jsonl")
     assert found.returncode == 1
-    assert {"fairseq", "mlsm_plugin.fairseq_door.tasks", "mlsm_plugin.fairseq_door.criterions"} <= imported(found)
+    assert {"fairseq", "mlsm_plugin.fairseq_plugin.tasks", "mlsm_plugin.fairseq_plugin.criterions"} <= imported(found)
 
 
 def test_a_command_that_needs_no_fairseq_does_not_import_it() -> None:

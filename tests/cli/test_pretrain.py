@@ -14,8 +14,8 @@ import pytest
 
 from mlsm_plugin import hub
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import model_fingerprint, updates_of
-from mlsm_plugin.fairseq_door.seams.resumed_runs import LAST
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import model_fingerprint, updates_of
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.reports.inspection import find_codes
 from tests.attacks.killed_runs import assert_equal, state_of
 from tests.cli.test_auxiliary import output_of, updates_in
@@ -191,7 +191,7 @@ def test_what_makes_no_sense_is_refused_at_once(
 def test_training_that_ends_before_its_stage_is_named(
     tiny: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("mlsm_plugin.fairseq_door.pipelines.pretraining.run_child", lambda command: 0)
+    monkeypatch.setattr("mlsm_plugin.fairseq_plugin.pipelines.pretraining.run_child", lambda command: 0)
     problem = failing_mlsm(capsys, *words(tiny.data_bin, tmp_path / "run", "--max-epoch=1"))
     assert "training ended after update 0, before update 6 (--max-epoch 1)" in problem
     assert "the next stage begins with the model after update 6" in problem

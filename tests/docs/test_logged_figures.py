@@ -20,7 +20,7 @@ def names_in(text: str) -> set[str]:
 
 def test_the_table_has_what_the_criterions_log() -> None:
     found: set[str] = set()
-    for path in (PLUGIN / "fairseq_door").rglob("*.py"):
+    for path in (PLUGIN / "fairseq_plugin").rglob("*.py"):
         code = path.read_text(encoding="utf-8")
         for name in re.findall(r"(?:means\.log|metrics\.log_\w+)\(\s*f?\"([\w{}]+)\"", code):
             found |= {name.replace("{end}", end) for end in ("start", "end")}

@@ -11,7 +11,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from mlsm_plugin import hub
 from mlsm_plugin.evaluation.finetuning import check_tokens, write_classification_data
 from mlsm_plugin.evaluation.labelled_texts import LabelledTexts
-from mlsm_plugin.fairseq_door.text.text_tokenizer import TextTokenizer, open_tokenizer
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import TextTokenizer, open_tokenizer
 from tests.tiny_models import TinyData
 
 

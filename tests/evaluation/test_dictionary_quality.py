@@ -24,7 +24,7 @@ from mlsm_plugin.evaluation.dictionary_quality import (
 )
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.evaluation.masked_lms import open_masked_lm
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
 from tests.core.sparse_coding.sae_weights import random_weights
 from tests.tiny_models import TinyData
 
@@ -61,8 +61,8 @@ def slow_rows(tiny: TinyData, reader: BlockReader, settings: EvaluationSettings)
 
 def slow_losses(tiny: TinyData, reader: BlockReader, coder: SaeCoder, settings: EvaluationSettings) -> dict[str, float]:
     """The three losses, one block and one replaced token at a time, by a forward pass that is written out."""
-    from mlsm_plugin.fairseq_door.coding.fairseq_encoder import load_roberta
-    from mlsm_plugin.fairseq_door.seams import model_parts
+    from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import load_roberta
+    from mlsm_plugin.fairseq_plugin.compat import model_parts
 
     model = load_roberta(tiny.model, tiny.data_bin, reader.dictionary)[0].eval()
     encoder = model_parts.sentence_encoder(model)

@@ -16,9 +16,9 @@ from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.evaluation import latent_kl
 from mlsm_plugin.evaluation.latent_kl import UNSEEN, LatentKl, evaluate_latent_kl, mean_code
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
-from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
-from mlsm_plugin.fairseq_door.seams.model_parts import ATOM_PROJECTION
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
+from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
 from tests.core.coding.toy_coder import ToyCoder
 from tests.core.sparse_coding.code_stores import BOUNDARIES, expected_rows, random_codes, write_store
 from tests.tiny_models import TinyData, save_model

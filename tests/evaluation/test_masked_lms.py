@@ -14,7 +14,7 @@ from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED
 from mlsm_plugin.core.hidden_states.sources import open_encoder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.evaluation.masked_lms import NoMaskedLmError, open_masked_lm
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary
 from tests.conftest import mlsm
 from tests.hub.modern_models import NPM, WINDOW, save_modern
 from tests.tiny_hf_models import make_model

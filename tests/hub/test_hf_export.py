@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, FillMaskPipeline
 
 from mlsm_plugin import hub
-from mlsm_plugin.fairseq_door.data.token_blocks import load_split
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_split
 from mlsm_plugin.hub import hf_export, stock_models
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, mlsm
 from tests.tiny_hf_models import make_tokenizer

@@ -10,7 +10,7 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 
-from mlsm_plugin.fairseq_door.models.mlsm_roberta import MlsmRobertaModel
+from mlsm_plugin.fairseq_plugin.models.mlsm_roberta import MlsmRobertaModel
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.hub.infilling import DenoisingHubInterface
 from mlsm_plugin.hub.interface import MlsmHubInterface

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, Electr
 
 from mlsm_plugin import hub
 from mlsm_plugin.core.files.hf_files import global_every
-from mlsm_plugin.fairseq_door.seams.model_parts import OUTPUT_BIAS
+from mlsm_plugin.fairseq_plugin.compat.model_parts import OUTPUT_BIAS
 from mlsm_plugin.hub import deberta_import, modernbert_import
 from mlsm_plugin.hub.hf_import import import_model
 from mlsm_plugin.hub.modernbert_import import architecture_flags

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm_plugin import hub
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import read_state, weights_in
-from mlsm_plugin.fairseq_door.seams.model_parts import EMBEDDINGS, OUTPUT
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import read_state, weights_in
+from mlsm_plugin.fairseq_plugin.compat.model_parts import EMBEDDINGS, OUTPUT
 from mlsm_plugin.hub import hf_import, roberta_import
 from mlsm_plugin.hub.hf_import import import_model
 from mlsm_plugin.hub.stock_models import POSITIONS as POSITION_WEIGHTS

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mlsm_plugin.core.coding.split_coder import CodingSettings
-from mlsm_plugin.core.files.work_share import WorkShare
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 from mlsm_plugin.huggingface.coding import encode_sequences
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from tests.conftest import mlsm
@@ -120,10 +120,10 @@ def test_two_shares_write_what_one_process_writes(made: CodedModel, tmp_path: Pa
     wanted = encode(made, made.tokens, tmp_path / "one")
     output = tmp_path / "two"
     options = {"coder": made.coder, "settings": settings(), "output": output}
-    first = encode_sequences(made.tokens, made.model, share=WorkShare(1, 2), **options)  # type: ignore[arg-type]
+    first = encode_sequences(made.tokens, made.model, process=ProcessRank(1, 2), **options)  # type: ignore[arg-type]
     assert first.meta is None
     assert first.missing_shards == (first.num_shards + 1) // 2 > 1
-    second = encode_sequences(made.tokens, made.model, share=WorkShare(0, 2), **options)  # type: ignore[arg-type]
+    second = encode_sequences(made.tokens, made.model, process=ProcessRank(0, 2), **options)  # type: ignore[arg-type]
     assert second.meta is not None
     assert files_of(output) == wanted
     again = encode_sequences(made.tokens, made.model, **options)  # type: ignore[arg-type]

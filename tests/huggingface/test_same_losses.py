@@ -13,7 +13,7 @@ from fairseq import tasks
 
 from mlsm_plugin import hub
 from mlsm_plugin.core.losses.token_contrastive import sample_pairs
-from mlsm_plugin.fairseq_door.seams import model_parts
+from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.hub.hf_export import export
 from mlsm_plugin.hub.stock_models import deberta_weights, modernbert_weights, roberta_weights, stock_model
 from mlsm_plugin.huggingface import LatentSemanticModel, SpanContrastiveModel, TokenContrastiveModel

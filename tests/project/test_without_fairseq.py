@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForMaskedLM
 
-from mlsm_plugin.fairseq_door.seams.installation import WITHOUT_FAIRSEQ
+from mlsm_plugin.fairseq_plugin.compat.installation import WITHOUT_FAIRSEQ
 from mlsm_plugin.version import __version__
 from tests.conftest import PLUGIN, REPOSITORY
 from tests.tiny_hf_models import make_model

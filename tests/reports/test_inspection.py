@@ -15,8 +15,8 @@ import torch
 
 from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
-from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 from mlsm_plugin.reports import inspection
 from mlsm_plugin.reports.inspection import find_codes, summarize_split
 from tests.conftest import failing_mlsm, mlsm

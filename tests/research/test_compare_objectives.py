@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks
 from tests.script_module import load_script

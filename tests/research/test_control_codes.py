@@ -19,8 +19,8 @@ from mlsm_plugin.core.sparse_coding.encode import normalize_rows
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_door.coding.corpus_coding import encode_split
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 from tests.core.coding.toy_coder import ToyCoder
 from tests.script_module import load_script, runner_of
 from tests.tiny_models import TinyData

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.evaluation.masked_batches import MaskedBatch
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
 from tests.conftest import REPOSITORY
 from tests.documented import bash_blocks, run_in
 from tests.script_module import load_script, runner_of

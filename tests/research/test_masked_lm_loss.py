@@ -14,7 +14,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions
 from mlsm_plugin.evaluation.masked_batches import MASKED_SHARE
 from mlsm_plugin.evaluation.masked_lms import NoMaskedLmError
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
 from tests.script_module import load_script
 from tests.tiny_models import TinyData, save_untrained_npm
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlsm_plugin import hub
-from mlsm_plugin.fairseq_door.text.masked_text import MASK
+from mlsm_plugin.fairseq_plugin.text.masked_text import MASK
 from tests.conftest import REPOSITORY, mlsm
 from tests.documented import bash_blocks, run_in
 from tests.script_module import load_script, runner_of

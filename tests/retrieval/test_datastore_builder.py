@@ -13,7 +13,7 @@ import pytest
 
 from mlsm_plugin import hub
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
 from mlsm_plugin.retrieval import DatastoreSettings, PhraseDatastore
 from mlsm_plugin.retrieval.datastore_builder import ids_of_words, read_stopwords
 from tests.cli.coding_runs import contents, kill_once_there, split_tokens, start_mlsm

@@ -158,7 +158,7 @@ def test_command_adds_an_index_to_a_complete_datastore(retrieval: Retrieval, tmp
 
 
 def test_python_builds_and_opens(retrieval: Retrieval, tmp_path: Path) -> None:
-    from mlsm_plugin.fairseq_door.coding.block_reader import BlockSettings
+    from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockSettings
     from mlsm_plugin.retrieval import DatastoreSettings
 
     settings = DatastoreSettings(splits=("valid",), blocks=BlockSettings(48), shard_tokens=500)

@@ -16,8 +16,8 @@ from fairseq import tasks
 from mlsm_plugin import hub
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.evaluation.latent_kl import evaluate_latent_kl
-from mlsm_plugin.fairseq_door.coding import fairseq_encoder
-from mlsm_plugin.fairseq_door.coding.online_codes import OnlineCodes
+from mlsm_plugin.fairseq_plugin.coding import fairseq_encoder
+from mlsm_plugin.fairseq_plugin.coding.online_codes import OnlineCodes
 from tests.changed_dictionary import changed_dictionary
 from tests.conftest import Pipeline, fairseq_train, logged
 from tests.runs.training_runs import train_on_two_ranks, updates_in

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Pipeline, fairseq_train, logged
-from tests.fairseq_door.data.test_covered_masks import cover
+from tests.fairseq_plugin.data.test_covered_masks import cover
 
 pytestmark = pytest.mark.slow
 

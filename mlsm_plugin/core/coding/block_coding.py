@@ -10,9 +10,9 @@ import numpy as np
 
 from mlsm_plugin.core.coding.coder_fit import check_width
 from mlsm_plugin.core.coding.split_coder import CodingSettings, SplitCoder
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.files.sharded_store import MissingShardsError, warn_of_full_disk
-from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
 from mlsm_plugin.core.hidden_states.blocks import TokenBlocks
 from mlsm_plugin.core.hidden_states.encoder import TokenVectors
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
@@ -52,7 +52,7 @@ def encode_blocks(
     open_model: Callable[[], TokenVectors],
     coder: SparseCoder,
     settings: CodingSettings,
-    share: WorkShare = ALL_OF_IT,
+    process: ProcessRank = SINGLE_PROCESS,
 ) -> CodingFigures:
     """Write this process's shards of a store; resumes a stopped run.
 
@@ -72,17 +72,17 @@ def encode_blocks(
     figures = CodingFigures(writer.directory, writer.num_shards)
     missing = writer.missing_shards()
     figures.already_complete = not missing and writer.is_sealed
-    own = [shard for shard in missing if share.owns(shard[0])]
+    own = [shard for shard in missing if process.owns(shard[0])]
     if own:
-        if share.index == 0 and writer.num_shards < share.count:
+        if process.rank == 0 and writer.num_shards < process.world_size:
             logger.warning(
                 "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
-                *(name, share.count, writer.num_shards),
+                *(name, process.world_size, writer.num_shards),
             )
-        in_other_hands = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
+        tokens_of_others = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
         encoder = open_model()
         check_width(encoder, coder)
-        _write_shards(SplitCoder(name, reader, encoder, coder, settings), writer, own, figures, in_other_hands)
+        _write_shards(SplitCoder(name, reader, encoder, coder, settings), writer, own, figures, tokens_of_others)
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:

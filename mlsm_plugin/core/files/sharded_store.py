@@ -17,7 +17,7 @@ import numpy as np
 from mlsm_plugin.core.files.atomic_files import write_json, write_npy
 from mlsm_plugin.core.files.output_lock import in_turn
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, shorten
-from mlsm_plugin.core.files.work_share import ALL_OF_IT, WorkShare
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class ShardedStoreWriter(ABC):
         """Whether the files of shard ``index`` are whole."""
         return self.whole_shard(index) is not None
 
-    def missing(self, share: WorkShare = ALL_OF_IT) -> list[int]:
+    def missing(self, process: ProcessRank = SINGLE_PROCESS) -> list[int]:
         """Numbers of the share's shards whose files are absent, truncated or do not fit together."""
-        return [index for index in range(self.num_shards) if share.owns(index) and not self.has_shard(index)]
+        return [index for index in range(self.num_shards) if process.owns(index) and not self.has_shard(index)]
 
     def _path(self, index: int, part: str) -> Path:
         return shard_path(self.directory, index, part)

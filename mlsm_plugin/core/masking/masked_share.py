@@ -16,7 +16,7 @@ ENOUGH, LEAST = 0.5, 0.1  # of what should be there: less is a warning, and stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskFates:
+class MaskReplacement:
     """BERT's: a masked token stays as it is, becomes a random one, or else ``<mask>``.
 
     ValueError if the two shares of the masked tokens are negative, or together above 1.

@@ -1,1 +1,1 @@
-"""Optimizers of torch that both doors use."""
+"""Optimizers of torch for training with fairseq and with Hugging Face."""

@@ -13,7 +13,7 @@ from mlsm_plugin.core.coding.split_coder import CodingSettings
 from mlsm_plugin.core.hidden_states.settings import BlockSettings
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.sparse_coding.lasso import LassoCoder
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.core.coding.toy_coder import ToyCoder
 from tests.tiny_models import POSITIONS, TinyData
 

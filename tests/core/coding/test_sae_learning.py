@@ -12,8 +12,8 @@ from mlsm_plugin.core.coding import coder_learning
 from mlsm_plugin.core.coding.coder_learning import CHECKPOINT_FILE, learn_sae
 from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
 from mlsm_plugin.core.sparse_coding.sae_training import SaeSettings
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.tiny_models import TinyData
 
 SETTINGS = SaeSettings(num_atoms=24, k=4, updates=6)

@@ -15,9 +15,9 @@ import torch
 from mlsm_plugin.core.coding.split_coder import CodingSettings, SplitCoder
 from mlsm_plugin.core.sparse_coding.coder import SparseCodes
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, strongest
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings, hidden_states_of
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.fairseq_door.seams.model_parts import token_embeddings
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings, hidden_states_of
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.compat.model_parts import token_embeddings
 from tests.core.coding.toy_coder import ToyCoder
 from tests.tiny_models import TinyData
 

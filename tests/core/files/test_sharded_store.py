@@ -20,8 +20,8 @@ import pytest
 
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.files.process_rank import ProcessRank
 from mlsm_plugin.core.files.sharded_store import MissingShardsError, ShardedStoreWriter, shard_path, warn_of_full_disk
-from mlsm_plugin.core.files.work_share import WorkShare
 
 FORK = multiprocessing.get_context("fork")
 SHARDS = 6
@@ -44,8 +44,8 @@ class Numbers(ShardedStoreWriter):
         values = np.arange(index * ROWS, (index + 1) * ROWS)
         self._write_parts(index, {"values": values, "count": np.array([ROWS])}, {"note": {"index": index}})
 
-    def run(self, share: WorkShare = WorkShare()) -> None:  # noqa: B008
-        for index in self.missing(share):
+    def run(self, process: ProcessRank = ProcessRank()) -> None:  # noqa: B008
+        for index in self.missing(process):
             if not self.has_shard(index):
                 self.write(index)
         with contextlib.suppress(MissingShardsError):  # the last process can
@@ -86,11 +86,11 @@ def test_a_store_from_nothing_to_complete(tmp_path, whole):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_shares_of_the_work_are_the_whole_work(tmp_path, whole, order):
-    shares = [Numbers(tmp_path / "store").missing(WorkShare(index, 3)) for index in range(3)]
+    shares = [Numbers(tmp_path / "store").missing(ProcessRank(index, 3)) for index in range(3)]
     assert sorted(index for share in shares for index in share) == [*range(SHARDS)]
     for index in order:
         assert not (tmp_path / "store" / "meta.json").exists()
-        Numbers(tmp_path / "store").run(WorkShare(index, 3))
+        Numbers(tmp_path / "store").run(ProcessRank(index, 3))
     assert folder_bytes(tmp_path / "store") == whole
 
 

@@ -16,7 +16,7 @@ from mlsm_plugin import hub
 from mlsm_plugin.core.hidden_states.hf_encoder import SUPPORTED, HuggingFaceEncoder
 from mlsm_plugin.core.sparse_coding.dictionary import AtomDictionary
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary, load_split
 from tests.conftest import Pipeline, failing_mlsm, fairseq_train, logged, mlsm
 from tests.tiny_hf_models import TOKENIZER_OF, library_ids, make_model
 

@@ -9,7 +9,7 @@ import pytest
 from mlsm_plugin.core.hidden_states import sources
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder
 from mlsm_plugin.core.hidden_states.sources import default_tokens_per_sample, open_encoder, register_source, source_of
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.tiny_models import MASKED_LM, TRAINED_TOKENS, TinyData, positions, save_untrained
 
 

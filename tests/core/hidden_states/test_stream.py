@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.hidden_states.stream import HiddenStateStream
-from mlsm_plugin.fairseq_door.coding.block_reader import BlockReader, BlockSettings, hidden_states_of
-from mlsm_plugin.fairseq_door.coding.fairseq_encoder import FairseqEncoder
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader, BlockSettings, hidden_states_of
+from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
 from tests.tiny_models import TinyData
 
 

@@ -44,7 +44,7 @@ def with_fairseq(folder: Path) -> None:
     from fairseq.trainer import Trainer
 
     import mlsm_plugin
-    from mlsm_plugin.fairseq_door.seams.binarized_files import StreamingMMapBuilder
+    from mlsm_plugin.fairseq_plugin.compat.binarized_files import StreamingMMapBuilder
 
     folder.mkdir(exist_ok=True)
     (folder / "dict.txt").write_text("".join(f"piece{number} 1\n" for number in range(PIECES)), encoding="utf-8")

@@ -24,7 +24,7 @@ from mlsm_plugin.core.masking.span_corruption import (
     corrupt_spans,
     filler_places,
 )
-from mlsm_plugin.fairseq_door.text.masked_text import sentinel_symbols
+from mlsm_plugin.fairseq_plugin.text.masked_text import sentinel_symbols
 from tests.conftest import REPOSITORY
 from tests.restored_spans import restore_spans
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsm_plugin.core.text.unknown_tokens import KnownText, UnknownTokens, check_known, unknown_tokens_in
-from mlsm_plugin.fairseq_door.data.token_blocks import load_dictionary, load_split
+from mlsm_plugin.fairseq_plugin.data.token_blocks import load_dictionary, load_split
 from mlsm_plugin.hub import from_pretrained
 from mlsm_plugin.huggingface.coding import blocks_for_model
 from mlsm_plugin.huggingface.text_sequences import write_text_sequences

@@ -25,9 +25,9 @@ from mlsm_plugin.core.text.vocabulary_record import (
     tokenizer_fingerprint,
     vocabulary_record,
 )
-from mlsm_plugin.fairseq_door.data.token_blocks import folders_of
-from mlsm_plugin.fairseq_door.seams.checkpoint_averaging import average_checkpoints
-from mlsm_plugin.fairseq_door.seams.checkpoint_states import read_state
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_averaging import average_checkpoints
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import read_state
+from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of
 from tests.conftest import failing_mlsm
 from tests.denoising_flags import TINY
 from tests.tiny_hf_models import TOKENIZERS, add_own_tokens

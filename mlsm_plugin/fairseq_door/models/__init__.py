@@ -1,5 +1,0 @@
-"""Models: encoders and heads only."""
-
-from mlsm_plugin.fairseq_door.models import mlsm_deberta, mlsm_modern, mlsm_roberta
-
-__all__ = ["mlsm_deberta", "mlsm_modern", "mlsm_roberta"]

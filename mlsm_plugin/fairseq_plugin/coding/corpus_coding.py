@@ -1,0 +1,71 @@
+"""Codes a whole binarized split: blocks become hidden states, then sparse codes, then a code store."""
+
+from pathlib import Path
+
+from mlsm_plugin.core.coding.block_coding import CodingFigures, encode_blocks
+from mlsm_plugin.core.coding.coder_fit import check_positions, fitting_encoder, fitting_fingerprint
+from mlsm_plugin.core.coding.coder_learning import LearningSettings, learn_into
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.core.sparse_coding.coder import SparseCoder
+from mlsm_plugin.fairseq_plugin.coding.block_reader import BlockReader
+from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
+
+
+def encode_split(
+    data_bin: PathLike,
+    split: str,
+    *,
+    auxiliary: PathLike,
+    coder: SparseCoder,
+    settings: CodingSettings,
+    process: ProcessRank = SINGLE_PROCESS,
+    output: PathLike | None = None,
+) -> CodingFigures:
+    """Write this process's shards of ``OUTPUT/<split>.codes``; ``OUTPUT`` is the dataset by default.
+
+    FileNotFoundError if the split or the checkpoint is missing; ValueError if the files do not belong together, or as
+    of :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`, which says more.
+    """
+    directory = Path(output or data_bin) / f"{split}.codes"
+    fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
+    reader = BlockReader(data_bin, split, settings.blocks)
+    return encode_blocks(
+        *(split, reader, directory),
+        split=split_fingerprint(Path(data_bin) / split),
+        auxiliary=fingerprint,
+        blocks=settings.blocks,
+        open_model=lambda: fitting_encoder(auxiliary, data_bin, coder, settings),
+        coder=coder,
+        settings=settings,
+        process=process,
+    )
+
+
+def learn_from_split(
+    data_bin: PathLike,
+    auxiliary: str,
+    output: Path,
+    settings: LearningSettings,
+    blocks: BlockSettings,
+    *,
+    overwrite: bool = False,
+) -> bool:
+    """Learn a coder from the hidden states of the split ``train``; returns and raises as :func:`learn_into`."""
+
+    def opened() -> HiddenStateEncoder:
+        encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
+        check_positions(encoder, blocks.tokens_per_sample)
+        return encoder
+
+    return learn_into(
+        *(output, settings, BlockReader(data_bin, "train", blocks), opened),
+        auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
+        split=split_fingerprint(Path(data_bin) / "train"),
+        blocks=blocks,
+        overwrite=overwrite,
+    )

@@ -1,0 +1,166 @@
+"""The targets of masked tokens, computed from the unmasked text during training, without a code store."""
+
+import logging
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from mlsm_plugin.core.coding.block_coding import TOKENS_TO_JUDGE_EMPTINESS, store_meta
+from mlsm_plugin.core.coding.coder_fit import check_positions, check_width, fitting_fingerprint, fitting_layer
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.hidden_states.sources import open_encoder, source_of
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.core.sparse_coding.stored_codes import padded_distributions, strongest, without_negative_codes
+from mlsm_plugin.fairseq_plugin.data.token_blocks import is_content, load_dictionary
+
+logger = logging.getLogger(__name__)
+
+
+class OnlineCodes:
+    """Codes of the masked tokens of a batch, as ``mlsm encode`` would have stored them.
+
+    Creating one reads only the dictionary; :meth:`load_encoder` reads the auxiliary model. Pickling leaves the model
+    out, so that the copy reads it again when it needs it.
+
+    Args:
+        data_bin: folder with the ``dict.txt`` of the data.
+        checkpoint: the auxiliary model, a file or a name with the prefix of a source.
+        dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
+        layer: hidden state of the auxiliary model; None: the one that the coder was learned from.
+        coder_options: options of this kind of coder; those left out have their defaults.
+        fp16: as of :class:`HiddenStateEncoder`.
+        tokens_per_sample, latent_top: as of :class:`CodingSettings` and its blocks.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not exist.
+        ValueError: the coder is not valid, does not say its layer although none is given, or lacks one of the options.
+    """
+
+    def __init__(
+        self,
+        data_bin: PathLike,
+        *,
+        checkpoint: PathLike,
+        dictionary: PathLike,
+        layer: int | None = None,
+        coder_options: Mapping[str, Any] = MappingProxyType({}),
+        fp16: bool | None = None,
+        tokens_per_sample: int,
+        latent_top: int | None = None,
+    ) -> None:
+        try:
+            source_of(checkpoint).files_of(checkpoint)  # raises an error that says what is missing
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error} (--auxiliary-checkpoint)") from None
+        self.data_bin, self.checkpoint = data_bin, checkpoint
+        self.coder = load_coder(dictionary, **coder_options)
+        self.settings = CodingSettings(
+            fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer"),
+            BlockSettings(tokens_per_sample),
+            device="cpu",
+            latent_top=latent_top,
+        )
+        self._fp16 = fp16
+        self._encoder: HiddenStateEncoder | None = None
+        self._warned = self._has_coded = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "vocabulary"} | {"_encoder": None}
+
+    @cached_property
+    def vocabulary(self) -> Dictionary:
+        """The symbols of the data."""
+        return load_dictionary(self.data_bin)
+
+    def load_encoder(self) -> HiddenStateEncoder:
+        """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
+
+        The state of torch's random generator stays as it was, so that a run draws the same numbers as with a store.
+        ValueError if model, dictionary, vocabulary and settings do not belong together.
+        """
+        if self._encoder is None:
+            model = fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
+            self.meta = store_meta(self.coder, self.settings, split="", auxiliary=model, blocks=None)
+            with torch.random.fork_rng(devices=[]):
+                encoder = open_encoder(
+                    self.checkpoint, self.data_bin, layer=self.settings.layer, device="cpu", fp16=self._fp16
+                )
+            check_width(encoder, self.coder)
+            check_positions(encoder, self.settings.blocks.tokens_per_sample)
+            self._encoder = encoder
+        return self._encoder
+
+    @torch.no_grad()
+    def codes_of_masked(self, src_tokens: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Codes of the masked tokens in ``src_tokens``, ``(B, T)`` ids, right-padded.
+
+        ``target`` ``(B, T)`` has the original ids of the masked tokens, padding elsewhere. ValueError if all codes of a
+        large batch are empty, for example because lambda is too large.
+
+        Returns:
+            ``atoms`` (n_masked, m) int32 and ``weights`` (n_masked, m) float16, -1 and 0 where there is no atom, on the
+            device of ``target``, in the order of ``target.ne(pad)``. The rows of special symbols are empty.
+        """
+        encoder = self.load_encoder()
+        if encoder.device != target.device:
+            encoder.to(target.device)
+        masked = target.ne(self.vocabulary.pad())
+        words = target[masked]  # (n_masked,); waits for the GPU, which has little to do before
+        if len(words) == 0:
+            return {"atoms": words.new_zeros(0, 0, dtype=torch.int32), "weights": words.new_zeros(0, 0).half()}
+        hidden = encoder.hidden_states_of(torch.where(masked, target, src_tokens), masked)
+        content = is_content(words, self.vocabulary)
+        threads = torch.get_num_threads()  # other ranks may share the cores
+        found = self.coder.encode_padded(hidden, threads=threads)
+        atoms, weights = self._solved(hidden, content, threads) if found is None else self._kept(hidden, *found)
+        weights.masked_fill_(~content[:, None], 0.0)
+        return {"atoms": atoms.int().masked_fill_(weights == 0, -1), "weights": weights}
+
+    def _solved(self, hidden: Tensor, content: Tensor, threads: int) -> tuple[Tensor, Tensor]:
+        """Atoms and weights ``(n, m)`` of hidden states ``(n, dim)``, solved for those of ``content`` ``(n,)`` only."""
+        rows = content.nonzero().squeeze(1)
+        values = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
+        if len(rows):
+            values = padded_distributions(strongest(self._encode(hidden[rows], threads), self.settings.latent_top))
+        parts = [torch.from_numpy(part).to(hidden.device) for part in values]
+        atoms, weights = (part.new_zeros(len(hidden), part.size(1)).index_copy_(0, rows, part) for part in parts)
+        return atoms, weights
+
+    def _kept(self, hidden: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the atoms ``(n, k)`` that are kept, ``(n, m)``, with float16 weights that sum to 1 or are all 0."""
+        if hidden.device.type == "cpu" or not self._has_coded:  # waits for a GPU, until a batch has codes
+            if not bool(weights.isfinite().all()):
+                raise ValueError("codes must be finite and >= 0, as they become distributions")
+            self._has_coded = bool(weights.any())
+            self._check_found(hidden, self._has_coded)
+        top = self.settings.latent_top
+        if top is not None and top < weights.size(1):
+            weights, places = weights.topk(top, dim=1)
+            atoms = atoms.gather(1, places)
+        return atoms, (weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)).half()
+
+    def _encode(self, hidden: Tensor, threads: int) -> sp.csr_matrix:
+        """Codes ``(n, n_atoms)`` of hidden states ``(n, dim)``, computed where those are."""
+        coded = self.coder.encode(hidden, threads=threads)
+        inexact = self.coder.inexact(coded)
+        if inexact is not None and not self._warned:
+            self._warned = True
+            logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
+        codes = without_negative_codes(coded.codes)
+        self._check_found(hidden, codes.nnz > 0)
+        return codes
+
+    def _check_found(self, hidden: Tensor, found: bool) -> None:
+        if not found and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
+            why = self.coder.why_empty(hidden)
+            raise ValueError(f"the codes of all {len(hidden)} masked tokens of a batch are empty, since {why}")

@@ -1,0 +1,127 @@
+"""The mean of the weights of checkpoints as one checkpoint, as of ``scripts/average_checkpoints.py`` in fairseq."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files import model_files
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.model_files import DICTIONARIES, NUMBERED, copy_tokenizer, only_checkpoint, symbols_in
+from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER
+from mlsm_plugin.core.text.vocabulary_record import RECORDED, SYMBOL_FILES, TOKENIZER, check_vocabulary_record
+from mlsm_plugin.fairseq_plugin.compat import checkpoint_states
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import (
+    architecture_options,
+    check_configuration,
+    read_contents,
+)
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import save_whole, updates_of, weights_in
+from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
+from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+
+
+def last_checkpoints(folder: PathLike, number: int) -> list[Path]:
+    """The newest numbered checkpoints of a run, one for each number of updates, oldest first; ValueError for fewer."""
+    of_update = {updates_of(path): path for path in sorted(Path(folder).glob("*.pt")) if NUMBERED.fullmatch(path.name)}
+    if len(of_update) < number:
+        raise ValueError(
+            f"{folder} has numbered checkpoints of {len(of_update)} different updates, fewer than {number}; "
+            "--save-interval-updates and --keep-interval-updates of fairseq-train keep more"
+        )
+    return [of_update[update] for update in sorted(of_update)[-number:]]
+
+
+def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int]:
+    """Write, atomically, a checkpoint with the mean of the weights, computed in float64 and kept in float32 at least.
+
+    Everything else is that of the last checkpoint, such as the state of its task; that of the optimizer is left out.
+    Its tokenizer and labels are copied to the folder of the output. Returns the updates that each of them has seen.
+
+    Raises:
+        FileNotFoundError: a checkpoint does not exist.
+        ValueError: there are fewer than two, one is no checkpoint, of another model or for other heads or codes,
+            or the vocabulary in the folder of the output is another one.
+        OSError: the file cannot be written.
+    """
+    files = [only_checkpoint(path) for path in paths]
+    if len({file.resolve() for file in files}) < max(2, len(files)):
+        raise ValueError("averaging needs two or more checkpoints, each of them once")
+    contents = [read_contents(file) for file in files]
+    for file, content in zip(files, contents, strict=True):
+        check_configuration(content, file)
+        _check_same_model(files[-1], contents[-1], file, content)
+    if names := _differing(Path(output), files[-1]):
+        raise ValueError(f"beside {output} lies the {names[0]} of another vocabulary; choose another folder")
+    recorded = contents[-1].get("task_state") or {}
+    remedy = "choose another folder for the mean"
+    check_vocabulary_record(recorded, Path(output).parent, str(files[-1]), remedy, only=TOKENIZER)
+    means = {name: _mean([weights_in(content)[name] for content in contents]) for name in weights_in(contents[-1])}
+    for name, mean in means.items():
+        if not mean.isfinite().all():
+            raise ValueError(f"the mean of {name} is not finite; leave out the checkpoint whose training has diverged")
+    updates = [updates_of(file) for file in files]  # before the output replaces one of them
+    save_whole({**contents[-1], "model": means, "last_optimizer_state": None}, output)
+    if files[-1].parent.resolve() != Path(output).parent.resolve():
+        copy_tokenizer(files[-1].parent, Path(output).parent)
+        model_files.copy_dicts(files[-1].parent, Path(output).parent)
+    return updates
+
+
+def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: dict[str, Any]) -> None:
+    """Raise ValueError unless weights of two checkpoints mean the same."""
+    both = f"{file} and {last} cannot be averaged"
+    if architecture_options(content) != architecture_options(wanted):
+        raise ValueError(f"{both}: their architectures differ")
+    shapes, others = ({name: weight.shape for name, weight in weights_in(part).items()} for part in (content, wanted))
+    if shapes != others:
+        name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
+        raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
+    states = [part.get("task_state") or {} for part in (content, wanted)]
+    dictionaries = {state.get(CODES_OVER) for state in states}
+    differing = {name for name in RECORDED if len({state.get(name) for state in states} - {None}) > 1}
+    differing |= {name for name, file_name in SYMBOL_FILES.items() if file_name in _differing(file, last)}
+    if differing == {TOKENIZER}:
+        raise ValueError(f"{both}: their tokenizers differ, which read text in other ways")
+    if differing:
+        what = "labels" if differing == {"labels"} else "vocabularies"
+        raise ValueError(f"{both}: their {what} differ, so that the same ids mean other ones")
+    remedy = "pass checkpoints of one stage of one run, or a smaller --last"
+    if f"{ATOM_PROJECTION}weight" in shapes and len(dictionaries) > 1:
+        raise ValueError(f"{both}: their latent heads predict codes over different dictionaries; {remedy}")
+    configs = [checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, wanted)]
+    beginnings = [_beginning(config) for config in configs]
+    if beginnings[0] != beginnings[1]:
+        raise ValueError(
+            f"{both}: they began with other weights ({beginnings[0]}; {beginnings[1]}), so that their mean is no "
+            f"model; {remedy}"
+        )
+    if len(untrained := {why_untrained(config) for config in configs}) > 1:
+        raise ValueError(f"{both}: of only one of them, {next(filter(None, untrained))}; {remedy}")
+
+
+def _beginning(config: Any) -> str:
+    """The weights with which a run began: those of a checkpoint, or those that the seed gives."""
+    checkpoint = config.get("checkpoint") or {}
+    start = checkpoint.get("finetune_from_model")
+    if not start and checkpoint.get("restore_file") not in (None, "", LAST):
+        start = checkpoint.get("restore_file")
+    return str(start) if start else f"those of --seed {(config.get('common') or {}).get('seed')}"
+
+
+def _differing(one: Path, other: Path) -> list[str]:
+    """Which of the dictionaries that lie beside both checkpoints have other symbols."""
+    names = (name for name in DICTIONARIES if all((path.parent / name).is_file() for path in (one, other)))
+    return [name for name in names if symbols_in(one.parent / name) != symbols_in(other.parent / name)]
+
+
+def _mean(weights: list[Tensor]) -> Tensor:
+    """The mean of weights of one shape; numbers that are not fractions, such as counts, are those of the last."""
+    last = weights[-1]
+    if not last.is_floating_point():
+        return last
+    total = sum((weight.double() for weight in weights), torch.zeros(last.shape, dtype=torch.float64))
+    return (total / len(weights)).to(torch.promote_types(last.dtype, torch.float32))

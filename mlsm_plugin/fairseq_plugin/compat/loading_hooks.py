@@ -1,0 +1,150 @@
+"""Weights before they are loaded, with a hook that torch calls private; what to do where a checkpoint does not fit.
+
+``checkpoint_utils.load_checkpoint_to_cpu``, with which all of fairseq's commands load, takes plain data only.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.file_io import PathManager
+from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
+
+from mlsm_plugin.core.files.finite_weights import check_finite_weights
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import names_in, read_contents
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import state_of, weights_in
+from mlsm_plugin.fairseq_plugin.compat.model_parts import POSITIONS, SOURCE_EMBEDDINGS, VOCABULARY_WEIGHTS
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
+from mlsm_plugin.fairseq_plugin.compat.version_shims import causes, open_config
+
+Look = Callable[[dict[str, Tensor], str], None]
+
+# how torch and fairseq say that a checkpoint does not fit
+OTHER_WEIGHTS, OTHER_AVERAGES = "Error(s) in loading state_dict", "loaded state dict "
+MISSHAPEN = re.compile(r"size mismatch for (\S+): .*?torch\.Size\(\[(.*?)\]\).*?torch\.Size\(\[(.*?)\]\)")
+OF_ANOTHER = re.compile(r"(Criterion|Optimizer) does not match\b.*\. (\w+) vs (\w+)$")
+# weights with a row for each position, after those up to the index of padding
+OPTIONS_OF_POSITIONS = {
+    POSITIONS: "--max-positions",
+    "encoder.embed_positions.weight": "--max-source-positions",
+    "decoder.embed_positions.weight": "--max-target-positions",
+}
+ROWS_BEFORE_POSITIONS = 2
+
+
+def before_loading(module: nn.Module, look: Look) -> None:
+    """Call ``look(weights, prefix)`` whenever ``module`` is to load weights, of which its own begin with ``prefix``.
+
+    ``look`` may change the dictionary in place, or raise.
+    """
+    module._register_load_state_dict_pre_hook(functools.partial(_show, look))  # which can be pickled
+
+
+def _show(look: Look, weights: dict[str, Tensor], prefix: str, *unused: Any) -> None:
+    look(weights, prefix)
+
+
+def apply() -> None:
+    """Let the trainer say in one line why a run cannot begin with a checkpoint, which each rank reads (idempotent)."""
+    if not getattr(Trainer.load_checkpoint, "says_what_does_not_fit", False):
+        Trainer.load_checkpoint = _saying_what_does_not_fit(Trainer.load_checkpoint)
+        checkpoint_utils.load_checkpoint_to_cpu = _reading_plain_data(checkpoint_utils.load_checkpoint_to_cpu)
+
+
+def _reading_plain_data(original: Any) -> Any:
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(path: str, arg_overrides: dict[str, Any] | None = None, *more: Any, **named: Any) -> Any:
+        if not os.path.isfile(path):
+            return original(path, arg_overrides, *more, **named)
+        state = state_of(read_contents(path, mapped=False), path, arg_overrides)
+        check_finite_weights(weights_in(state).items(), path)
+        return state
+
+    return load_checkpoint_to_cpu
+
+
+def _saying_what_does_not_fit(original: Any) -> Any:
+    @functools.wraps(original)
+    def load_checkpoint(self: Any, filename: str, *more: Any, **named: Any) -> Any:
+        last = Path(self.cfg.checkpoint.save_dir, LAST.replace(".pt", f"{self.checkpoint_suffix or ''}.pt"))
+        resumes = Path(filename) == last
+        if not resumes and not PathManager.isfile(filename):  # fairseq would begin anew
+            raise ValueError(f"the checkpoint {filename} does not exist")
+        if self.data_parallel_world_size > 1:  # torch >= 2.6 refuses the configuration that the first rank would send
+            with open_config(self.cfg.checkpoint):
+                self.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+        try:
+            loaded = original(self, filename, *more, **named)
+            if loaded is not None:
+                check_averages(self.optimizer.optimizer)
+        except Exception as error:
+            for reason in causes(error):
+                if problem := _problem(str(reason), filename, resumes):
+                    raise ValueError(f"{filename} {problem}") from error
+            raise
+        return loaded
+
+    load_checkpoint.says_what_does_not_fit = True  # type: ignore[attr-defined]
+    return load_checkpoint
+
+
+def check_averages(optimizer: Any) -> None:
+    """Raise ValueError if an optimizer of torch has loaded averages of another size, beyond which it would write."""
+    for parameter, state in optimizer.state.items():
+        average = state.get("exp_avg") if isinstance(state, dict) else None
+        if isinstance(average, Tensor) and average.shape != parameter.shape:
+            raise ValueError(f"{OTHER_AVERAGES}has averages of another size")
+
+
+def _problem(text: str, filename: str, resumes: bool) -> str | None:
+    """What is wrong with a checkpoint, and what to do, if the text of an error says so; else None."""
+    instead = "pass another --save-dir" if resumes else "to begin with its weights, pass it to --finetune-from-model"
+    if text.startswith(OTHER_WEIGHTS):
+        return _weights_that_do_not_fit(text, filename, instead if resumes else None)
+    if text.startswith(OTHER_AVERAGES):
+        return f"holds the averages of an optimizer for other weights than this model has; {instead}"
+    if found := OF_ANOTHER.match(" ".join(text.split())):
+        kind, saved, own = found.groups()
+        registry = CRITERION_REGISTRY if kind == "Criterion" else OPTIMIZER_REGISTRY
+        names = {one.__name__: name for name, one in registry.items()}
+        flag = f"--{kind.lower()}"
+        return f"was trained with {flag} {names.get(saved, saved)}, and not {names.get(own, own)}; {instead}"
+    return None
+
+
+def _weights_that_do_not_fit(text: str, filename: str, instead: str | None) -> str:
+    shapes = {name: (there.split(", "), here.split(", ")) for name, there, here in MISSHAPEN.findall(text)}
+    rows = {name: (int(there[0]), int(here[0])) for name, (there, here) in shapes.items() if there[1:] == here[1:]}
+    missing, unexpected = (
+        re.findall('"([^"]+)"', found[0])
+        if (found := re.findall(rf"{kind} key\(s\) in state_dict: (.*)", text))
+        else []
+        for kind in ("Missing", "Unexpected")
+    )
+    of_symbols = [rows[name] for name in (*VOCABULARY_WEIGHTS, SOURCE_EMBEDDINGS) if name in rows]
+    if of_symbols:
+        there, here = of_symbols[0]
+        return (
+            f"was trained with a vocabulary of {there} symbols, and dict.txt gives this model {here}; "
+            f"{instead or 'binarize the text with the tokenizer of the checkpoint'}"
+        )
+    if shapes and not missing and not unexpected and set(shapes) <= set(rows) & set(OPTIONS_OF_POSITIONS):
+        flags = [f"{OPTIONS_OF_POSITIONS[name]} {there - ROWS_BEFORE_POSITIONS}" for name, (there, _) in rows.items()]
+        return f"has other positions than this model; pass {' '.join(flags)}"
+    parts = [f"it lacks {len(missing)} weights (first: {missing[0]})"] if missing else []
+    parts += [f"it has {len(unexpected)} others (first: {unexpected[0]})"] if unexpected else []
+    for name, (there, here) in list(shapes.items())[:1]:
+        parts += [f"{len(shapes)} have another shape ({name}: {' x '.join(there)}, here {' x '.join(here)})"]
+    names = names_in(read_contents(filename))
+    return (
+        f"does not fit this model: {', '.join(parts)}; "
+        f"{instead or 'pass the architecture of the checkpoint and its sizes'} "
+        f"(--arch {names['model']}, --task {names['task']})"
+    )

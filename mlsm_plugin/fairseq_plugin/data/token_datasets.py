@@ -1,0 +1,256 @@
+"""Datasets of values for the tokens of each sample: positions, masks, codes; and whether a batch has padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset, Dictionary
+from torch import Tensor
+
+from mlsm_plugin.core.masking.chosen_tokens import chosen_sizes
+from mlsm_plugin.core.masking.masked_share import MaskReplacement
+from mlsm_plugin.core.sparse_coding.code_store import CodeStore
+from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
+from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, strongest_of_padded
+from mlsm_plugin.fairseq_plugin.data.token_blocks import SizedDataset, is_known
+from mlsm_plugin.fairseq_plugin.text.symbol_files import own_special_symbols, special_symbols
+
+
+class TokenPositionsDataset(SizedDataset):
+    """Item ``i`` holds the flat positions of the tokens of sentence ``i`` of a binarized split.
+
+    Wrapped in the same datasets as the split (blocks, prepended BOS), it gives the row in the code store of every token
+    of every sample. The ``sizes`` (n_sentences,) are copied. Keep a reference to the split during the call:
+    ``TokenPositionsDataset(load_split(...).sizes)`` would read unmapped memory.
+    """
+
+    def __init__(self, sizes: np.ndarray) -> None:
+        super().__init__()
+        # copied, since fairseq unmaps the sizes of a memory-mapped split when the split is garbage-collected
+        self.sizes = np.array(sizes)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(int(self.starts[index]), int(self.starts[index + 1]))
+
+
+@dataclass(frozen=True)
+class SplitCoverage:
+    """How many positions a split has, and the share that is coded, as :func:`covered_positions` has it."""
+
+    num_tokens: int
+    coverage: float = 1.0
+    seed: int = 0
+
+
+def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage], mask_prob: float) -> np.ndarray:
+    """The masking probability of each token of a sample, ``(T,)`` float64.
+
+    It is ``mask_prob / coverage`` at covered positions and 0 elsewhere, so that on average the share ``mask_prob`` of
+    the positions is masked, whatever the coverage, which must not be less than it. ``positions`` ``(T,)`` are flat ones
+    in the text of all ``splits``, in order; negative for a token that is in none.
+    """
+    assert all(mask_prob <= split.coverage for split in splits)
+    starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
+    numbers = np.searchsorted(starts, positions, side="right") - 1  # -1 for no position
+    probabilities = np.zeros(len(positions))
+    for number in np.unique(numbers[numbers >= 0]):
+        split, tokens = splits[number], numbers == number
+        covered = covered_positions(positions[tokens] - starts[number], coverage=split.coverage, seed=split.seed)
+        probabilities[tokens] = covered * (mask_prob / split.coverage)
+    return probabilities
+
+
+class CoveredMaskTokensDataset(BaseWrapperDataset):
+    """fairseq's ``MaskTokensDataset`` with masks among covered positions only.
+
+    Each content token is masked independently with its probability (:func:`masking_probabilities`); BOS, EOS, padding
+    and unknown tokens are never masked. The masks depend only on the seed, the epoch and the index of the sample. Use
+    :meth:`apply_mask`.
+
+    Args:
+        tokens: dataset of the ids of each sample ``(T,)``.
+        positions: dataset of the flat positions of the same tokens ``(T,)``.
+        splits, mask_prob: as of :func:`masking_probabilities`.
+        vocab: the symbols, including ``<mask>``.
+        return_masked_tokens: yield targets (the original id of masked tokens, padding elsewhere) instead of inputs.
+        seed: seed of the masks, not negative.
+        fates: what becomes of masked tokens.
+        freq_weighted_replacement: draw random symbols in proportion to their counts in ``vocab``.
+    """
+
+    def __init__(
+        self,
+        tokens: Any,
+        positions: Any,
+        splits: Sequence[SplitCoverage],
+        mask_prob: float,
+        vocab: Dictionary,
+        *,
+        return_masked_tokens: bool,
+        seed: int = 1,
+        fates: MaskReplacement = MaskReplacement(),  # noqa: B008
+        freq_weighted_replacement: bool = False,
+    ) -> None:
+        super().__init__(tokens)
+        self.positions, self.splits, self.mask_prob = positions, splits, mask_prob
+        self.vocab, self.return_masked_tokens, self.seed, self.fates = vocab, return_masked_tokens, seed, fates
+        weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
+        weights[special_symbols(vocab)] = 0
+        self._cumulative = np.cumsum(weights) / weights.sum()
+        self.epoch = 0
+        # a batch reads an input three times (ids, length, count) and a target twice
+        self._latest: tuple[tuple[int, int], torch.Tensor] | None = None
+
+    @classmethod
+    def apply_mask(cls, *data: Any, **settings: Any) -> "tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]":
+        """The dataset of inputs and the dataset of targets, with the same masks."""
+        return cls(*data, return_masked_tokens=False, **settings), cls(*data, return_masked_tokens=True, **settings)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.positions.set_epoch(epoch)
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        key, latest = (self.epoch, int(index)), self._latest
+        if latest is None or latest[0] != key:
+            latest = self._latest = (key, self._masked(*key))
+        return latest[1]
+
+    def _masked(self, epoch: int, index: int) -> torch.Tensor:
+        tokens = self.dataset[index]
+        probabilities = masking_probabilities(self.positions[index].numpy(), self.splits, self.mask_prob)
+        rng = np.random.default_rng([self.seed, epoch, index])
+        masked = rng.random(len(tokens)) < probabilities * is_known(tokens, self.vocab).numpy()
+        ids = tokens.numpy()
+        assert not (ids == self.vocab.index("<mask>")).any(), f"sample {index} already holds <mask>"
+        if self.return_masked_tokens:
+            return torch.from_numpy(np.where(masked, ids, self.vocab.pad()))
+        mask = self.vocab.index("<mask>")
+        return torch.from_numpy(self.fates.written(ids, masked, rng, mask=mask, cumulative=self._cumulative))
+
+
+class MaskedCodesDataset(BaseWrapperDataset):
+    """Looks up the codes of the masked tokens by their positions, and keeps the ``top`` strongest atoms (None: all).
+
+    Only the rows of masked tokens are read. The rows of a batch are in the order in which ``target.ne(pad)`` selects
+    the masked tokens from the right-padded batch. ``positions`` and ``targets`` have the flat positions and the targets
+    of each sample's tokens ``(T,)``; a target is ``pad`` for tokens that are not masked.
+    """
+
+    def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int, top: int | None = None) -> None:
+        super().__init__(positions)
+        self.targets, self.store, self.pad, self.top = targets, store, pad, top
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.dataset[index][self.targets[index] != self.pad]
+
+    def collater(self, samples: list[torch.Tensor]) -> dict[str, Any]:
+        """``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0; and
+        ``number``, how many rows have an atom.
+
+        The store has float16 too, and fairseq's fp16 and bf16 modes do not convert it.
+        """
+        atoms, weights = self.store.lookup(torch.cat(samples).numpy())
+        if self.top is not None:
+            atoms, weights = strongest_of_padded(atoms, weights, self.top)
+        number = int((weights > 0).any(axis=1).sum())
+        return {"atoms": torch.from_numpy(atoms), "weights": torch.from_numpy(weights), "number": number}
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.targets.set_epoch(epoch)
+
+
+class KnownTargetsDataset(BaseWrapperDataset):
+    """Inputs or targets without the masks of special and unknown tokens; all other masks stay. Use :meth:`of`.
+
+    Special are the tokens that begin and end a text, and those of the tokenizer's own list. ``values`` are the inputs
+    or targets of each sample ``(T,)``. Where the target is one of ``unmasked``, they become the ``instead``, or the
+    target, which is the original token, if that is None.
+    """
+
+    def __init__(self, values: Any, targets: Any, *, unmasked: Tensor, instead: int | None) -> None:
+        super().__init__(values)
+        self.targets, self.unmasked, self.instead = targets, unmasked, instead
+
+    @classmethod
+    def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
+        """The dataset of inputs and that of targets."""
+        unmasked = torch.tensor([vocab.bos(), vocab.eos(), vocab.unk(), *own_special_symbols(vocab)])
+        kept_inputs = cls(inputs, targets, unmasked=unmasked, instead=None)
+        return kept_inputs, cls(targets, targets, unmasked=unmasked, instead=vocab.pad())
+
+    def __getitem__(self, index: int) -> Tensor:
+        values, targets = self.dataset[index], self.targets[index]
+        original = targets if self.instead is None else torch.full_like(targets, self.instead)
+        return torch.where(torch.isin(targets, self.unmasked), original, values)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.targets.set_epoch(epoch)
+
+
+class MaskRanksDataset(BaseWrapperDataset):
+    """A random number below ``END`` for each token of a sample, ``(T,)`` int32: which masks go first.
+
+    With ``words``, which says of tokens ``(T,)`` where words begin, the tokens of a word share theirs. The numbers
+    depend on the seed, the epoch and the index alone.
+    """
+
+    END = 2**31 - 1
+
+    def __init__(self, samples: Any, *, seed: int, words: Any = None) -> None:
+        super().__init__(samples)
+        self.seed, self.words, self.epoch = seed, words, 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        rng = np.random.default_rng([self.seed, self.epoch, index, 1])
+        ranks = rng.integers(self.END, size=int(self.dataset.size(index)))
+        if self.words is not None:
+            ranks = ranks[
+                np.cumsum(self.words.gather(0, self.dataset[index]).numpy(), dtype=np.int64) - 1
+            ]  # BOS begins a word
+        return torch.from_numpy(ranks.astype(np.int32))
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+
+class BatchPaddingDataset(SizedDataset):
+    """Lengths of samples, which collate to a bool: whether any of the batch is shorter than the longest."""
+
+    def __init__(self, sizes: np.ndarray) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def collater(self, samples: list[int]) -> bool:
+        """Whether a batch of samples of these lengths has padding."""
+        return len(set(samples)) > 1
+
+
+class MaskedSizesDataset(BaseWrapperDataset):
+    """Numbers of masked tokens and lengths of samples, which collate to :func:`chosen_sizes`.
+
+    ``targets`` are ``(T,)`` of each sample, ``pad`` for tokens that are not masked. ``share`` is as there.
+    """
+
+    def __init__(self, targets: Any, pad: int, share: float | None) -> None:
+        super().__init__(targets)
+        self.pad, self.share = pad, share
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        targets = self.dataset[index]
+        return int((targets != self.pad).sum()), len(targets)
+
+    def collater(self, samples: list[tuple[int, int]]) -> tuple[int, int, int]:
+        """The sizes of a batch."""
+        counts, lengths = zip(*samples, strict=True)
+        return chosen_sizes(counts, lengths, self.share)

@@ -1,0 +1,252 @@
+"""Pre-training of the auxiliary masked LM with fairseq's own trainer."""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from mlsm_plugin.core.files.atomic_files import PathLike, link_file
+from mlsm_plugin.core.files.model_files import copy_tokenizer
+from mlsm_plugin.core.files.output_lock import only_writer, run_child
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import parts_of, read_contents
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import architecture_of, optimizer_of, updates_of
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST, repair_last
+from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
+from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of, split_fingerprint
+
+logger = logging.getLogger(__name__)
+
+# a partially trained auxiliary model is useful, too (Berend, BabyLM 2023)
+KEPT_PERCENTAGES = (10, 25, 50, 100)
+DEFAULT_ARCHITECTURE = "mlsm_modern_small"
+MASKS = {"mask_prob": 0.3, "mask_prob_end": 0.15}  # of mlsm_modern
+DECIDE_MASKS = {"--task", "--mask-prob", "--mask-prob-end", "--mask-multiple-length", "--skip-masking"}
+# flags that can end a run before its last update
+EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
+
+
+def separate_words(flags: Sequence[str]) -> list[str]:
+    """The flags with ``--flag=value`` as two words, so that each flag is found by its name.
+
+    A value that begins with a dash stays where it is: as a word of its own, it would be taken for a flag.
+    """
+    words = []
+    for word in flags:
+        name, equals, value = word.partition("=")
+        words += [name, value] if equals and name.startswith("--") and not value.startswith("-") else [word]
+    return words
+
+
+def block_flags(blocks: BlockSettings) -> list[str]:
+    """The flags of ``fairseq-train`` for its blocks."""
+    return ["--tokens-per-sample", str(blocks.tokens_per_sample), "--sample-break-mode", blocks.sample_break_mode]
+
+
+def default_flags(
+    max_update: int, arch: str, given: list[str], *, optimizer: str | None = None, run: Path | None = None
+) -> list[str]:
+    """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
+
+    The learning rate rises and falls over ``max_update`` updates. ``mlsm_modern`` and ``mlsm_deberta`` have no dropout,
+    learn at a higher rate, and begin with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps those that
+    it began with.
+    Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
+    """
+    optimizer, modern = optimizer or _optimizer(None, given, arch), _is_modern(arch)
+    dropout = [] if modern else ["--dropout", "0.1", "--attention-dropout", "0.1"]
+    flags = [
+        *("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", arch, "--autocast", "auto"),
+        *("--sample-break-mode", "complete", "--tokens-per-sample", "512"),
+        *("--skip-invalid-size-inputs-valid-test", "--required-batch-size-multiple", "1"),
+        *("--clip-norm", "1.0", *dropout, "--lr", "1e-3" if modern else "5e-4"),
+        *("--batch-size", "32", "--seed", "1"),
+        *("--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"),
+        *("--log-format", "simple", "--log-interval", "100"),
+    ]
+    if "--optimizer" not in given:
+        flags += ["--optimizer", optimizer, "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"]
+        flags += ["--weight-decay", "0.01"]
+    if "--lr-scheduler" not in given:
+        flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
+        flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
+    if modern:
+        chosen = dict(pairwise(given)).get("--optimizer", optimizer)
+        weights = "bert" if chosen == "muon" and arch.startswith("mlsm_modern") else "width"
+        flags += _beginning(run, weights, masks=not DECIDE_MASKS & set(given))
+    if "--mask-prob-end" in {*flags, *given}:  # a part of the run has another --max-update
+        flags += ["--mask-updates", str(max_update)]
+    return flags
+
+
+def _is_modern(arch: str) -> bool:
+    return arch.startswith(("mlsm_modern", "mlsm_deberta"))
+
+
+def _beginning(run: Path | None, weights: str, *, masks: bool) -> list[str]:
+    """The flags of the initial ``weights``, and perhaps of the ``masks``, of a run, which may be there."""
+    options: dict[str, object] = {**MASKS, "initialization": weights}
+    if run is not None and run.exists():
+        parts = parts_of(read_contents(run))
+        options = {name: {**parts["model"], **parts["task"]}.get(name) for name in options}
+    kept = {name: value for name, value in options.items() if value is not None and (masks or name not in MASKS)}
+    return as_flags(kept)
+
+
+def as_flags(options: Mapping[str, object]) -> list[str]:
+    """Options by name as words of a command."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def pretrain(
+    data_bin: PathLike,
+    save_dir: PathLike,
+    *,
+    arch: str | None,
+    max_update: int,
+    flags: list[str],
+    keep_at: Sequence[int] = KEPT_PERCENTAGES,
+) -> list[Path]:
+    """Train, keeping ``checkpoint_at_P_percent.pt`` for some percentages P of the updates; returns them.
+
+    The trainer stops at each of them and resumes from there, as it does after a kill. The last checkpoint of a run that
+    ended early is returned, too. ValueError if the trainer failed, or ``save_dir`` holds a run on other data.
+
+    Args:
+        data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.
+        save_dir: folder for the checkpoints; a run that is already there is resumed.
+        arch: a fairseq architecture; None: that of the run that is there, else ``mlsm_modern_small``.
+        max_update: total number of updates.
+        flags: further ``fairseq-train`` flags, see :func:`separate_words`; they override the defaults.
+        keep_at: the percentages, from 1 to 100; that at 100 % is always kept.
+    """
+    save_dir = Path(save_dir)
+    last = save_dir / LAST
+    begin_run(data_bin, save_dir)
+    goals = {
+        save_dir / f"checkpoint_at_{percentage}_percent.pt": max(1, max_update * percentage // 100)
+        for percentage in sorted({*keep_at, 100})
+    }
+    early = None
+    for snapshot, goal in goals.items():
+        if goal < max_update and _is_model_after(goal, snapshot):
+            continue
+        train_until(goal, data_bin, save_dir, arch=arch, max_update=max_update, flags=flags)
+        if early := early_end(save_dir, goal, flags):
+            logger.warning("%s", early)
+            break
+        if updates_of(last) == goal:
+            link_file(last, snapshot)
+    kept = [snapshot for snapshot, goal in goals.items() if _is_model_after(goal, snapshot)]
+    for other in (snapshot for snapshot in goals if snapshot not in kept and snapshot.exists()):
+        message = "%s is not the model after update %d of %d; delete or rename it"
+        logger.warning(message, other, goals[other], max_update)
+    return [*kept, last] if early and last.exists() else kept
+
+
+def early_end(save_dir: Path, goal: int, flags: Sequence[str]) -> str | None:
+    """One line on a run whose training has ended before an update, and on the flags that may be why; else None."""
+    reached = updates_of(save_dir / LAST)
+    if reached >= goal:
+        return None
+    given = [f"{flag} {value}" for flag, value in pairwise(flags) if flag in EARLY_ENDS]
+    reason = " or ".join(given) or "the trainer's own message is above"
+    return f"training ended after update {reached}, before update {goal} ({reason}): {save_dir}"
+
+
+def _is_model_after(updates: int, checkpoint: Path) -> bool:
+    """Whether a checkpoint is there and whole, and has seen so many updates."""
+    try:
+        return updates_of(checkpoint) == updates
+    except ValueError:
+        return False
+
+
+def begin_run(data_bin: PathLike, save_dir: Path) -> None:
+    """Make the folder of a run: the record of its data, and the tokenizer; repair its last checkpoint.
+
+    OSError if a dataset lacks its dictionary or its training split, ValueError if the folder holds a run on other data,
+    or is damaged, or the datasets have different vocabularies.
+    """
+    folders = folders_of(data_bin)
+    found = [split_fingerprint(Path(folder, "train")) for folder in folders]
+    advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
+    content: dict[str, object] = {"train": found if len(found) > 1 else found[0]}
+    before = PlannedFolder(save_dir, content, plan_file="data.json").found
+    valid = Path(folders[0], "valid")  # the best model is chosen on it
+    if valid.with_suffix(".idx").is_file() and (before is None or "valid" in before):
+        content["valid"] = split_fingerprint(valid)
+    plan = PlannedFolder(save_dir, content, plan_file="data.json", advice=advice)
+    repair_last(save_dir / LAST)
+    with only_writer(save_dir):  # the trainer takes the lock later
+        plan.begin()
+        copy_tokenizer(folders[0], save_dir)
+
+
+def train_until(
+    goal: int,
+    data_bin: PathLike,
+    save_dir: Path,
+    *,
+    arch: str | None,
+    max_update: int,
+    flags: list[str],
+    part: Sequence[str] = (),
+) -> None:
+    """Train until update ``goal``, unless the run has got there; a run that is there is resumed.
+
+    The flags ``part`` of this part of the run override ``flags``; the other arguments are those of :func:`pretrain`.
+    ValueError if the run that is there has another architecture, or the trainer failed.
+    """
+    last = save_dir / LAST
+    if updates_of(last) >= goal:
+        return
+    if arch and last.exists() and architecture_of(last) != arch:
+        raise ValueError(
+            f"{save_dir} holds a run with --arch {architecture_of(last)}, and not {arch}; leave --arch out to resume "
+            "it, or choose another --save-dir"
+        )
+    source = last if last.exists() else _restored(flags)
+    chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
+    optimizer = _optimizer(source, flags, chosen)
+    defaults = default_flags(max_update, chosen, flags, optimizer=optimizer, run=last)
+    status = run_child(
+        [
+            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", PACKAGE_DIR),
+            *("--save-dir", str(save_dir), *defaults, *_without_restart(flags, last), *part),
+            *("--max-update", str(goal)),
+        ]
+    )
+    if status != 0:
+        raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
+
+
+def _restored(flags: list[str]) -> Path | None:
+    """The checkpoint that ``--restore-file`` names, if it is there."""
+    if "--restore-file" not in flags[:-1]:
+        return None
+    named = Path(flags[flags.index("--restore-file") + 1])
+    return named if named.is_file() else None
+
+
+def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:
+    """The optimizer that can continue the checkpoint ``source``, and that the flags allow; else the best one."""
+    if {"--memory-efficient-fp16", "--memory-efficient-bf16"} & set(flags):
+        return "adam"
+    if source is not None and "--reset-optimizer" not in flags:
+        begun = {"FairseqAdam": "adam", "FusedAdamW": "fused_adamw"}.get(optimizer_of(source))
+        if begun:
+            return begun
+    flat = {"--fp16", "--bf16"} & set(flags) and "--fp16-no-flatten-grads" not in flags  # all weights are one vector
+    return "muon" if _is_modern(arch) and not flat else "fused_adamw"
+
+
+def _without_restart(flags: list[str], last: Path) -> list[str]:
+    """The flags without ``--restore-file``, which must not send back a run that has a checkpoint of its own."""
+    if not last.exists() or "--restore-file" not in flags:
+        return flags
+    where = flags.index("--restore-file")
+    resets = {"--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader"}
+    return [flag for flag in flags[:where] + flags[where + 2 :] if flag not in resets]

@@ -1,0 +1,160 @@
+"""MLSM in stages with the codes of the model itself: how each stage is trained, and on which codes."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mlsm_plugin.core.coding.block_coding import CodingFigures
+from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
+from mlsm_plugin.core.coding.settings import ONLINE, STORE, StageSettings
+from mlsm_plugin.core.coding.split_coder import CodingSettings
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.hidden_states.devices import default_device, has_fast_bf16
+from mlsm_plugin.core.hidden_states.settings import BlockSettings
+from mlsm_plugin.core.hidden_states.sources import source_of
+from mlsm_plugin.core.sparse_coding.coder import load_coder
+from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split, learn_from_split
+from mlsm_plugin.fairseq_plugin.compat.binarized_files import combined_splits
+from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of
+from mlsm_plugin.fairseq_plugin.pipelines.pretraining import (
+    begin_run,
+    block_flags,
+    early_end,
+    separate_words,
+    train_until,
+)
+from mlsm_plugin.fairseq_plugin.pipelines.staged_pretraining import Stage, plan_of, run_stages, stages_of
+
+CHOSEN_HERE = ("--task", "--criterion", "--num-atoms", "--best-checkpoint-metric")
+Coded = Callable[[str, Callable[[], CodingFigures]], object]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is trained on which codes."""
+
+    data_bin: str
+    settings: StageSettings
+    learning: LearningSettings
+    layer: int | None
+    blocks: BlockSettings
+    flags: Sequence[str]
+    coded: Coded
+
+    def of_training(self) -> dict[str, Any]:
+        """What, with the number of updates, decides the result of the first stage."""
+        own = {name: getattr(self.settings, name) for name in ("stages", "mlm_weight")}
+        return {**own, "atoms": self.learning.atoms, "seed": self.learning.seed, "blocks": vars(self.blocks)}
+
+    def of_codes(self) -> dict[str, Any]:
+        """What else decides the result of the later stages."""
+        own = {name: getattr(self.settings, name) for name in ("latent_weight", "latent_source", "latent_top")}
+        names = ["lambda_", "iterations"] if self.learning.coder == LASSO else ["k", "matryoshka"]
+        names = ["coder", "tokens", *names]
+        return {**own, "layer": self.layer, **{name.strip("_"): getattr(self.learning, name) for name in names}}
+
+    def folders(self, stage: Stage) -> list[tuple[str, Path]]:
+        """The datasets, each with the folder of its codes."""
+        first, *more = folders_of(self.data_bin)
+        others = [(data, stage.folder / f"data-{number}") for number, data in enumerate(more, start=2)]
+        return [(first, stage.folder), *others]
+
+    def flags_of(self, stage: Stage) -> list[str]:
+        """The flags of ``fairseq-train`` that a stage has of its own."""
+        settings, learning = self.settings, self.learning
+        flags = ["--criterion", "latent_semantic_kl", "--mlm-weight", str(settings.mlm_weight)]
+        flags += ["--num-atoms", str(learning.atoms)]
+        flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss is another one in each stage
+        if stage.number == 0:
+            return ["--task", "plain_masked_lm", "--latent-weight", "0", *flags]
+        flags += ["--task", "masked_latent_semantic", "--latent-weight", str(settings.latent_weight)]
+        flags += ["--latent-top", str(settings.latent_top)] if settings.latent_top else []
+        if settings.latent_source == STORE:
+            return [*flags, "--latent-codes", os.pathsep.join(str(codes) for _, codes in self.folders(stage))]
+        flags += ["--latent-source", ONLINE, "--auxiliary-checkpoint", str(stage.teacher)]
+        flags += ["--auxiliary-fp16"] if learning.fp16 else []
+        return [*flags, "--latent-dictionary", str(stage.dictionary)]
+
+    def make_codes(self, stage: Stage) -> None:
+        """Learn the dictionary of a stage and code with it; does nothing where that is done."""
+        teacher, folders = str(stage.teacher), self.folders(stage)
+        layer = source_of(teacher).layers_of(teacher) if self.layer is None else self.layer
+        learning = replace(self.learning, layer=layer)
+        learn_from_split(folders[0][0], teacher, stage.dictionary, learning, self.blocks)
+        if self.settings.latent_source == ONLINE:
+            return
+        how = {name: getattr(learning, name) for name in ("device", "fp16", "threads", "batch_tokens")}
+        coding = CodingSettings(layer, self.blocks, **how)
+        encode = partial(encode_split, auxiliary=teacher, coder=load_coder(stage.dictionary), settings=coding)
+        train, *validated = coded_splits(folders[0][0], self.flags)
+        for number, (data, codes) in enumerate(folders):
+            for split in [train] if number else [train, *validated]:
+                self.coded(split, partial(encode, data, split, output=codes))
+
+
+def pretrain_in_stages(
+    data_bin: PathLike,
+    save_dir: PathLike,
+    settings: StageSettings,
+    learning: LearningSettings,
+    blocks: BlockSettings,
+    *,
+    layer: int | None = None,
+    arch: str | None = None,
+    max_update: int = 100_000,
+    flags: Sequence[str] = (),
+    coded: Coded = lambda split, encode: encode(),
+) -> str | None:
+    """Run the stages that are missing; returns one line on a training that ended early, else None.
+
+    ValueError if a part failed, ``save_dir`` holds another run, or a flag is one that each stage has of its own.
+
+    Args:
+        data_bin, save_dir, arch, max_update, flags: :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
+        learning: the coder of each stage, and how the frozen copy runs: unless it says so, on the device and in the
+            precision of the training. Its layer does not count.
+        blocks: samples of the training and of the coding.
+        layer: whose hidden states are coded; None: the last one.
+        coded: runs what codes a split, whose name it gets, and shows the figures.
+    """
+    save_dir, flags = Path(save_dir), separate_words(flags)
+    for flag in CHOSEN_HERE:
+        if flag in flags:
+            raise ValueError(f"{flag} is chosen for each stage by `mlsm pretrain`; leave it out, or use fairseq-train")
+    device = learning.device or ("cpu" if "--cpu" in flags else None)
+    learning = replace(learning, device=device, fp16=learning.fp16 or in_half_precision(device, flags))
+    run = _Run(os.fspath(data_bin), settings, learning, layer, blocks, flags, coded)
+    stages = stages_of(save_dir, max_update, settings.stages)
+    begin_run(data_bin, save_dir)
+    of_codes = run.of_codes()
+    plan_of(stages, save_dir, {"max_update": max_update, **run.of_training(), **of_codes}, list(of_codes)).begin()
+    flags = [*flags, "--seed", str(learning.seed), *block_flags(blocks)]
+
+    def train(stage: Stage) -> None:
+        train_until(
+            *(stage.end, data_bin, save_dir), arch=arch, max_update=max_update, flags=flags, part=run.flags_of(stage)
+        )
+        if stage is not stages[-1] and (early := early_end(save_dir, stage.end, flags)):
+            raise ValueError(f"{early}; the next stage begins with the model after update {stage.end}")
+
+    run_stages(stages, save_dir, seed=learning.seed, make_codes=run.make_codes, train=train)
+    return early_end(save_dir, max_update, flags)
+
+
+def in_half_precision(device: str | None, flags: Sequence[str]) -> bool:
+    """Whether a training with these flags computes in half precision."""
+    autocast = flags[flags.index("--autocast") + 1] if "--autocast" in flags[:-1] else "auto"
+    return autocast == "bf16" or (autocast == "auto" and has_fast_bf16(default_device(device)))
+
+
+def coded_splits(data: str, flags: Sequence[str]) -> list[str]:
+    """The split that is trained on, and those of the first dataset that are validated on."""
+    values = dict(pairwise(flags))
+    chosen = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]
+    if {"--combine-valid-subsets", "--combine-val"} & set(flags):
+        chosen += [Path(split).name for split in combined_splits(os.path.join(data, "valid"))]
+    return list(dict.fromkeys(chosen))

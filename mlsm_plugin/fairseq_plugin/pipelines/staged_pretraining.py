@@ -1,0 +1,164 @@
+"""MLSM without a second model: the codes of a stage are those of the model at its beginning.
+
+The first stage is plain masked LM. Each later stage begins with a frozen copy of the model, from whose hidden states a
+dictionary is learned; the model then predicts its codes, together with the masked tokens. One learning-rate schedule,
+one optimizer and one order of the data span all stages. The latent head is there from the first stage on, so that the
+optimizer's state stays valid. An auxiliary model that is the model itself is in the published code of Berend (2023).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlsm_plugin.core.files.atomic_files import link_file, read_json, write_json
+from mlsm_plugin.core.files.json_checks import check_json, fields
+from mlsm_plugin.core.files.output_lock import in_turn
+from mlsm_plugin.core.files.planned_folder import PlannedFolder
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import WORDS, save_whole, updates_of
+from mlsm_plugin.fairseq_plugin.compat.model_parts import ATOM_PROJECTION
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
+
+TEACHER = "model.pt"
+SECONDS = "seconds.json"
+PLAN = "stages.json"
+INITIAL_DEVIATION = 0.02  # of the weights of BERT's linear layers
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run: the updates from ``begin`` to ``end``; stage number 0 is masked LM alone."""
+
+    number: int
+    begin: int
+    end: int
+    folder: Path  # of the frozen copy of the model at the beginning, the dictionary learned from it, and the codes
+
+    @property
+    def teacher(self) -> Path:
+        """The frozen copy of the model."""
+        return self.folder / TEACHER
+
+    @property
+    def dictionary(self) -> Path:
+        """The folder of the dictionary."""
+        return self.folder / "dictionary"
+
+
+def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> list[Stage]:
+    """The stages of a run of ``max_update`` updates; one with codes begins at each of ``percentages`` of them.
+
+    ValueError if a percentage is not from 1 to 99, or a stage would have no update.
+    """
+    if not percentages or not all(1 <= percentage <= 99 for percentage in percentages):
+        raise ValueError(f"--stages takes percentages from 1 to 99, got {' '.join(map(str, percentages)) or 'none'}")
+    bounds = [0, *(max_update * percentage // 100 for percentage in percentages), max_update]
+    if any(end <= begin for begin, end in pairwise(bounds)):
+        raise ValueError(
+            f"with --stages {' '.join(map(str, percentages))} and --max-update {max_update} a stage has no update; "
+            "the percentages must ascend, and more updates help"
+        )
+    return [
+        Stage(number, begin, end, save_dir / f"stage-{number}") for number, (begin, end) in enumerate(pairwise(bounds))
+    ]
+
+
+def plan_of(
+    stages: Sequence[Stage], save_dir: Path, settings: dict[str, Any], of_codes: Sequence[str]
+) -> PlannedFolder:
+    """The record of what decides the stages of a run; other settings must not continue it.
+
+    A run that has not saved a checkpoint yet may begin with other settings. One without a dictionary yet may have other
+    settings of its codes (``of_codes`` names them): to correct a layer that the model lacks must not cost the first
+    stage. ValueError if the record is damaged.
+    """
+    path = save_dir / PLAN
+    folder = PlannedFolder(save_dir, settings, plan_file=PLAN, advice="Choose another --save-dir")
+    if updates_of(save_dir / LAST) == 0:
+        folder.forget()
+    elif path.exists() and not stages[1].dictionary.exists():
+        known = check_json(read_json(path), fields(), path)
+        write_json(path, {name: (settings if name in of_codes else known).get(name) for name in settings})
+    return folder
+
+
+def begin_stage(stage: Stage, save_dir: Path) -> None:
+    """Keep the frozen copy of the model; raises ValueError if it is missing and the run is beyond this point."""
+    last = save_dir / LAST
+    if stage.teacher.exists():
+        return
+    if updates_of(last) != stage.begin:
+        raise ValueError(
+            f"{stage.teacher}, the model after update {stage.begin}, is missing, and {last} has seen "
+            f"{updates_of(last)} updates; restore it, or begin in an empty folder"
+        )
+    stage.folder.mkdir(parents=True, exist_ok=True)
+    link_file(last, stage.teacher)
+
+
+def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
+    """Replace the latent head in the last checkpoint by a new one, if the stage has not begun to train."""
+    last = save_dir / LAST
+    if updates_of(last) != stage.begin:
+        return
+    state = read_contents(last)
+    generator = torch.Generator().manual_seed(seed + stage.number)
+    for name, weights in state["model"].items():
+        if ATOM_PROJECTION in name:
+            new = torch.zeros_like(weights)
+            if weights.dim() == 2:
+                new.normal_(0, INITIAL_DEVIATION, generator=generator)
+            state["model"][name] = new
+    of_task = state.pop("task_state", None) or {}  # but for the words, it is about the codes of the stage before
+    if WORDS in of_task:
+        state["task_state"] = {WORDS: of_task[WORDS]}
+    save_whole(state, last)
+
+
+@contextmanager
+def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
+    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run resumes."""
+    path, name = save_dir / SECONDS, f"stage {stage.number}: {part}"
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        found = read_json(path) if path.exists() else {}
+        found[name] = round(found.get(name, 0) + time.perf_counter() - start, 2)
+        write_json(path, found)
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    save_dir: Path,
+    *,
+    seed: int,
+    make_codes: Callable[[Stage], None],
+    train: Callable[[Stage], None],
+) -> None:
+    """Run what is missing of all stages, in order.
+
+    Each stage with codes after the first one has other codes, and so a new latent head, drawn by ``seed``.
+    ``make_codes`` learns the dictionary of a stage and codes with it, and does nothing where that is done; ``train``
+    trains until its end.
+    """
+    for stage in stages:
+        if updates_of(save_dir / LAST) >= stage.end:
+            continue
+        what = "masked LM" if stage.number == 0 else "masked LM and the codes of the model as it is now"
+        part = f"stage {stage.number + 1} of {len(stages)}, updates {stage.begin + 1} to {stage.end}"
+        print(f"\n{part}: {what}", flush=True)
+        if stage.number > 0:
+            begin_stage(stage, save_dir)
+            with measured(save_dir, stage, "codes"), in_turn(save_dir):  # the first of several ranks makes them
+                make_codes(stage)
+        if stage.number > 1:
+            restart_head(stage, save_dir, seed)
+        with measured(save_dir, stage, "training"):
+            train(stage)

@@ -1,0 +1,11 @@
+"""fairseq's tasks, which compose datasets and define their options; the mathematics is in ``losses``."""
+
+from mlsm_plugin.fairseq_plugin.tasks import (
+    base_masked_lm,
+    masked_latent_semantic,
+    nonparametric_masked_lm,
+    span_denoising,
+    taco,
+)
+
+__all__ = ["base_masked_lm", "masked_latent_semantic", "nonparametric_masked_lm", "span_denoising", "taco"]

@@ -1,0 +1,302 @@
+"""What the tasks of this package have in common: precision, parts that fit, checkpoints that load from anywhere."""
+
+# no `from __future__ import annotations`: fairseq reads the option types at run time
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from fairseq import utils
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
+from omegaconf import II, MISSING
+
+from mlsm_plugin.core.files.model_files import copy_tokenizer
+from mlsm_plugin.core.files.settings import option
+from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
+from mlsm_plugin.core.machine.memory import keep_freed_memory
+from mlsm_plugin.core.machine.processors import BUSY, SPINS, cores_busy_with_others, usable_cores, waits_as_chosen
+from mlsm_plugin.core.text.vocabulary_record import (
+    VOCABULARY,
+    check_vocabulary_record,
+    symbols_record,
+    vocabulary_record,
+)
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import PUT_BACK
+from mlsm_plugin.fairseq_plugin.compat.compiled_steps import CompileError, compile_parts, forget_compiled, is_one_graph
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import ANOTHER_FOLDER
+from mlsm_plugin.fairseq_plugin.compat.training_options import registered_name
+from mlsm_plugin.fairseq_plugin.data.token_blocks import folders_of
+from mlsm_plugin.fairseq_plugin.optimizers.fused_adamw import mark_weights
+
+logger = logging.getLogger(__name__)
+
+STRUCTURES = {
+    "a decoder": FairseqLanguageModel,
+    "an encoder": FairseqEncoderModel,
+    "an encoder-decoder": FairseqEncoderDecoderModel,
+}
+PACKAGES = (__name__.partition(".")[0], "fairseq")
+LONG_RUN = 3000  # updates after which compiling has paid: it takes a minute, and gains about 30 ms of a large update
+MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
+SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
+SAMPLE_BREAK_MODE_HELP = (
+    "where samples end (none: anywhere; complete: after a sentence; complete_doc: after a sentence or a document; eos: "
+    "after each sentence); a sentence that is too long for a sample is cut into pieces"
+)
+
+
+@dataclass
+class SavedRunConfig(FairseqDataclass):
+    """Options for the precision of a step, the seed, saving a run, and its loader processes."""
+
+    autocast: ChoiceEnum(["auto", "bf16", "off"]) = option(  # type: ignore[valid-type]
+        "off",
+        help="bf16: matrix products in bfloat16, weights, optimizer and losses in float32; auto: bf16 where the "
+        "machine is fast in it (`mlsm doctor` says so); off: everything in the precision of the weights",
+    )
+    compile: ChoiceEnum(["auto", "on", "off"]) = option(  # type: ignore[valid-type]
+        "auto",
+        help="compile the encoder, which takes a minute: auto: mlsm_modern on a GPU, in a run of at least "
+        f"{LONG_RUN} updates; on: every model, everywhere; off: none",
+    )
+    fp16: bool = II("common.fp16")
+    bf16: bool = II("common.bf16")
+    amp: bool = II("common.amp")
+    cpu: bool = II("common.cpu")
+    max_update: int = II("optimization.max_update")
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+    reuse_dataloader: bool = option(
+        False,
+        help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
+        "of the first epoch, so that every epoch draws the same masks or spans",
+    )
+
+
+@dataclass
+class TextBlocksConfig(SavedRunConfig):
+    """Options for cutting a binarized dataset into samples, for tasks that are not based on masked LM."""
+
+    data: str = option(MISSING, help="binarized dataset, or several joined by colons, which epochs use in turn")
+    sample_break_mode: SAMPLE_BREAK_MODES = option("complete", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
+    tokens_per_sample: int = option(256, help="maximum number of tokens of a sample, BOS included")
+
+
+class PluginTask(ABC):
+    """A mixin for tasks.
+
+    Criterions run under ``torch.autocast`` as ``--autocast`` says, and their loss functions compute in float32. It
+    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are not
+    known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints load
+    from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
+    (``data``), the first folder of which has the dictionary. ValueError for ``--autocast bf16`` with another kind
+    of reduced precision.
+    """
+
+    criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit
+    encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder, or else an encoder
+    usual_arch: ClassVar[str] = "mlsm_modern_small"  # one that fits, for errors
+    cfg: Any
+
+    def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(cfg, *arguments, **named)  # type: ignore[call-arg]
+        self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
+        if str(cfg.autocast) == "bf16" and self._others:
+            raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
+        self._logged = False
+        self._one_graph = False
+        self._compiled: list[Any] = []
+        self._has_run = False  # a step, perhaps compiled
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model, with marks that the optimizer reads; ValueError if it has another structure than needed."""
+        name, needed = registered_name(cfg), "an encoder-decoder" if self.encoder_decoder else "an encoder"
+        for structure, kind in STRUCTURES.items():
+            if structure != needed and issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
+                raise ValueError(
+                    f"--arch {name} is {structure}, and --task {registered_name(self.cfg)} trains {needed}; pass one, "
+                    f"such as --arch {self.usual_arch}"
+                )
+        model = super().build_model(cfg, from_checkpoint)  # type: ignore[misc]
+        mark_weights(model)
+        self._one_graph = is_one_graph(model)
+        return model
+
+    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+        """Build the criterion, in a process that trains; ValueError if it is that of another task."""
+        keep_freed_memory()
+        self._warn_of_busy_cores()
+        name = registered_name(cfg)
+        known = CRITERION_REGISTRY.get(name)
+        if known is not None and known.__module__.partition(".")[0] in PACKAGES and name not in self.criterions:
+            raise ValueError(
+                f"--criterion {name} does not compute the loss of --task {registered_name(self.cfg)}; pass --criterion "
+                f"{' or '.join(self.criterions)}"
+            )
+        return super().build_criterion(cfg, *more, **named)  # type: ignore[misc]
+
+    def _warn_of_busy_cores(self) -> None:
+        """Say what helps where other processes use the cores: torch is there already, and its threads spin."""
+        if waits_as_chosen() or torch.get_num_threads() == 1:
+            return
+        busy = cores_busy_with_others()
+        if busy >= BUSY:
+            logger.warning(
+                "other processes keep %.1f of %d cores busy, which makes threads that wait for each other slow; start "
+                "again with GOMP_SPINCOUNT=%s in the environment, or with OMP_NUM_THREADS=1",
+                busy,
+                usable_cores(),
+                SPINS,
+            )
+
+    @abstractmethod
+    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        """How many content tokens of a batch are masked, and how many there are."""
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> Any:
+        """Mark a batch that only stands in for a missing one as ``is_dummy``, then see :class:`FairseqTask`."""
+        if ignore_grad:
+            sample = {**sample, "is_dummy": True}
+        compute = self._compute_of(criterion)
+        result = super().train_step(sample, model, compute, optimizer, update_num, ignore_grad)  # type: ignore[misc]
+        self._count(sample, result[-1])
+        return result
+
+    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+        result = super().valid_step(sample, model, self._compute_of(criterion))  # type: ignore[misc]
+        self._count(sample, result[-1])
+        return result
+
+    def _compute_of(self, criterion: Any) -> Callable[[Any, Any], Any]:
+        """What computes the loss: ``criterion``, in the precision of a step, on a compiled model."""
+
+        def compute(model: Any, sample: Any) -> Any:
+            off = str(self.cfg.autocast) == "off"
+            with contextlib.nullcontext() if off else self.precision(next(model.parameters()).device):
+                self._compile_once(model)
+                try:
+                    result = criterion(model, sample)
+                except CompileError as error:
+                    self._give_up_compiling(error)
+                    return criterion(model, sample)
+                self._has_run = True
+                return result
+
+        return compute
+
+    @property
+    def compiles(self) -> bool:
+        """Whether steps are compiled, unless the compiler fails; the shapes of batches are then rounded."""
+        choice, is_long = str(self.cfg.compile), not 0 < self.cfg.max_update < LONG_RUN
+        gains = self._one_graph and is_long and torch.cuda.is_available() and not self.cfg.cpu
+        return choice == "on" or (choice == "auto" and gains)
+
+    def _compile_once(self, model: Any) -> None:
+        """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own.
+
+        ValueError in bfloat16 on a CPU, where torch 2.13 compiles wrong gradients of encoders that are not one graph.
+        """
+        if self.compiles and not self._compiled:
+            if torch.is_autocast_enabled("cpu") and not is_one_graph(model):
+                raise ValueError(
+                    "--compile on: of this model the compiler makes wrong gradients in bfloat16 on a CPU; pass "
+                    "--autocast off or --compile off"
+                )
+            self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")
+
+    def _give_up_compiling(self, error: Exception) -> None:
+        """Go on without compiling, after a line; ValueError if it was asked for, and has never worked.
+
+        fairseq repeats a step with NaNs to say where they come from, and what it then adds cannot be compiled.
+        """
+        reason = str(error).strip().splitlines()[0]
+        if str(self.cfg.compile) == "on" and not self._has_run:
+            raise ValueError(f"--compile on: {reason}; pass --compile off") from error
+        logger.warning("the model is not compiled: %s", reason)
+        forget_compiled(self._compiled)
+
+    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """The context of a step on ``device``, unless ``--autocast`` is off."""
+        chosen = str(self.cfg.autocast) == "bf16" or (not self._others and has_fast_bf16(device))
+        if not self._logged:
+            self._logged = True
+            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if chosen else "off")
+        return torch.autocast(device.type, torch.bfloat16) if chosen else contextlib.nullcontext()
+
+    def _count(self, sample: Any, logging_output: dict[str, Any]) -> None:
+        logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        logging_outputs = _as_numbers(logging_outputs)
+        super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
+        masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
+        metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
+
+    @property
+    def _data_folder(self) -> str:
+        return str(utils.split_paths(self.cfg.data)[0])
+
+    @cached_property
+    def _vocabulary_record(self) -> dict[str, str]:
+        return vocabulary_record(self._data_folder)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of a task; ValueError if it is that of another vocabulary or tokenizer."""
+        check_vocabulary_record(state_dict, self._data_folder, "the checkpoint", PUT_BACK)
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
+        """Raise ValueError if a run must not start from a checkpoint, or resume from it.
+
+        Its vocabulary or tokenizer is another. Where ``saved``, the state of its task, lacks the vocabulary, the
+        ``dict.txt`` beside it says which it is.
+        """
+        if VOCABULARY not in saved:
+            saved = {**saved, VOCABULARY: symbols_record(checkpoint.parent).get(VOCABULARY)}
+        check_vocabulary_record(saved, self._data_folder, str(checkpoint), ANOTHER_FOLDER)
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Record the vocabulary and tokenizer, and copy them next to the checkpoints; only the first rank copies.
+
+        ValueError if the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
+        """
+        super().begin_epoch(epoch, model)  # type: ignore[misc]
+        folders_of(self.cfg.data)  # a later one must not stop the run in its epoch
+        self.state.merge_state_dict(self._vocabulary_record)  # type: ignore[attr-defined]
+        first_rank = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        if first_rank and not self.cfg.no_save:
+            copy_tokenizer(self._data_folder, self.cfg.save_dir)
+
+    def filter_indices_by_size(
+        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+    ) -> Any:
+        """All ``indices``, of which fairseq would leave some out; ValueError if a sample has over ``max_positions``."""
+        _, others = dataset.filter_indices_by_size(indices, max_positions)
+        if len(others):
+            raise ValueError(
+                f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
+                f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
+            )
+        return indices
+
+
+def _as_numbers(logging_outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same logs without tensors of one element: they come from a GPU together, not each when it is looked at."""
+    places = [(log, key) for log in logging_outputs for key, value in log.items() if torch.is_tensor(value)]
+    scalars = [(log, key) for log, key in places if log[key].numel() == 1]
+    if not scalars:
+        return logging_outputs
+    found = torch.stack([log[key].detach().double().reshape(()) for log, key in scalars]).tolist()
+    numbers = {(id(log), key): value for (log, key), value in zip(scalars, found, strict=True)}
+    return [{key: numbers.get((id(log), key), value) for key, value in log.items()} for log in logging_outputs]

@@ -1,0 +1,83 @@
+"""How many words a run has seen, and the models that it keeps at given numbers of words."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json
+from mlsm_plugin.core.files.json_checks import check_json, fields, values, whole
+from mlsm_plugin.core.masking.word_boundaries import PieceClasses
+from mlsm_plugin.fairseq_plugin.compat.rank_gather import sum_over_ranks
+from mlsm_plugin.fairseq_plugin.compat.resumed_runs import save_weights
+
+KEPT = "words"  # folder of the kept models, below the --save-dir
+PLAN = fields({"limit": whole(1), "keep": values(whole(1))})
+
+
+def write_word_plan(path: PathLike, limit: int, keep: Mapping[str, int]) -> None:
+    """Write what ``--count-words`` reads: the most words of a run, and the names of kept models with their words."""
+    write_json(path, {"limit": limit, "keep": dict(keep)})
+
+
+def begins_word(symbols: Iterable[str], special: Iterable[int]) -> Tensor:
+    """Which symbols of a dictionary begin a word: bool ``(V,)``; ValueError if nothing marks words."""
+    return torch.from_numpy(PieceClasses.of_vocabulary(symbols, special).begins_word)
+
+
+class WordCount:
+    """Counts the words of the batches of a run: the tokens in them that begin a word.
+
+    Each batch is counted by the rank that trains on it, and a batch that only stands in for a missing one by none, so
+    that an epoch has the words of the text, whatever the blocks, the ranks and the accumulation are. Nothing waits for
+    a GPU: the numbers are read when the trainer has read its loss.
+
+    The logs of fairseq cannot carry the numbers: it drops those of all batches of an update on a rank whose last batch
+    is missing.
+
+    Args:
+        plan: file of :func:`write_word_plan`; ValueError if it is damaged.
+        begins: :func:`begins_word` of the dictionary.
+    """
+
+    def __init__(self, plan: PathLike, begins: Tensor) -> None:
+        content = check_json(read_json(plan), PLAN, plan)
+        self.limit, self.keep = content["limit"], content["keep"]
+        self.begins, self._largest = begins, 0
+        self._own: int | Tensor = 0  # of this rank, in the update that is computed
+        self._update: Tensor | None = None
+
+    def add(self, tokens: Tensor) -> None:
+        """Count a batch of this rank: the ids ``(B, T)`` before masking."""
+        self.begins = self.begins.to(tokens.device)
+        self._own = self._own + self.begins[tokens].sum()
+
+    def end_update(self, seen: int, device: torch.device) -> None:
+        """Sum over the ranks, before the weights change; every rank has to call this, after ``seen`` words.
+
+        ValueError if the update would pass the limit.
+        """
+        own, self._own = torch.as_tensor(self._own, dtype=torch.long, device=device), 0
+        self._update = sum_over_ranks(own)
+        near = seen + 4 * self._largest > self.limit  # only then the number is waited for
+        if near and (now := seen + int(self._update)) > self.limit:
+            raise ValueError(
+                f"this update would bring the words that the run has seen to {now:,}, and its limit is "
+                f"{self.limit:,}; the last checkpoint is within it"
+            )
+
+    def take(self) -> int:
+        """The words of the update that has ended; 0 if there is none."""
+        words, self._update = 0 if self._update is None else int(self._update), None
+        self._largest = max(self._largest, words)
+        return words
+
+    def save_reached(self, trainer: Any, before: int, now: int) -> None:
+        """Keep the weights under each name whose number of words was reached by the last update."""
+        for name, words in self.keep.items():
+            if before < words <= now:
+                folder = Path(trainer.cfg.checkpoint.save_dir, KEPT)
+                folder.mkdir(parents=True, exist_ok=True)
+                save_weights(trainer, folder / f"{name}.pt")

@@ -1,0 +1,103 @@
+"""Encode texts in which ``<mask>``, or a sentinel of span denoising, stands for missing words."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fairseq.data import Dictionary
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.text.infilled_text import sentinel_symbols, sentinels_in
+from mlsm_plugin.core.text.text_files import check_text
+from mlsm_plugin.fairseq_plugin.text.symbol_files import symbols_of_dataset
+from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
+
+MASK = "<mask>"
+GUARD = "\ufdd0"  # a code point that is no character, so that no text has it and no piece goes across it
+
+
+def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
+    """The ids of the parts of a text between its ``<mask>``: one list more than there are masks.
+
+    Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation:
+    all parts have the ids that they have in a text without masks. ``bpe.encode(text)`` gives pieces separated by
+    spaces, as in fairseq; those that the dictionary lacks are unknown. ValueError as of :func:`.check_text`.
+    """
+    check_text(text)
+    *before, last = text.split(MASK)
+    first, *others = [*(part.rstrip() for part in before), last]
+    parts = [bpe.encode(first).split(), *(pieces_after_a_gap(part, bpe) for part in others)]
+    return [[dictionary.index(piece) for piece in pieces] for pieces in parts]
+
+
+def pieces_after_a_gap(text: str, bpe: Any) -> list[str]:
+    """The pieces of a text that stands after a mask or a sentinel, as the tokenizer cuts it there."""
+    if isinstance(bpe, HuggingFaceBPE):
+        return bpe.encode_after_a_gap(text).split()
+    pieces = bpe.encode(GUARD + text).split()
+    place = next((number for number, piece in enumerate(pieces) if GUARD in piece), None)
+    if place is None:  # a tokenizer that does not write pieces as text, such as GPT-2's
+        return list(bpe.encode(text).split())
+    rest = pieces[place].partition(GUARD)[2]  # unknown characters are one piece with it
+    return [*([rest] if rest else []), *pieces[place + 1 :]]
+
+
+def encode_masked_text(
+    text: str, bpe: Any, dictionary: Dictionary, *, masks: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The ids ``(T,)`` of a text as of :func:`ids_between_masks`, with BOS and EOS, in which one or more ids ``masks``
+    replace each ``<mask>``; and for each mask the position of its first id.
+    """
+    first, *others = ids_between_masks(text, bpe, dictionary)
+    ids, places = [dictionary.bos(), *first], []
+    for part in others:
+        places.append(len(ids))
+        ids += [*masks, *part]
+    return [*ids, dictionary.eos()], places
+
+
+def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: int) -> tuple[list[int], list[int]]:
+    """Leave out the ends of a text that is longer than ``limit`` ids; BOS, EOS and the masks stay.
+
+    ``ids`` and ``places`` are as of :func:`encode_masked_text`, with at least one mask, each of ``length`` ids.
+    ValueError if the masks are too far apart.
+    """
+    if len(ids) <= limit:
+        return ids, places
+    first, last = places[0], places[-1] + length
+    room = limit - 2 - (last - first)
+    if room < 0:
+        raise ValueError(f"the masks are {last - first} tokens apart, the model has {limit} positions: use fewer masks")
+    begin = max(1, min(first - room // 2, len(ids) - 1 - (limit - 2)))
+    return [ids[0], *ids[begin : begin + limit - 2], ids[-1]], [place - begin + 1 for place in places]
+
+
+DEFAULT_SENTINELS = 100
+
+
+def dictionary_with_sentinels(folder: PathLike, number: int) -> tuple[Dictionary, np.ndarray]:
+    """The dictionary of a binarized dataset or tokenizer with ``number`` sentinels appended, and their ids.
+
+    FileNotFoundError if the folder has no ``dict.txt``.
+    """
+    dictionary = symbols_of_dataset(folder)
+    return dictionary, np.array([dictionary.add_symbol(symbol, n=0) for symbol in sentinel_symbols(number)])
+
+
+def encode_with_sentinels(text: str, bpe: Any, dictionary: Dictionary, num_sentinels: int) -> list[int]:
+    """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``bpe`` is the tokenizer.
+
+    Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if the text has a
+    sentinel that is none of the ``num_sentinels`` of the dictionary, or a sentinel twice, or as of :func:`.check_text`.
+    """
+    ids: list[int] = []
+    check_text(text)
+    sentinels_in(text, num_sentinels)  # raises the error
+    for number, part in enumerate(re.split(r"(<extra_id_\d+>)", text)):
+        if number % 2:
+            ids.append(dictionary.index(part))
+        elif part.strip():
+            pieces = pieces_after_a_gap(part.rstrip(), bpe) if number else bpe.encode(part.strip()).split()
+            ids += [dictionary.index(piece) for piece in pieces]
+    return ids
