@@ -7,6 +7,7 @@
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import transformers
@@ -34,9 +35,9 @@ def main() -> None:
     # 1. Text to sequences of ids.
     texts = {"train": args.train, "valid": args.valid}
     sequences = {
-        split: hf.write_text_sequences(
-            [text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length
-        )[0]
+        split: hf.write_text_sequences([text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length)[
+            0
+        ]
         for split, text in texts.items()
     }
     data = {split: hf.PretrainingSequences(ids) for split, ids in sequences.items()}
@@ -56,24 +57,33 @@ def main() -> None:
             data[split] = hf.PretrainingSequences(ids, store)
 
     # 3. A stock model with the objective, and the collator that makes its batches.
+    model: transformers.PreTrainedModel
+    collator: Callable
     if args.objective == "mlsm+mlm":
         model = hf.LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
         collator = hf.LatentSemanticCollator(tokenizer)
     elif args.objective == "taco":
-        model, collator = (
-            hf.TokenContrastiveModel.from_pretrained(args.model),
-            hf.TokenContrastiveCollator(tokenizer),
-        )
+        model = hf.TokenContrastiveModel.from_pretrained(args.model)
+        collator = hf.TokenContrastiveCollator(tokenizer)
     else:
-        model, collator = hf.MaskedLmModel.from_pretrained(args.model), hf.MaskedLmCollator(tokenizer)
+        model = hf.MaskedLmModel.from_pretrained(args.model)
+        collator = hf.MaskedLmCollator(tokenizer)
 
     # 4. The library's Trainer.
     further = yaml.safe_load(Path(args.config).read_text()) if args.config else {}
-    further |= {"max_steps": args.updates, "warmup_steps": args.updates // 16, "learning_rate": args.learning_rate}
-    further |= {"per_device_train_batch_size": args.batch_size}
-    arguments = transformers.TrainingArguments(f"{args.output}/checkpoints", report_to=[], **further)
-    both = {"train_dataset": data["train"], "eval_dataset": data["valid"]}
-    trainer = hf.prepare(transformers.Trainer(model, arguments, data_collator=collator, **both))
+    arguments = transformers.TrainingArguments(
+        f"{args.output}/checkpoints",
+        max_steps=args.updates,
+        warmup_steps=args.updates // 16,
+        learning_rate=args.learning_rate,
+        per_device_train_batch_size=args.batch_size,
+        report_to=[],
+        **further,
+    )
+    trainer = transformers.Trainer(
+        model, arguments, data_collator=collator, train_dataset=data["train"], eval_dataset=data["valid"]
+    )
+    trainer = hf.prepare(trainer)
     print("before:", trainer.evaluate())
     trainer.train()
     print("after:", trainer.evaluate())

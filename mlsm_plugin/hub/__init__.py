@@ -18,8 +18,8 @@ def from_pretrained(
     data_name_or_path: PathLike = ".",
     *,
     bpe: str | None = None,
-    **overrides: Any,
-) -> Any:
+    **overrides: object,
+) -> Any:  # a union would make every caller check which of the two it is
     """Load a model from the folder of its training run; nothing else is needed.
 
     Args:

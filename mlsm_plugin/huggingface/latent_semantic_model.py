@@ -1,7 +1,7 @@
 """MLSM for masked LMs of Hugging Face (Berend, ACL Findings 2023)."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -37,7 +37,9 @@ class LatentSemanticModel(PretrainingModel):
     latent_head: nn.Linear
 
     @classmethod
-    def from_pretrained(cls, path: PathLike, *, num_atoms: int | None = None, **options: Any) -> "LatentSemanticModel":
+    def from_pretrained(  # type: ignore[override]
+        cls, path: PathLike, *, num_atoms: int | None = None, **options: Any
+    ) -> Self:
         """Open a stock folder or hub name, with the latent head beside it if there is one of ``num_atoms``.
 
         A model without a masked-LM head gets a new one. ValueError if the model does not exist, the latent head is
@@ -48,12 +50,12 @@ class LatentSemanticModel(PretrainingModel):
             if saved is None:
                 raise ValueError(f"{path} has no latent head; pass num_atoms, the number of atoms of the codes")
             num_atoms = len(saved["bias"])
-        model: LatentSemanticModel = cls.of(cls.opened(path, **options), num_atoms=num_atoms, **options)
+        model = cls.of(cls.opened(path, **options), num_atoms=num_atoms, **options)
         if saved is not None and saved["weight"].shape == model.latent_head.weight.shape:
             model.latent_head.load_state_dict({name: saved.pop(name) for name in OF_LATENT_HEAD})
-            shapes = {name: values.shape for name, values in model.state_dict().items()}  # type: ignore[attr-defined]
+            shapes = {name: values.shape for name, values in model.state_dict().items()}
             of_head = {name: values for name, values in saved.items() if shapes.get(name) == values.shape}
-            model.load_state_dict(of_head, strict=False)  # type: ignore[attr-defined]
+            model.load_state_dict(of_head, strict=False)
         return model
 
     @classmethod
@@ -82,7 +84,7 @@ class LatentSemanticModel(PretrainingModel):
             raise ValueError(f"num_atoms must be at least 1, got {num_atoms}")
         self.latent_weight, self.mlm_weight, self.latent_target = latent_weight, mlm_weight, latent_target
         head = head_of(self)
-        weight = self.get_input_embeddings().weight  # type: ignore[attr-defined]
+        weight = self.get_input_embeddings().weight
         self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
         # as transformers initializes the linear layers of the model
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
@@ -123,7 +125,7 @@ class LatentSemanticModel(PretrainingModel):
         """
         from safetensors.torch import save_file
 
-        state = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+        state = self.state_dict() if state_dict is None else state_dict
         prefix = "latent_head."
         latent = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
         stock = {name: values for name, values in state.items() if not name.startswith(prefix)}

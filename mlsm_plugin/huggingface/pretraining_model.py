@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,11 @@ from mlsm_plugin.core.losses.span_contrastive import NO_KEY, check_similarity, s
 from mlsm_plugin.core.losses.token_contrastive import check_contrast_weight, contrastive_terms, usable_anchors
 from mlsm_plugin.huggingface.collators import IGNORED
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as StockModel
+else:
+    StockModel = object  # a stock class of the library stands behind it in every model; see _with_objective
+
 Step = Callable[[Tensor], Tensor]
 NEW_HEAD = "which this training trains"
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -29,7 +34,7 @@ TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 Objective = tuple[Tensor, Any, list[Tensor]]
 
 
-class PretrainingModel:
+class PretrainingModel(StockModel):
     """What the objectives have in common. The Trainer calls the forward pass with the batches of a collator.
 
     In training, sums over tokens are collected until :meth:`taken_parts`. In evaluation, the output holds them for each
@@ -48,7 +53,7 @@ class PretrainingModel:
     _collected: Tensor | None = None
 
     @classmethod
-    def of(cls, model: Any, **options: Any) -> Any:
+    def of(cls, model: Any, **options: Any) -> Self:
         """Turn a stock ``AutoModelForMaskedLM`` into a model with this objective, in place; ``options`` of the class.
 
         ValueError if the head of the model has an unknown form, or an option is out of range.
@@ -64,7 +69,7 @@ class PretrainingModel:
         return model
 
     @classmethod
-    def from_pretrained(cls, path: PathLike, **options: Any) -> Any:
+    def from_pretrained(cls, path: PathLike, **options: Any) -> Self:  # type: ignore[override]
         """Open a folder or hub name; see :meth:`of` for the options.
 
         A model without a masked-LM head gets a new one. ValueError as of :meth:`of`, or if the model does not exist.
@@ -98,10 +103,10 @@ class PretrainingModel:
         if self.has_trained_head or TRAINER_CHECKPOINT.fullmatch(Path(save_directory).name):
             super().save_pretrained(save_directory, *args, state_dict=state_dict, **options)  # type: ignore[misc]
             return
-        state = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
-        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
+        state = self.state_dict() if state_dict is None else state_dict
+        prefix = f"{self.base_model_prefix}."
         encoder = {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
-        self.base_model.save_pretrained(save_directory, *args, state_dict=encoder, **options)  # type: ignore[attr-defined]
+        self.base_model.save_pretrained(save_directory, *args, state_dict=encoder, **options)  # type: ignore[operator]
 
     def forward(
         self,
@@ -122,7 +127,7 @@ class PretrainingModel:
         """
         batch |= {"input_ids": input_ids, "attention_mask": attention_mask}
         if labels is None or input_ids is None:
-            return super().forward(**batch)  # type: ignore[misc]
+            return super().forward(**batch)
         loss, number, parts = self._objective(labels, **batch)
         number = number if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(number, device=loss.device).clamp(min=1)
@@ -151,12 +156,12 @@ class PretrainingModel:
         return {name: total / count for name, total, count in named if count}
 
     def _encoded(self, **inputs: Any) -> Any:
-        return self.base_model(return_dict=True, **inputs)  # type: ignore[attr-defined]
+        return self.base_model(return_dict=True, **inputs)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Those of the masked-LM head, without what it shares with the encoder."""
-        prefix = f"{self.base_model_prefix}."  # type: ignore[attr-defined]
-        named = self.named_parameters()  # type: ignore[attr-defined]
+        prefix = f"{self.base_model_prefix}."
+        named = self.named_parameters()
         return [parameter for name, parameter in named if not name.startswith(prefix)]
 
     def _masked_lm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -1,1 +1,26 @@
 """The losses as pure functions of tensors. Nothing in this folder imports fairseq."""
+
+from mlsm_plugin.core.losses.cross_entropy import distillation_kl, token_cross_entropy
+from mlsm_plugin.core.losses.latent_semantic import (
+    LatentSemanticTerms,
+    latent_semantic_kl,
+    latent_semantic_terms,
+    strongest_atom_cross_entropy,
+)
+from mlsm_plugin.core.losses.span_contrastive import SpanTerms, span_batch_terms, span_contrastive_terms
+from mlsm_plugin.core.losses.token_contrastive import Contrast, ContrastiveTerms, contrastive_terms
+
+__all__ = [
+    "Contrast",
+    "ContrastiveTerms",
+    "LatentSemanticTerms",
+    "SpanTerms",
+    "contrastive_terms",
+    "distillation_kl",
+    "latent_semantic_kl",
+    "latent_semantic_terms",
+    "span_batch_terms",
+    "span_contrastive_terms",
+    "strongest_atom_cross_entropy",
+    "token_cross_entropy",
+]
