@@ -1,4 +1,4 @@
-"""``mlsm evaluate``: judge a masked LM on minimal pairs, or a dictionary on a split."""
+"""``mlsm evaluate``: compare encoders, judge a masked LM on minimal pairs, or a dictionary on a split."""
 
 import argparse
 import math
@@ -16,6 +16,7 @@ from mlsm_plugin.cli.coding_options import (
     add_data,
     block_settings,
 )
+from mlsm_plugin.cli.evaluate_encoder import add_encoder_options, run_encoder
 from mlsm_plugin.cli.settings_flags import add_coder_flags, add_settings, coder_of, settings_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.core.text.unknown_tokens import KnownText
@@ -25,6 +26,7 @@ from mlsm_plugin.evaluation.settings import EvaluationSettings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = actions_of(parser)
     add_pairs_options(add("pairs", "measure the accuracy of a masked LM on minimal pairs (BLiMP)", run_pairs))
+    add_encoder_options(add("encoder", "compare encoders by retrieval, masked words, probes, similarity", run_encoder))
     add_dictionary_options(
         add("dictionary", "judge its reconstructions, and what a masked LM loses by them", run_dictionary)
     )

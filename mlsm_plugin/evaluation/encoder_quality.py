@@ -1,0 +1,317 @@
+"""Is one encoder better than another? Retrieval and masked words without labels; probes and similarity with labels."""
+
+import logging
+import math
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.evaluation.labelled_texts import LabelledTexts, check_same_kind, read_labelled_texts
+from mlsm_plugin.evaluation.quality_settings import FEWEST_QUERIES, QualitySettings
+from mlsm_plugin.evaluation.sentence_encoders import BATCH_TOKENS, SentenceEncoder
+
+logger = logging.getLogger(__name__)
+
+PASSAGE_LINES = 5
+SHORTEST_QUERY = 5  # words
+RANKS = 10  # of nDCG@10
+MASKED_WORDS = 0.15
+RESAMPLES = 1000
+PENALTIES = (0.01, 0.1, 1.0)  # inverse L2, of which one is chosen by cross-validation
+NATS_PER_BIT = math.log(2)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Passages of consecutive lines, and sentences that were taken out of some of them."""
+
+    passages: list[str]
+    queries: list[str]
+    sources: list[int]  # for each query the number of its passage
+
+
+@dataclass
+class Measure:
+    """A figure of a model with its parts, from which differences between models get an interval.
+
+    The figure is the sum of ``values`` divided by the sum of ``weights``; both are ``(n,)``.
+    """
+
+    values: np.ndarray
+    weights: np.ndarray
+    higher_is_better: bool = True
+
+    @property
+    def figure(self) -> float:
+        return float(self.values.sum() / self.weights.sum())
+
+    def difference(self, other: "Measure", seed: int = 1) -> tuple[float, float]:
+        """A bootstrap interval (95 %) of this figure minus that of ``other``, measured on the same parts."""
+        rng = np.random.default_rng(seed)
+        rows = rng.integers(len(self.values), size=(RESAMPLES, len(self.values)))
+        figures = self.values[rows].sum(axis=1) / self.weights[rows].sum(axis=1)
+        others = other.values[rows].sum(axis=1) / other.weights[rows].sum(axis=1)
+        low, high = np.quantile(figures - others, [0.025, 0.975])
+        return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """What every model is measured on."""
+
+    retrieval: Retrieval | None = None
+    lines: list[str] = field(default_factory=list)  # of which words are masked
+    words: list[list[int]] = field(default_factory=list)  # for each line the numbers of the masked words
+    labelled: dict[str, tuple[LabelledTexts, LabelledTexts]] = field(default_factory=dict)  # to train and test probes
+    similarity: dict[str, LabelledTexts] = field(default_factory=dict)
+
+
+def read_evaluation_data(
+    texts: Sequence[PathLike],
+    labelled: Sequence[tuple[PathLike, PathLike]],
+    similarity: Sequence[PathLike],
+    settings: QualitySettings,
+) -> EvaluationData:
+    """Read all files, and choose queries and masked words.
+
+    Args:
+        texts: held-out text, a sentence a line, blank lines between documents.
+        labelled: a training and a test file for each linear probe, see :func:`read_labelled_texts`.
+        similarity: files of pairs with a score in the place of the label.
+        settings: number of queries and passages, the seed, and whether labelled and scored files have a header.
+
+    Raises:
+        ValueError: nothing to measure on, a text is too short for retrieval, or a file is damaged.
+    """
+    if not (texts or labelled or similarity):
+        raise ValueError("there is nothing to measure on; pass --text, --labelled or --sts")
+    probes: dict[str, tuple[LabelledTexts, LabelledTexts]] = {}
+    for train_path, test_path in labelled:
+        train = read_labelled_texts(train_path, header=settings.header)
+        test = read_labelled_texts(test_path, header=settings.header)
+        check_same_kind(train, [test], regression=False, allow_single=True)
+        probes[_unused(_name(train_path), probes)] = (train, test)
+    pairs: dict[str, LabelledTexts] = {}
+    for path in similarity:
+        scored = read_labelled_texts(path, regression=True, header=settings.header)
+        if scored.texts_per_line != 2:
+            raise ValueError(f"{path}: similarity needs two texts in each line: score, tab, text, tab, text")
+        pairs[_unused(Path(path).stem, pairs)] = scored
+    if not texts:
+        return EvaluationData(labelled=probes, similarity=pairs)
+    documents = _documents(texts)
+    lines, words = choose_masked_words(documents, settings)
+    return EvaluationData(make_retrieval(documents, settings), lines, words, probes, pairs)
+
+
+def evaluate_encoder(
+    encoder: SentenceEncoder, data: EvaluationData, *, batch_tokens: int = BATCH_TOKENS
+) -> dict[str, Measure]:
+    """The measures of a model, by their names: ``nDCG@10``, ``bits/token``, ``bits/word``, and one for each file."""
+    measures: dict[str, Measure] = {}
+    if data.retrieval is not None:
+        measures["nDCG@10"] = _gains(encoder, data.retrieval, batch_tokens)
+    if data.lines and encoder.mask is not None:
+        measures |= _masked_words(encoder, data, batch_tokens)
+    elif data.lines:
+        logger.warning("no masked words are predicted: %s", encoder.why_no_head)
+    for name, (train, test) in data.labelled.items():
+        measures[name] = _probe(encoder, name, train, test, batch_tokens)
+    for name, scored in data.similarity.items():
+        measures[name] = _similarity(encoder, name, scored, batch_tokens)
+    return measures
+
+
+def bm25_gains(retrieval: Retrieval) -> Measure:
+    """nDCG@10 of BM25 over lower-cased words, which every encoder should be compared with; needs ``bm25s``."""
+    try:
+        import bm25s
+    except ImportError:
+        raise ValueError("BM25 needs the package bm25s: pip install bm25s") from None
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(retrieval.passages, show_progress=False), show_progress=False)
+    queries = bm25s.tokenize(retrieval.queries, show_progress=False)
+    count = min(RANKS, len(retrieval.passages))
+    numbers, _ = index.retrieve(queries, k=count, show_progress=False)
+    return _measure_of_ranks(np.asarray(numbers), retrieval.sources)
+
+
+def make_retrieval(documents: Sequence[Sequence[str]], settings: QualitySettings) -> Retrieval:
+    """Passages of :data:`PASSAGE_LINES` consecutive lines of a document; a query is a line taken out of one.
+
+    ValueError if fewer than :data:`FEWEST_QUERIES` passages have a line of :data:`SHORTEST_QUERY` words.
+    """
+    groups = [
+        list(document[first : first + PASSAGE_LINES])
+        for document in documents
+        for first in range(0, len(document), PASSAGE_LINES)
+    ]
+    groups = [group for group in groups if len(group) > 1]
+    rng = random.Random(settings.seed)
+    rng.shuffle(groups)
+    groups = groups[: settings.passages]
+    queries: list[str] = []
+    sources: list[int] = []
+    for number, group in enumerate(groups):
+        long_enough = [place for place, line in enumerate(group) if len(line.split()) >= SHORTEST_QUERY]
+        if long_enough and len(queries) < settings.queries:
+            queries.append(group.pop(rng.choice(long_enough)))
+            sources.append(number)
+    if len(queries) < FEWEST_QUERIES:
+        raise ValueError(
+            f"the text has {len(queries)} passages with a sentence of {SHORTEST_QUERY} words or more, at least "
+            f"{FEWEST_QUERIES} are needed; give it more lines, with several lines in a document"
+        )
+    return Retrieval([" ".join(group) for group in groups], queries, sources)
+
+
+def choose_masked_words(
+    documents: Sequence[Sequence[str]], settings: QualitySettings
+) -> tuple[list[str], list[list[int]]]:
+    """Lines of the text, and the numbers of their words to mask: 15 %, the same for every model."""
+    lines = [line for document in documents for line in document]
+    rng = random.Random(settings.seed)
+    lines = rng.sample(lines, min(len(lines), 2 * settings.queries))
+    words = []
+    for line in lines:
+        number = len(line.split())
+        words.append(sorted(rng.sample(range(number), max(1, round(MASKED_WORDS * number)))))
+    return lines, words
+
+
+def _documents(texts: Sequence[PathLike]) -> list[list[str]]:
+    documents: list[list[str]] = [[]]
+    for line in read_text(texts):
+        if line:
+            documents[-1].append(line)
+        elif documents[-1]:
+            documents.append([])
+    return documents
+
+
+def _gains(encoder: SentenceEncoder, retrieval: Retrieval, batch_tokens: int) -> Measure:
+    passages = _unit_rows(encoder.vectors(retrieval.passages, batch_tokens=batch_tokens, what="passages"))
+    queries = _unit_rows(encoder.vectors(retrieval.queries, batch_tokens=batch_tokens, what="queries"))
+    numbers = np.argsort(-(queries @ passages.T), axis=1, kind="stable")[:, :RANKS]
+    return _measure_of_ranks(numbers, retrieval.sources)
+
+
+def _measure_of_ranks(numbers: np.ndarray, sources: Sequence[int]) -> Measure:
+    """nDCG with one passage to find for each query, in the ranked ``numbers`` ``(n, k)``: 1 / log2(1 + rank)."""
+    hits = numbers == np.array(sources)[:, None]
+    gains = (hits / np.log2(np.arange(2, numbers.shape[1] + 2))).sum(axis=1)
+    return Measure(gains, np.ones(len(gains)))
+
+
+def _masked_words(encoder: SentenceEncoder, data: EvaluationData, batch_tokens: int) -> dict[str, Measure]:
+    losses = np.array(encoder.masked_word_losses(data.lines, data.words, batch_tokens=batch_tokens))
+    bits = losses[:, 0] / NATS_PER_BIT
+    masked_words, masked_tokens = losses[:, 1], losses[:, 2]
+    chosen = sum(map(len, data.words))
+    missing = chosen - int(masked_words.sum())
+    if missing:
+        logger.warning("%d of %d masked words are beyond the model's positions or could not be placed", missing, chosen)
+    if not masked_words.sum():
+        return {}
+    return {
+        "bits/token": Measure(bits, masked_tokens, higher_is_better=False),
+        "bits/word": Measure(bits, masked_words, higher_is_better=False),
+    }
+
+
+def _probe(
+    encoder: SentenceEncoder, name: str, train: LabelledTexts, test: LabelledTexts, batch_tokens: int
+) -> Measure:
+    features = [
+        _features_of_pairs(encoder, texts, f"{name}: {split}", batch_tokens)
+        for split, texts in (("train", train), ("test", test))
+    ]
+    predicted = linear_probe(features[0], train.labels, features[1])
+    correct = predicted == np.array(test.labels)
+    return Measure(correct.astype(float), np.ones(len(correct)))
+
+
+def linear_probe(train: np.ndarray, labels: Sequence[str], test: np.ndarray) -> np.ndarray:
+    """The labels that logistic regression on frozen vectors predicts, as in SentEval (Conneau and Kiela 2018).
+
+    Columns are standardized as in the training rows, and the L2 penalty is chosen by cross-validation on them.
+
+    Args:
+        train: ``(n, dim)``.
+        labels: of the training rows, two or more different ones.
+        test: ``(m, dim)``.
+
+    Returns:
+        ``(m,)`` labels.
+
+    Raises:
+        ValueError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import GridSearchCV
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        raise ValueError("a linear probe needs scikit-learn: pip install scikit-learn") from None
+    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    _, counts = np.unique(labels, return_counts=True)
+    folds = min(3, int(counts.min()))
+    if folds < 2:  # a label with a single text cannot be held out
+        return np.asarray(probe.fit(train, labels).predict(test))
+    search = GridSearchCV(probe, {"logisticregression__C": PENALTIES}, cv=folds)
+    return np.asarray(search.fit(train, labels).predict(test))
+
+
+def _features_of_pairs(encoder: SentenceEncoder, texts: LabelledTexts, what: str, batch_tokens: int) -> np.ndarray:
+    """The vectors of single texts; of pairs u and v, SentEval's ``[|u - v|, u * v]``."""
+    columns = [
+        encoder.vectors(column, batch_tokens=batch_tokens, what=what) for column in zip(*texts.texts, strict=True)
+    ]
+    if len(columns) == 1:
+        return columns[0]
+    return np.concatenate([np.abs(columns[0] - columns[1]), columns[0] * columns[1]], axis=1)
+
+
+def _similarity(encoder: SentenceEncoder, name: str, scored: LabelledTexts, batch_tokens: int) -> Measure:
+    """Spearman's correlation of the cosines with the scores, as the mean of products of standardized ranks."""
+    from scipy.stats import rankdata
+
+    first, second = (
+        _unit_rows(encoder.vectors(column, batch_tokens=batch_tokens, what=name))
+        for column in zip(*scored.texts, strict=True)
+    )
+    ranks = []
+    for values in ((first * second).sum(axis=1), np.array([float(label) for label in scored.labels])):
+        ranked = rankdata(values)
+        deviation = ranked.std()
+        ranks.append((ranked - ranked.mean()) / (deviation if deviation else 1.0))
+    return Measure(ranks[0] * ranks[1], np.ones(len(ranks[0])))
+
+
+def _unit_rows(vectors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows: np.ndarray = vectors / np.maximum(norms, 1e-12)
+    return rows
+
+
+def _name(path: PathLike) -> str:
+    """The name of a task: that of the folder of its training file, as in ``sst2/train.tsv``, else of the file."""
+    stem = Path(path).name.split(".")[0]
+    folder = Path(path).resolve().parent.name
+    return folder if stem == "train" and folder else stem
+
+
+def _unused(name: str, names: Collection[str]) -> str:
+    number = 2
+    unused = name
+    while unused in names:
+        unused = f"{name}-{number}"
+        number += 1
+    return unused

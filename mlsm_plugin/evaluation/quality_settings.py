@@ -1,0 +1,20 @@
+"""How encoders are compared; imports nothing slow, for the help of the command."""
+
+from dataclasses import dataclass
+
+from mlsm_plugin.core.files.settings import check, option, seed
+
+FEWEST_QUERIES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualitySettings:
+    """What is measured, and on how much of the text; ValueError if a value is out of range."""
+
+    queries: int = option(500, least=FEWEST_QUERIES, help="sentences that each have to find the passage they are from")
+    passages: int = option(5000, least=2, help="passages of the text that are searched, at most")
+    header: bool = option(False, help="the first line of labelled and scored files names the columns")
+    seed: int = seed("of the chosen sentences and masked words")
+
+    def __post_init__(self) -> None:
+        check(self)

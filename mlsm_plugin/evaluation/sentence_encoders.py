@@ -1,0 +1,277 @@
+"""Encoders that give vectors of sentences and predict masked words: Hugging Face folders and fairseq checkpoints."""
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.hf_files import is_hf
+from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.devices import Device, default_device
+from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm, load_model, model_and_tokenizer, positions_of
+from mlsm_plugin.huggingface.pretraining_model import head_of
+
+logger = logging.getLogger(__name__)
+
+BATCH_TOKENS = 8192
+NO_WORD = -1  # the word of a token that begins or ends a text
+POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+class SentenceEncoder(ABC):
+    """An encoder in eval mode, in float32.
+
+    Attributes:
+        pad: id of padding.
+        mask: id of the mask; None: the model predicts no masked tokens, and ``why_no_head`` says why.
+        positions: longest text in tokens; longer ones are cut.
+        pooling: how the vector of a text is made of its last hidden states: ``mean`` of all, or that of the first
+            token, ``cls``.
+        parameters: number of parameters of the encoder without its head.
+    """
+
+    pad: int
+    mask: int | None
+    why_no_head: str
+    positions: int
+    device: torch.device
+    pooling: str = "mean"
+    parameters: int
+
+    @abstractmethod
+    def encoded(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of a text with those that begin and end it, and the number of the word of each (``text.split()``).
+
+        A token that is no part of a word has ``NO_WORD``. Both lists have the same length.
+        """
+
+    @abstractmethod
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """The last hidden states ``(B, T, dim)`` of right-padded ids ``(B, T)``."""
+
+    @abstractmethod
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        """Logits ``(n_masked, V)`` at the masked places (bool ``(B, T)``) of right-padded ids ``(B, T)``."""
+
+    @torch.no_grad()
+    def vectors(self, texts: Sequence[str], *, batch_tokens: int = BATCH_TOKENS, what: str = "encoding") -> np.ndarray:
+        """The vector of each text, ``(n, dim)`` float32; ``what`` names the progress bar."""
+        rows = [self.encoded(text)[0] for text in texts]
+        if too_long := sum(len(row) > self.positions for row in rows):
+            logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(rows))
+        vectors: list[Tensor | None] = [None] * len(rows)
+        for chosen, tokens in self._batches([row[: self.positions] for row in rows], batch_tokens, what):
+            hidden = self.hidden_states(tokens).float()
+            if self.pooling == "cls":
+                pooled = hidden[:, 0]
+            else:
+                content = tokens.ne(self.pad)[:, :, None]
+                pooled = (hidden * content).sum(dim=1) / content.sum(dim=1)
+            for index, vector in zip(chosen, pooled.cpu(), strict=True):
+                vectors[index] = vector
+        return torch.stack([vector for vector in vectors if vector is not None]).numpy()
+
+    @torch.no_grad()
+    def masked_word_losses(
+        self,
+        texts: Sequence[str],
+        words: Sequence[Sequence[int]],
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        what: str = "masked words",
+    ) -> list[tuple[float, int, int]]:
+        """Cross entropy of the masked ``words`` of each text, all of whose tokens are masked at once.
+
+        Args:
+            texts: the texts.
+            words: for each text the numbers of the words of ``text.split()`` that are masked.
+            batch_tokens: tokens in one forward pass, padding included.
+            what: name of the progress bar.
+
+        Returns:
+            for each text the sum of the losses in nats, and the numbers of masked words and of their tokens; words
+            beyond the positions of the model are not counted.
+        """
+        assert self.mask is not None, self.why_no_head
+        rows, chosen_tokens, counts = [], [], []
+        for text, chosen in zip(texts, words, strict=True):
+            ids, of_words = self.encoded(text)
+            is_chosen = np.isin(of_words, list(chosen))[: self.positions]
+            rows.append(ids[: self.positions])
+            chosen_tokens.append(torch.from_numpy(is_chosen))
+            counts.append((len(set(np.array(of_words[: self.positions])[is_chosen])), int(is_chosen.sum())))
+        sums = [0.0] * len(rows)
+        for indices, tokens in self._batches(rows, batch_tokens, what):
+            masked = pad_sequence([chosen_tokens[index] for index in indices], batch_first=True).to(self.device)
+            if not masked.any():
+                continue
+            inputs = tokens.masked_fill(masked, self.mask)
+            logits = self.logits(inputs, masked).double()
+            losses = torch.nn.functional.cross_entropy(logits, tokens[masked], reduction="none")
+            places = masked.nonzero()[:, 0]
+            for row, loss in zip(places.tolist(), losses.tolist(), strict=True):
+                sums[indices[row]] += loss
+        return [(total, *count) for total, count in zip(sums, counts, strict=True)]
+
+    def _batches(self, rows: Sequence[list[int]], batch_tokens: int, what: str) -> Iterator[tuple[list[int], Tensor]]:
+        """Numbers of rows of similar length, and their right-padded ids; the longest come first."""
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+        with Progress(total=len(rows), desc=what, unit="text") as progress:
+            while order:
+                number = max(1, batch_tokens // max(1, len(rows[order[0]])))
+                indices, order = order[:number], order[number:]
+                tokens = pad_sequence(
+                    [torch.tensor(rows[index]) for index in indices], batch_first=True, padding_value=self.pad
+                )
+                yield indices, tokens.to(self.device)
+                progress.update(len(indices))
+
+
+class HuggingFaceSentences(SentenceEncoder):
+    """A model of Hugging Face, with its masked-LM head if there is one.
+
+    The pooling is that of a folder of sentence-transformers, else the mean. ValueError if the model or its tokenizer
+    cannot be read, they do not fit, or the pooling of the folder is neither ``mean`` nor ``cls``.
+    """
+
+    def __init__(self, name: PathLike, device: Device = None) -> None:
+        folder, config, self._tokenizer = model_and_tokenizer(name, weights=True)
+        self.pad = self._tokenizer.pad_id
+        self.mask = self._tokenizer.mask_id
+        self.why_no_head = "its tokenizer has no mask token"
+        self.positions = positions_of(config)
+        self.pooling = pooling_of(folder)
+        self.device = default_device(device)
+        try:
+            model = load_masked_lm(folder)
+            self._head = head_of(model)
+            self._encoder = model.base_model
+        except ValueError as error:
+            self.mask = None
+            self.why_no_head = str(error)
+            model = load_model(folder).float()
+            self._encoder = model
+        self._model = model.eval().to(self.device)
+        self.parameters = sum(parameter.numel() for parameter in self._encoder.parameters())
+
+    def encoded(self, text: str) -> tuple[list[int], list[int]]:
+        ids, offsets = self._tokenizer.encoded_text(text)
+        words = [
+            *([NO_WORD] * len(self._tokenizer.before)),
+            *words_of_offsets(text, offsets),
+            *([NO_WORD] * len(self._tokenizer.after)),
+        ]
+        return self._tokenizer.surrounded(ids), words
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        hidden: Tensor = self._encoder(input_ids=tokens, attention_mask=tokens.ne(self.pad).long())[0]
+        return hidden
+
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        logits: Tensor = self._head.project(self._head.transform(self.hidden_states(tokens)[masked]))
+        return logits
+
+
+class FairseqSentences(SentenceEncoder):
+    """A RoBERTa-like checkpoint of fairseq; ValueError or FileNotFoundError as of ``hub.from_pretrained``."""
+
+    def __init__(self, name: PathLike, device: Device = None) -> None:
+        from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
+        from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
+
+        interface = from_pretrained(name)
+        if not isinstance(interface, MlsmHubInterface):
+            raise ValueError(f"{name} is an encoder-decoder; only encoders can be evaluated")
+        self._interface = interface.to(default_device(device))
+        self._dictionary = interface.task.source_dictionary
+        self.pad = int(self._dictionary.pad())
+        untrained = why_untrained(interface.cfg)
+        self.mask = None if untrained else int(interface.task.mask_idx)
+        self.why_no_head = untrained or ""
+        self.positions = int(interface.model.max_positions())
+        self.device = interface.device
+        encoder = interface.model.encoder.sentence_encoder
+        self.parameters = sum(parameter.numel() for parameter in encoder.parameters())
+
+    def encoded(self, text: str) -> tuple[list[int], list[int]]:
+        ids = self._interface.encode(text).tolist()
+        library = getattr(self._interface.bpe, "tokenizer", None)  # of HuggingFaceBPE
+        if library is not None:
+            return ids, [NO_WORD, *words_of_offsets(text, library.encoded_text(text)[1]), NO_WORD]
+        symbols = [self._dictionary[number] for number in ids[1:-1]]
+        return ids, [NO_WORD, *words_of_pieces(text, symbols), NO_WORD]
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        hidden: Tensor = self._interface.extract_features(tokens)
+        return hidden
+
+    def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        logits: Tensor = self._interface.model(tokens, masked_tokens=masked)[0]
+        return logits
+
+
+def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEncoder:
+    """The encoder in a folder of Hugging Face or of a fairseq run, in a checkpoint, or of a hub name (``hf:NAME``).
+
+    ValueError or FileNotFoundError if there is no model, or it cannot be read.
+    """
+    path = Path(name)
+    if is_hf(name) or (path.is_dir() and (path / "config.json").is_file() and not any(path.glob("*.pt"))):
+        return HuggingFaceSentences(name, device)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; a model of the hub is hf:{name}")
+    return FairseqSentences(name, device)
+
+
+def pooling_of(folder: Path) -> str:
+    """``mean`` or ``cls``: what a folder of sentence-transformers says, else ``mean``; ValueError for others."""
+    modules = folder / "modules.json"
+    if not modules.is_file():
+        return "mean"
+    for module in json.loads(modules.read_text(encoding="utf-8")):
+        if str(module.get("type", "")).endswith("Pooling"):
+            config = json.loads((folder / module["path"] / "config.json").read_text(encoding="utf-8"))
+            if config.get("pooling_mode") in POOLINGS.values():  # sentence-transformers 6
+                return str(config["pooling_mode"])
+            modes = [POOLINGS.get(name, name) for name, used in config.items() if used is True and "pooling" in name]
+            if len(modes) == 1 and modes[0] in POOLINGS.values():
+                return modes[0]
+            raise ValueError(f"{folder}: this pooling is not supported: {', '.join(modes)}; supported: mean, cls")
+    return "mean"
+
+
+def words_of_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
+    """The number of the word of ``text.split()`` in which each token ends.
+
+    A token of whitespace, as SentencePiece's ``▁``, is part of the next word. ``NO_WORD`` for an empty token.
+    """
+    word_at = np.full(len(text), NO_WORD)
+    number_of_words = len(text.split())
+    word = number_of_words
+    for place in range(len(text) - 1, -1, -1):
+        ends_word = place + 1 == len(text) or text[place + 1].isspace()
+        if ends_word and not text[place].isspace():
+            word -= 1
+        if word < number_of_words:
+            word_at[place] = word
+    return [int(word_at[stop - 1]) if stop > start else NO_WORD for start, stop in offsets]
+
+
+def words_of_pieces(text: str, pieces: Sequence[str]) -> list[int]:
+    """The number of the word of each of SentencePiece's pieces, each word of which begins with ``▁``.
+
+    ``NO_WORD`` for all if the pieces have another number of words than ``text.split()``.
+    """
+    words: list[int] = []
+    number = -1
+    for piece in pieces:
+        number += piece.startswith("▁")
+        words.append(number)
+    return words if number + 1 == len(text.split()) else [NO_WORD] * len(pieces)
