@@ -30,12 +30,13 @@ COMMANDS = {
     "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
     "evaluate": "judge a masked LM on minimal pairs, or a dictionary",
+    "search": "index documents by the properties of their tokens, and search them; needs no fairseq",
     "npm": "retrieve with an NPM model: build a datastore, fill masks, classify texts",
     "infill": "fill the gaps of texts with a denoising model",
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }
-MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "infill"}
+MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "infill", "search"}
 RENAMED = {
     "tokenize-hf": "binarize --format sequences",
     "encode-hf": "encode",

@@ -117,6 +117,12 @@ class LatentSemanticModel(PretrainingModel):
         number = masked_of_rows.sum()
         return terms.loss * (number / terms.sample_size.clamp(min=1)), number, [*kl, *mlm, masked_of_rows]
 
+    def latent_logits(self, input_ids: Tensor, attention_mask: Tensor, chosen: Tensor) -> Tensor:
+        """Logits ``(n_chosen, num_atoms)`` of the atoms for the chosen tokens (bool ``(B, T)``); all inputs (B, T)."""
+        hidden = self._encoded(input_ids=input_ids, attention_mask=attention_mask)[0][chosen]
+        logits: Tensor = self.latent_head(head_of(self).transform(hidden))
+        return logits
+
     def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
         """Write a stock model folder as :meth:`PretrainingModel.save_pretrained`, and the latent head beside the model.
 

@@ -20,7 +20,7 @@ SUPPORTED = [int(minor) for minor in re.findall(r":: Python :: 3\.(\d+)\"", TEXT
 
 
 def test_the_required_pythons_are_the_supported_ones_and_newer() -> None:
-    """The door of Hugging Face needs no fairseq, which the newest Python may not have."""
+    """What works with Hugging Face needs no fairseq, which the newest Python may not have."""
     required = SpecifierSet(PYPROJECT["project"]["requires-python"])
     assert [minor for minor in range(40) if f"3.{minor}.0" in required] == [*range(SUPPORTED[0], 40)]
     (marker,) = [Requirement(text).marker for text in PYPROJECT["project"]["optional-dependencies"]["fairseq"][:1]]

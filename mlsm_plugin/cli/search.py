@@ -1,0 +1,147 @@
+"""``mlsm search``: index documents by the properties of their tokens, and search them."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from mlsm_plugin.cli.actions import actions_of
+from mlsm_plugin.cli.next_commands import print_next
+from mlsm_plugin.cli.settings_flags import add_settings, settings_of
+from mlsm_plugin.core.hidden_states.settings import ModelRun
+from mlsm_plugin.search.settings import IndexSettings
+
+if TYPE_CHECKING:
+    from mlsm_plugin.search.index import Hit
+
+BOLD, PLAIN = "\033[1m", "\033[0m"
+SHOWN_CHARACTERS = 300
+EXAMPLE_OF_INDEX = "example:  mlsm search index docs.txt --model encoder/ --dictionary dictionary/ --output index"
+EXAMPLE_OF_QUERY = 'example:  mlsm search query index "how people lose weight" --count 3'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = actions_of(parser)
+    index = add("index", "index documents by codes and words; the same command resumes after a stop", run_index)
+    index.epilog = EXAMPLE_OF_INDEX
+    documents = (
+        "text (a sentence a line, blank lines between documents), or JSON lines with `text` and perhaps `id` (*.jsonl)"
+    )
+    index.add_argument("documents", nargs="+", metavar="FILE", help=documents)
+    add_model_and_dictionary(index, required=True)
+    index.add_argument("--output", required=True, metavar="DIR", help="folder of the index")
+    add_settings(index, IndexSettings)
+    add_settings(index, ModelRun, only=("device", "threads"))
+
+    query = add("query", "search an index; each result says which properties and words it shares", run_query)
+    query.epilog = EXAMPLE_OF_QUERY
+    query.add_argument("index", metavar="INDEX", help="folder that `mlsm search index` wrote")
+    query.add_argument("text", nargs="?", help="what to search for; without it, --input")
+    query.add_argument("--input", metavar="FILE", help="file with a query in each line")
+    query.add_argument("--count", type=int, default=10, help="results of each query")
+    modes = "rank by codes, by words, or by both (default: both)"
+    query.add_argument("--by", choices=("both", "codes", "words"), default="both", help=modes)
+    add_model_and_dictionary(query, required=False)
+    query.add_argument("--json", action="store_true", help="print a JSON object for each query")
+    add_settings(query, ModelRun, only=("device", "threads"))
+
+
+def add_model_and_dictionary(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options that name the model and the dictionary of the codes."""
+    default = "" if required else " (default: where those of the index were)"
+    model = f"Hugging Face folder or hub name (hf:NAME); without --dictionary, one with a latent head of MLSM{default}"
+    parser.add_argument("--model", required=required, help=model)
+    dictionary = f"dictionary or sparse autoencoder of a layer of the model; without, its latent head predicts{default}"
+    parser.add_argument("--dictionary", metavar="DICT_DIR", help=dictionary)
+
+
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    return False
+
+
+def run_index(args: argparse.Namespace, extra: list[str]) -> int:
+    """Build the index, and print its size."""
+    from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
+    from mlsm_plugin.search.index import build_index
+    from mlsm_plugin.search.text_codes import open_text_coder
+
+    settings: IndexSettings = settings_of(IndexSettings, args)
+    coder = open_text_coder(args.model, args.dictionary, device=args.device)
+    with torch_threads(args.threads):
+        figures = build_index(args.documents, coder, args.output, settings)
+    size = figures["bytes"] / figures["documents"]
+    print(f"{figures['documents']:,} documents, {size:,.0f} bytes for each: {args.output}")
+    if figures["empty"]:
+        print(f"{figures['empty']:,} documents have no code, and are found by their words only")
+    print_next("Search it with", f'mlsm search query {args.output} "your words"')
+    return 0
+
+
+def run_query(args: argparse.Namespace, extra: list[str]) -> int:
+    """Search, and print the results with their reasons."""
+    from mlsm_plugin.core.sparse_coding.sparse_coder import torch_threads
+    from mlsm_plugin.core.text.text_files import read_lines
+    from mlsm_plugin.search.index import SearchIndex, read_meta
+    from mlsm_plugin.search.text_codes import TextCoder, open_text_coder
+
+    if (args.text is None) == (args.input is None):
+        raise ValueError("pass either a text or --input")
+    if args.count < 1:
+        raise ValueError(f"--count must be positive, got {args.count}")
+    queries = [args.text] if args.input is None else [line for line in read_lines(args.input) if line]
+    origin = read_meta(args.index)["origin"]
+    assert isinstance(origin, dict)
+    coder: TextCoder | None = None
+    if args.by != "words":
+        dictionary = args.dictionary or origin["dictionary"]
+        coder = open_text_coder(args.model or origin["model"], dictionary, layer=origin["layer"], device=args.device)
+    index = SearchIndex(args.index, coder)
+    with torch_threads(args.threads):
+        for query in queries:
+            hits = index.search(query, count=args.count, mode=args.by)
+            if args.json:
+                print(json.dumps(_record(query, hits), ensure_ascii=False))
+            else:
+                _print_hits(query, hits, in_color=sys.stdout.isatty())
+    return 0
+
+
+def _print_hits(query: str, hits: "list[Hit]", *, in_color: bool) -> None:
+    print(f"\n{query}")
+    if not hits:
+        print("  nothing was found")
+    for rank, hit in enumerate(hits, 1):
+        print(f"\n{rank:3}. {hit.document.name}  (score {hit.score:.3f})")
+        places = [place for reason in hit.reasons[:3] for place in reason.document_tokens]
+        print(f"     {highlighted(hit.document.text, places if in_color else [])}")
+        for reason in hit.reasons:
+            tokens = ", ".join(dict.fromkeys(reason.query_tokens))
+            print(f"     {reason.share:4.0%}  property {reason.atom} ({reason.label}), here: {tokens}")
+        if hit.words:
+            print(f"     words: {', '.join(hit.words)}")
+
+
+def highlighted(text: str, places: list[tuple[int, int]]) -> str:
+    """The beginning of a text, in bold at these characters."""
+    shown = text[:SHOWN_CHARACTERS]
+    for start, stop in sorted(set(places), reverse=True):
+        if stop <= len(shown):
+            shown = shown[:start] + BOLD + shown[start:stop] + PLAIN + shown[stop:]
+    return shown + ("..." if len(text) > SHOWN_CHARACTERS else "")
+
+
+def _record(query: str, hits: "list[Hit]") -> dict[str, object]:
+    results = [
+        {
+            "id": hit.document.name,
+            "text": hit.document.text,
+            "score": hit.score,
+            "words": list(hit.words),
+            "properties": [
+                {"atom": reason.atom, "label": reason.label, "share": reason.share, "tokens": reason.document_tokens}
+                for reason in hit.reasons
+            ],
+        }
+        for hit in hits
+    ]
+    return {"query": query, "results": results}

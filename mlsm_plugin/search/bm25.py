@@ -1,0 +1,128 @@
+"""BM25 (Robertson and Zaragoza 2009) over terms with fractional counts, in memory-mapped files of any size.
+
+The score of each term in each document is computed once (Lù 2024, "BM25S"), so that a query is a sum of a few columns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from mlsm_plugin.core.files.atomic_files import write_npy
+
+SATURATION = 1.5  # k1: how soon more of the same term counts no more
+LENGTH_PENALTY = 0.75  # b: 0: long documents are not penalized; 1: wholly
+PARTS = ("starts", "documents", "scores")
+
+
+class TermScores:
+    """The scores of all terms: for each term its documents, ascending, and its score in each of them.
+
+    Attributes:
+        starts: ``(n_terms + 1,)`` int64: the entries of term ``t`` are ``starts[t]`` to ``starts[t + 1]``.
+        documents: ``(n_entries,)`` int32.
+        scores: ``(n_entries,)`` float32.
+    """
+
+    def __init__(self, starts: np.ndarray, documents: np.ndarray, scores: np.ndarray, num_documents: int) -> None:
+        self.starts = starts
+        self.documents = documents
+        self.scores = scores
+        self.num_documents = num_documents
+
+    @classmethod
+    def open(cls, folder: Path, name: str, num_documents: int) -> "TermScores":
+        """Memory-map the files that :func:`write_term_scores` wrote; ValueError if one is missing or damaged."""
+        arrays = []
+        for part in PARTS:
+            path = folder / f"{name}.{part}.npy"
+            try:
+                arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{path} is missing or damaged ({error}); build the index again") from None
+        starts, documents, scores = arrays
+        if starts[-1] != len(documents) or len(documents) != len(scores):
+            raise ValueError(f"the files {folder / name}.* do not belong together; build the index again")
+        return cls(starts, documents, scores, num_documents)
+
+    def of_query(self, terms: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The score of each document, ``(num_documents,)`` float32, for a query of weighted terms."""
+        total = np.zeros(self.num_documents, dtype=np.float32)
+        for term, weight in zip(terms.tolist(), weights.tolist(), strict=True):
+            entries = slice(self.starts[term], self.starts[term + 1])
+            total[self.documents[entries]] += weight * self.scores[entries]
+        return total
+
+    def of_document(self, document: int, terms: np.ndarray) -> np.ndarray:
+        """The score of each of ``terms`` in a document, ``(len(terms),)``, 0 where the document does not have it."""
+        scores = np.zeros(len(terms), dtype=np.float32)
+        for row, term in enumerate(terms.tolist()):
+            start, stop = int(self.starts[term]), int(self.starts[term + 1])
+            place = start + int(np.searchsorted(self.documents[start:stop], document))
+            if place < stop and self.documents[place] == document:
+                scores[row] = self.scores[place]
+        return scores
+
+
+def write_term_scores(folder: Path, name: str, num_terms: int, counts: Callable[[], Iterable[sp.csr_matrix]]) -> None:
+    """Write the scores of documents, of which ``counts`` gives shards ``(n, num_terms)`` in order, twice the same.
+
+    A shard at a time is in memory; the result is written into memory-mapped files. Documents without a term are scored
+    0 by every query.
+    """
+    frequencies = np.zeros(num_terms, dtype=np.int64)
+    lengths = []
+    for shard in counts():
+        frequencies += np.bincount(shard.indices, minlength=num_terms)
+        lengths.append(np.asarray(shard.sum(axis=1), dtype=np.float64).ravel())
+    length = np.concatenate(lengths)
+    num_documents = len(length)
+    rarity = np.log1p((num_documents - frequencies + 0.5) / (frequencies + 0.5))
+    norms = SATURATION * (1 - LENGTH_PENALTY + LENGTH_PENALTY * length / max(float(length.mean()), 1e-12))
+    starts = np.concatenate([[0], np.cumsum(frequencies)])
+    temporary = [folder / f".{name}.{part}.tmp" for part in PARTS[1:]]
+    documents = np.lib.format.open_memmap(temporary[0], "w+", np.int32, (int(starts[-1]),))
+    scores = np.lib.format.open_memmap(temporary[1], "w+", np.float32, (int(starts[-1]),))
+    filled = starts[:-1].copy()
+    first = 0
+    for shard in counts():
+        columns = shard.tocsc()
+        rows = columns.indices + first
+        values = columns.data * (SATURATION + 1) / (columns.data + norms[rows])
+        for term, entries in _columns(columns):
+            place = slice(filled[term], filled[term] + len(rows[entries]))
+            documents[place] = rows[entries]
+            scores[place] = rarity[term] * values[entries]
+            filled[term] = place.stop
+        first += shard.shape[0]
+    documents.flush()
+    scores.flush()
+    for path, part in zip(temporary, PARTS[1:], strict=True):
+        path.replace(folder / f"{name}.{part}.npy")
+    write_npy(folder / f"{name}.{PARTS[0]}.npy", starts)
+
+
+def _columns(matrix: sp.csc_matrix) -> Iterator[tuple[int, slice]]:
+    """The terms that a shard has, and where their entries are."""
+    for term in np.flatnonzero(np.diff(matrix.indptr)).tolist():
+        yield term, slice(int(matrix.indptr[term]), int(matrix.indptr[term + 1]))
+
+
+def best(scores: np.ndarray, count: int) -> np.ndarray:
+    """The documents with the highest scores above 0, best first; of equal ones, the first comes first."""
+    count = min(count, len(scores))
+    candidates = np.argpartition(-scores, count - 1)[:count] if count else np.zeros(0, dtype=np.int64)
+    lowest = scores[candidates].min(initial=np.inf)
+    candidates = np.flatnonzero(scores >= max(lowest, np.finfo(np.float32).tiny))
+    ranked = candidates[np.argsort(-scores[candidates], kind="stable")]
+    return ranked[:count]
+
+
+def fused(rankings: Iterable[np.ndarray], count: int) -> list[tuple[int, float]]:
+    """Documents of several rankings by reciprocal rank fusion (Cormack et al. 2009), best first, with their scores."""
+    total: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, document in enumerate(ranking.tolist(), 1):
+            total[document] = total.get(document, 0.0) + 1 / (60 + rank)
+    return sorted(total.items(), key=lambda item: (-item[1], item[0]))[:count]

@@ -1,0 +1,17 @@
+"""How documents are indexed; imports nothing slow, for the help of the command."""
+
+from dataclasses import dataclass
+
+from mlsm_plugin.core.files.settings import check, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSettings:
+    """How documents are indexed; ValueError if a value is out of range."""
+
+    passage_lines: int = option(5, least=1, help="lines of a text file that are a document; a blank line ends one, too")
+    shard_documents: int = option(2000, least=1, help="documents at once; after a stop, these are indexed again")
+    batch_tokens: int = option(8192, least=1, help="tokens in one forward pass; limits the memory")
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,31 @@
+"""Documents of text and JSON lines, their names, and what is no document."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from mlsm_plugin.search.documents import Document, read_documents
+
+
+def test_passages_end_at_blank_lines_and_after_some_lines(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("\na\nb\nc\n\n\nd\n")
+    documents = list(read_documents([path], passage_lines=2))
+    assert documents == [Document("text.txt:2", "a b"), Document("text.txt:4", "c"), Document("text.txt:7", "d")]
+
+
+def test_objects_of_json_lines_have_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": 7, "text": "a\\n b"}\n{"contents": "c"}\n'))
+    documents = list(read_documents([path], passage_lines=2))
+    assert documents == [Document("7", "a b"), Document("docs.jsonl.gz:2", "c")]
+
+
+def test_an_object_without_a_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text('{"text": "a"}\n{"title": "b"}\n')
+    with pytest.raises(ValueError, match="line 2 has no text"):
+        list(read_documents([path], passage_lines=2))

@@ -1,0 +1,139 @@
+"""An index: results, reasons, resumption, and what does not belong together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlsm_plugin.search import index as index_module
+from mlsm_plugin.search.index import SearchIndex, build_index, word_counts
+from mlsm_plugin.search.settings import IndexSettings
+from mlsm_plugin.search.text_codes import DictionaryCodes
+from tests.search.searched import make_encoder, write_documents
+from tests.tiny_hf_models import make_model_with_own_tokens
+from tests.tiny_models import TinyData
+
+SMALL = IndexSettings(shard_documents=7)
+
+
+@pytest.fixture(scope="module")
+def coder(tiny: TinyData, tmp_path_factory: pytest.TempPathFactory) -> DictionaryCodes:
+    return DictionaryCodes(*make_encoder(tiny.text, tmp_path_factory.mktemp("encoder")))
+
+
+@pytest.fixture
+def text(tiny: TinyData, tmp_path: Path) -> Path:
+    write_documents(tiny.text, tmp_path / "docs.txt")
+    return tmp_path / "docs.txt"
+
+
+@pytest.mark.parametrize("mode", ["codes", "words", "both"])
+def test_a_document_finds_itself_and_says_why(coder: DictionaryCodes, text: Path, tmp_path: Path, mode: str) -> None:
+    figures = build_index([text], coder, tmp_path / "index", SMALL)
+    assert (figures["documents"], figures["empty"]) == (30, 0)
+    index = SearchIndex(tmp_path / "index", coder)
+    ranks = []
+    for number in range(30):
+        document = index.documents[number]
+        hits = index.search(document.text, mode=mode, count=30)
+        ranks.append([hit.document.name == document.name for hit in hits])
+        assert sum(reason.share for reason in hits[0].reasons) <= 1 + 1e-6
+        for reason in hits[0].reasons:
+            assert reason.label == index.labels[reason.atom]
+            assert all(0 <= start < stop <= len(hits[0].document.text) for start, stop in reason.document_tokens)
+    assert all(any(rank) for rank in ranks)
+    assert np.mean([rank.index(True) for rank in ranks]) < (
+        9 if mode == "codes" else 2
+    )  # of 30; the weights are random
+    index.close()
+
+
+def test_the_reasons_of_a_result_by_codes_add_up_to_its_score(
+    coder: DictionaryCodes, text: Path, tmp_path: Path
+) -> None:
+    build_index([text], coder, tmp_path / "index", SMALL)
+    index = SearchIndex(tmp_path / "index", coder)
+    query = index.documents[3].text
+    coded = coder.coded([query])[0]
+    hit = index.search(query, mode="codes", count=1)[0]
+    document = next(number for number in range(30) if index.documents[number].name == hit.document.name)
+    every = index._reasons(document, hit.document, query, coded, most=10**6)
+    assert sum(reason.share for reason in every) == pytest.approx(1, abs=1e-5)
+    assert all(reason.query_tokens and reason.document_tokens for reason in every)
+
+
+def test_a_stopped_index_goes_on_and_equals_one_that_never_stopped(
+    coder: DictionaryCodes, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index([text], coder, tmp_path / "whole", SMALL)
+    write = index_module._write_shard
+    written: list[int] = []
+
+    def stop_in_the_third(*arguments: object) -> None:
+        number = arguments[3]
+        assert isinstance(number, int)
+        if number == 2:
+            raise KeyboardInterrupt
+        written.append(number)
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(index_module, "_write_shard", stop_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        build_index([text], coder, tmp_path / "stopped", SMALL)
+    with pytest.raises(ValueError, match="not finished; run the same"):
+        SearchIndex(tmp_path / "stopped", coder)
+
+    def rest(*arguments: object) -> None:
+        written.append(arguments[3])  # type: ignore[arg-type]
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(index_module, "_write_shard", rest)
+    build_index([text], coder, tmp_path / "stopped", SMALL)
+    assert written == [0, 1, 2, 3, 4]
+    files = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "stopped").iterdir())
+    for name in files:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes(), name
+
+
+def test_other_files_another_model_and_no_index_are_one_line(
+    coder: DictionaryCodes, text: Path, tiny: TinyData, tmp_path: Path
+) -> None:
+    build_index([text], coder, tmp_path / "index", SMALL)
+    shutil.copy(text, tmp_path / "more.txt")
+    with pytest.raises(ValueError, match="begun with other settings: files"):
+        build_index([text, tmp_path / "more.txt"], coder, tmp_path / "index", SMALL)
+    make_model_with_own_tokens("bert", text, tmp_path / "other" / "text")
+    other = DictionaryCodes(*make_encoder(text, tmp_path / "other"))
+    with pytest.raises(ValueError, match="another model or dictionary"):
+        SearchIndex(tmp_path / "index", other)
+    with pytest.raises(ValueError, match="is no index"):
+        SearchIndex(tmp_path)
+    by_words = SearchIndex(tmp_path / "index")
+    assert by_words.search(by_words.documents[0].text, mode="words")
+    with pytest.raises(ValueError, match="opened without a model"):
+        by_words.search("name")
+    with pytest.raises(ValueError, match="the query is empty"):
+        by_words.search(" ", mode="words")
+
+
+def test_hostile_and_empty_documents(coder: DictionaryCodes, tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    texts = ["", "\u200b", "😀" * 50, "a" * 20_000, "name \u202e value", "<mask> [CLS]"]
+
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    figures = build_index([path], coder, tmp_path / "index", SMALL)
+    assert figures["documents"] == len(texts)
+    index = SearchIndex(tmp_path / "index", coder)
+    assert index.search("name value")[0].document.text == texts[4]
+    assert index.search("zzzz qqqq", mode="words") == []
+
+
+def test_words_are_lower_case_and_of_two_characters() -> None:
+    counts = word_counts(["The the a THE", ""])
+    assert counts.sum() == 3
+    assert counts[1].nnz == 0
