@@ -4,6 +4,7 @@ The score of each term in each document is computed once (Lù 2024, "BM25S"), so
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,23 @@ import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import write_npy
 
-SATURATION = 1.5  # k1: how soon more of the same term counts no more
-LENGTH_PENALTY = 0.75  # b: 0: long documents are not penalized; 1: wholly
 PARTS = ("starts", "documents", "scores")
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """BM25's parameters.
+
+    ``saturation`` is k1: how soon more of the same term counts no more. ``length_penalty`` is b, from 0 to 1: how much
+    of its length a document has to pay for.
+    """
+
+    saturation: float
+    length_penalty: float
+
+
+OF_WORDS = Weighting(1.5, 0.75)  # the usual ones
+OF_CODES = Weighting(4.0, 1.0)  # chosen on film reviews; see docs/search.md
 
 
 class TermScores:
@@ -65,7 +80,9 @@ class TermScores:
         return scores
 
 
-def write_term_scores(folder: Path, name: str, num_terms: int, counts: Callable[[], Iterable[sp.csr_matrix]]) -> None:
+def write_term_scores(
+    folder: Path, name: str, num_terms: int, counts: Callable[[], Iterable[sp.csr_matrix]], weighting: Weighting
+) -> None:
     """Write the scores of documents, of which ``counts`` gives shards ``(n, num_terms)`` in order, twice the same.
 
     A shard at a time is in memory; the result is written into memory-mapped files. Documents without a term are scored
@@ -79,7 +96,9 @@ def write_term_scores(folder: Path, name: str, num_terms: int, counts: Callable[
     length = np.concatenate(lengths)
     num_documents = len(length)
     rarity = np.log1p((num_documents - frequencies + 0.5) / (frequencies + 0.5))
-    norms = SATURATION * (1 - LENGTH_PENALTY + LENGTH_PENALTY * length / max(float(length.mean()), 1e-12))
+    saturation = weighting.saturation
+    penalty = weighting.length_penalty
+    norms = saturation * (1 - penalty + penalty * length / max(float(length.mean()), 1e-12))
     starts = np.concatenate([[0], np.cumsum(frequencies)])
     temporary = [folder / f".{name}.{part}.tmp" for part in PARTS[1:]]
     documents = np.lib.format.open_memmap(temporary[0], "w+", np.int32, (int(starts[-1]),))
@@ -89,7 +108,7 @@ def write_term_scores(folder: Path, name: str, num_terms: int, counts: Callable[
     for shard in counts():
         columns = shard.tocsc()
         rows = columns.indices + first
-        values = columns.data * (SATURATION + 1) / (columns.data + norms[rows])
+        values = columns.data * (saturation + 1) / (columns.data + norms[rows])
         for term, entries in _columns(columns):
             place = slice(filled[term], filled[term] + len(rows[entries]))
             documents[place] = rows[entries]

@@ -15,7 +15,7 @@ from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, read_json
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder
 from mlsm_plugin.core.files.progress import Progress
-from mlsm_plugin.search.bm25 import TermScores, best, fused, write_term_scores
+from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
 from mlsm_plugin.search.documents import Document, StoredDocuments, as_line, read_documents
 from mlsm_plugin.search.settings import IndexSettings
 from mlsm_plugin.search.text_codes import TextCoder, TextCodes
@@ -132,8 +132,8 @@ def _merge(folder: Path, shards: Path, number_of_shards: int, coder: TextCoder) 
         for number in range(number_of_shards):
             yield sp.csr_matrix(sp.load_npz(shards / f"{number:06d}.{part}.npz"))
 
-    write_term_scores(folder, "codes", coder.num_atoms, lambda: matrices("codes"))
-    write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"))
+    write_term_scores(folder, "codes", coder.num_atoms, lambda: matrices("codes"), OF_CODES)
+    write_term_scores(folder, "words", HASHED_WORDS, lambda: matrices("words"), OF_WORDS)
     labels = sum(matrices("labels"), start=sp.csr_matrix((coder.num_atoms, coder.tokenizer.largest_id + 1)))
     write_json(folder / "labels.json", telling_tokens(sp.csr_matrix(labels), coder))
     starts = [0]

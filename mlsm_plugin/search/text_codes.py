@@ -117,18 +117,18 @@ class DictionaryCodes(TextCoder):
         chosen_layer = fitting_layer(self._coder, layer, folder=dictionary, option="--layer")
         folder = hf_folder(model, weights=True)
         model_fingerprint = fitting_fingerprint(f"{HF_PREFIX}{folder}", self._coder, chosen_layer)
-        self._encoder = LibraryEncoder(folder, layer=chosen_layer, device=device)
-        check_width(self._encoder, self._coder)
-        self.tokenizer = self._encoder.tokenizer
-        self.positions = self._encoder.max_tokens
-        self.device = self._encoder.device
+        self.encoder = LibraryEncoder(folder, layer=chosen_layer, device=device)
+        check_width(self.encoder, self._coder)
+        self.tokenizer = self.encoder.tokenizer
+        self.positions = self.encoder.max_tokens
+        self.device = self.encoder.device
         self.num_atoms = self._coder.num_atoms
         self.origin = {"model": str(model), "dictionary": str(dictionary), "layer": chosen_layer}
         parts = (model_fingerprint, self._coder.fingerprint, str(chosen_layer), tokenizer_fingerprint(self.tokenizer))
         self.fingerprint = sha256_of_text("-".join(parts))
 
     def _codes(self, tokens: Tensor, chosen: Tensor) -> sp.csr_matrix:
-        codes = self._coder.encode(self._encoder.hidden_states_of(tokens, chosen)).codes
+        codes = self._coder.encode(self.encoder.hidden_states_of(tokens, chosen)).codes
         return codes.astype(np.float32)
 
 

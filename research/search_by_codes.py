@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""How well do codes find passages? nDCG@10 of sentences that have to find the passage that they were taken from.
+
+    python research/search_by_codes.py TEXT --model ENCODER --dictionary DICT_DIR
+
+TEXT is not what the dictionary was learned from. Rows: the mean vector of the coded layer, the codes over the
+dictionary and over random atoms, words, words and codes by rank fusion, and the vectors of the whole model.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mlsm_plugin.core.text.text_files import read_text
+from mlsm_plugin.evaluation.encoder_quality import Measure, Retrieval, bm25_gains, make_retrieval
+from mlsm_plugin.evaluation.quality_settings import QualitySettings
+from mlsm_plugin.evaluation.sentence_encoders import HuggingFaceSentences
+from mlsm_plugin.search.bm25 import OF_CODES, OF_WORDS, TermScores, best, fused, write_term_scores
+from mlsm_plugin.search.index import HASHED_WORDS, word_counts
+from mlsm_plugin.search.text_codes import DictionaryCodes
+
+COUNT = 1000  # of each ranking that are fused
+TEXTS_AT_ONCE = 500
+
+
+def gains(rankings: list[np.ndarray], retrieval: Retrieval) -> Measure:
+    """nDCG@10 of ranked passages."""
+    values = []
+    for ranking, source in zip(rankings, retrieval.sources, strict=True):
+        places = np.flatnonzero(ranking[:10] == source)
+        values.append(1 / np.log2(2 + places[0]) if len(places) else 0.0)
+    return Measure(np.array(values), np.ones(len(values)))
+
+
+def by_vectors(passages: np.ndarray, queries: np.ndarray) -> list[np.ndarray]:
+    """Rankings by cosine."""
+    unit_passages = passages / np.linalg.norm(passages, axis=1, keepdims=True)
+    unit_queries = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    return list(np.argsort(-(unit_queries @ unit_passages.T), axis=1)[:, :COUNT])
+
+
+def by_codes(coder: DictionaryCodes, retrieval: Retrieval, folder: Path) -> list[np.ndarray]:
+    """Rankings by BM25 over codes."""
+    counts = []
+    for first in range(0, len(retrieval.passages), TEXTS_AT_ONCE):
+        coded = coder.coded(retrieval.passages[first : first + TEXTS_AT_ONCE])
+        counts += [text.summed() for text in coded]
+    write_term_scores(folder, "codes", coder.num_atoms, lambda: counts, OF_CODES)
+    scores = TermScores.open(folder, "codes", len(retrieval.passages))
+    queries = [text.summed() for text in coder.coded(retrieval.queries)]
+    return [best(scores.of_query(query.indices, query.data), COUNT) for query in queries]
+
+
+def by_words(retrieval: Retrieval, folder: Path) -> list[np.ndarray]:
+    """Rankings by BM25 over words, as `mlsm search` has it."""
+    write_term_scores(folder, "words", HASHED_WORDS, lambda: [word_counts(retrieval.passages)], OF_WORDS)
+    scores = TermScores.open(folder, "words", len(retrieval.passages))
+    queries = word_counts(retrieval.queries)
+    return [best(scores.of_query(query.indices, query.data), COUNT) for query in queries]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("text", help="passages: a sentence a line, blank lines between documents")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dictionary", nargs="+", required=True)
+    parser.add_argument("--passages", type=int, default=2500)
+    parser.add_argument("--queries", type=int, default=1000)
+    args = parser.parse_args()
+    documents: list[list[str]] = [[]]
+    for line in read_text([args.text]):
+        if line:
+            documents[-1].append(line)
+        elif documents[-1]:
+            documents.append([])
+    retrieval = make_retrieval(documents, QualitySettings(passages=args.passages, queries=args.queries))
+    print(f"{len(retrieval.passages)} passages, {len(retrieval.queries)} queries", flush=True)
+
+    def show(name: str, rankings: list[np.ndarray]) -> None:
+        print(f"{name:45} {gains(rankings, retrieval).figure:.3f}", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        words = by_words(retrieval, folder)
+        show("words", words)
+        print(f"{'words, bm25s':45} {bm25_gains(retrieval).figure:.3f}")
+        whole = HuggingFaceSentences(args.model)
+        dense = by_vectors(whole.vectors(retrieval.passages), whole.vectors(retrieval.queries))
+        show("the model's sentence vectors", dense)
+        for dictionary in args.dictionary:
+            coder = DictionaryCodes(args.model, dictionary)
+            codes = by_codes(coder, retrieval, folder)
+            label = f"{Path(dictionary).name} (layer {coder.origin['layer']}, {coder.num_atoms} atoms)"
+            show(f"codes: {label}", codes)
+            fusion = [np.array([number for number, _ in fused(pair, COUNT)]) for pair in zip(words, codes, strict=True)]
+            show("    with words", fusion)
+            of_all = [
+                np.array([number for number, _ in fused(three, COUNT)])
+                for three in zip(words, codes, dense, strict=True)
+            ]
+            show("    with words and sentence vectors", of_all)
+            show("    mean vector of the layer", by_vectors(*layer_vectors(coder, retrieval)))
+
+
+def layer_vectors(coder: DictionaryCodes, retrieval: Retrieval) -> tuple[np.ndarray, np.ndarray]:
+    """Mean hidden states of the coded layer, special tokens included."""
+    encoder = coder.encoder
+    vectors = []
+    for texts in (retrieval.passages, retrieval.queries):
+        rows = []
+        for text in texts:
+            ids, _ = coder.tokenizer.encoded_text(text)
+            tokens = torch.tensor([coder.tokenizer.surrounded(ids[: coder.positions - 2])])
+            rows.append(encoder.hidden_states(tokens)[0].mean(dim=0).cpu().numpy())
+        vectors.append(np.stack(rows))
+    return vectors[0], vectors[1]
+
+
+if __name__ == "__main__":
+    main()
