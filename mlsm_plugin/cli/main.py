@@ -29,7 +29,7 @@ COMMANDS = {
     "inspect": "write an HTML report of what the latent properties mean",
     "convert": "bring in a model or a dictionary of another program, export one, or average checkpoints",
     "finetune": "fine-tune a checkpoint to classify texts, with several seeds",
-    "evaluate": "judge a masked LM on minimal pairs, or a dictionary",
+    "evaluate": "compare encoders; judge a masked LM on minimal pairs, or a dictionary",
     "search": "index documents by the properties of their tokens, and search them; needs no fairseq",
     "npm": "retrieve with an NPM model: build a datastore, fill masks, classify texts",
     "infill": "fill the gaps of texts with a denoising model",
