@@ -34,9 +34,9 @@ def main() -> None:
     # 1. Text to sequences of ids.
     texts = {"train": args.train, "valid": args.valid}
     sequences = {
-        split: hf.write_text_sequences(
-            [text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length
-        )[0]
+        split: hf.write_text_sequences([text], args.model, f"{args.output}/{split}.tokens", max_length=args.max_length)[
+            0
+        ]
         for split, text in texts.items()
     }
     data = {split: hf.PretrainingSequences(ids) for split, ids in sequences.items()}
@@ -60,10 +60,7 @@ def main() -> None:
         model = hf.LatentSemanticModel.from_pretrained(args.model, num_atoms=data["train"].num_atoms)
         collator = hf.LatentSemanticCollator(tokenizer)
     elif args.objective == "taco":
-        model, collator = (
-            hf.TokenContrastiveModel.from_pretrained(args.model),
-            hf.TokenContrastiveCollator(tokenizer),
-        )
+        model, collator = (hf.TokenContrastiveModel.from_pretrained(args.model), hf.TokenContrastiveCollator(tokenizer))
     else:
         model, collator = hf.MaskedLmModel.from_pretrained(args.model), hf.MaskedLmCollator(tokenizer)
 
