@@ -78,7 +78,8 @@ def evaluate_reconstruction(
     Returns:
         the figures, see :meth:`ReconstructionQuality.result`; and how many codes miss the accuracy that was requested.
     """
-    quality, inexact = ReconstructionQuality(coder.num_atoms, coder.dim), 0
+    quality = ReconstructionQuality(coder.num_atoms, coder.dim)
+    inexact = 0
     drawn = drawn_blocks(reader, settings)
     for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
@@ -120,7 +121,8 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
         "ce_loss_with_sae": reconstructed,
         "ce_loss_with_ablation": torch.zeros_like,
     }
-    sums, count = dict.fromkeys(changes, 0.0), 0
+    sums = dict.fromkeys(changes, 0.0)
+    count = 0
     drawn = drawn_blocks(reader, settings)
     chunks = shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):

@@ -62,7 +62,9 @@ class Finetuning:
     def __init__(
         self, checkpoint: Path, files: Mapping[str, PathLike], output: PathLike, settings: FinetuneSettings
     ) -> None:
-        self.checkpoint, self.output, self.settings = checkpoint, Path(output), settings
+        self.checkpoint = checkpoint
+        self.output = Path(output)
+        self.settings = settings
         how = {"regression": settings.regression, "header": settings.header}
         self.texts = {split: read_labelled_texts(path, **how) for split, path in files.items()}
         others = [texts for split, texts in self.texts.items() if split != "train"]
@@ -111,7 +113,8 @@ class Finetuning:
             folder.forget()
         folder.begin()
         if not (data / "label").is_dir():
-            limit, regression = self.positions, self.settings.regression
+            limit = self.positions
+            regression = self.settings.regression
             too_long = write_classification_data(
                 self.texts, self.tokenizer, data, positions=limit, regression=regression
             )
@@ -155,7 +158,8 @@ class Finetuning:
 
     def command(self, seed: int) -> list[str]:
         """The words of the ``fairseq-train`` command for a seed."""
-        settings, train = self.settings, self.texts["train"]
+        settings = self.settings
+        train = self.texts["train"]
         updates = settings.max_epoch * math.ceil(len(train) / settings.batch_size)
         classes = 1 if settings.regression else len(set(train.labels))
         words: list[Any] = [

@@ -71,7 +71,8 @@ class FairseqMaskedLm(MaskedLm):
         model, cfg = load_roberta(name, data_bin, self.dictionary)
         if (why := why_untrained(cfg)) is not None:
             raise NoMaskedLmError(why)
-        self._model, self._half = model.eval(), fp16
+        self._model = model.eval()
+        self._half = fp16
         self.to(default_device(device))
 
     def changed(self, layer: int, change: Change) -> Any:
@@ -107,7 +108,8 @@ class HuggingFaceMaskedLm(MaskedLm):
 
     @contextmanager
     def changed(self, layer: int, change: Change) -> Iterator[None]:
-        encoder, in_float32 = self._model.base_model, _in_float32(change)
+        encoder = self._model.base_model
+        in_float32 = _in_float32(change)
 
         def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             return (in_float32(arguments[0]), *arguments[1:])

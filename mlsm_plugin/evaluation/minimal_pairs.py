@@ -22,7 +22,8 @@ from mlsm_plugin.evaluation.pair_models import PairModel
 # sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
-BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Target1", "Target1", "Context1", "Context2")
+BLIMP = ("sentence_good", "sentence_bad")
+EWOK = ("Target1", "Target1", "Context1", "Context2")
 KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
 
 
@@ -65,7 +66,8 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"{where} needs {KEYS}")
         names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
-        task, field = names.get("UID", names.get("Domain", Path(path).stem)), names.get("field")
+        task = names.get("UID", names.get("Domain", Path(path).stem))
+        field = names.get("field")
         for text in (*texts, *names.values()):
             check_text(text, where)
         field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
@@ -137,7 +139,8 @@ def pseudo_log_likelihoods(
     score is not finite.
     """
     model = _pair_model(model)
-    scores, places = [0.0] * len(encoded), starts or [model.before] * len(encoded)
+    scores = [0.0] * len(encoded)
+    places = starts or [model.before] * len(encoded)
     ends = [len(tokens) - model.after for tokens in encoded]
     total = sum(end - start for start, end in zip(places, ends, strict=True))
     with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
@@ -149,7 +152,9 @@ def pseudo_log_likelihoods(
             for row, (sentence, place) in enumerate(rows):
                 tokens = encoded[sentence]
                 batch[row, : len(tokens)] = tokens
-                targets[row], batch[row, place], masked[row, place] = tokens[place], model.mask, True
+                targets[row] = tokens[place]
+                batch[row, place] = model.mask
+                masked[row, place] = True
             logits = model.logits(batch.to(model.device), masked.to(model.device))
             found = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
             for (sentence, _), score in zip(rows, found.tolist(), strict=True):
@@ -177,7 +182,8 @@ def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int
     ]
     keys = [(start, *tokens.tolist()) for tokens, start in encoded]
     unique = dict(zip(keys, encoded, strict=True))
-    sentences, starts = [tokens for tokens, _ in unique.values()], [start for _, start in unique.values()]
+    sentences = [tokens for tokens, _ in unique.values()]
+    starts = [start for _, start in unique.values()]
     found = pseudo_log_likelihoods(model, sentences, starts, batch_tokens=batch_tokens, progress=True)
     scores = dict(zip(unique, found, strict=True))
 

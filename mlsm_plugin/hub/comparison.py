@@ -77,8 +77,12 @@ class _BothModels:
     """Arguments are those of :func:`compare`."""
 
     def __init__(self, interface: Any, ids: Tensor, tokenizer: Any, model: Any, *, word: str, head: bool) -> None:
-        self.interface, self.ids, self.tokenizer, self.model = interface, ids, tokenizer, model
-        self.word, self.head = word, head
+        self.interface = interface
+        self.ids = ids
+        self.tokenizer = tokenizer
+        self.model = model
+        self.word = word
+        self.head = head
         self.dictionary = interface.task.source_dictionary
         self.unknown = int(ids[self.dictionary.unk()])
         self.as_text = text_backend(copy.deepcopy(tokenizer))
@@ -141,7 +145,8 @@ class _BothModels:
         order = sorted(range(len(lines)), key=lambda line: len(encoded[line]), reverse=True)
         step = math.ceil(sum(min(len(tokens), limit) for tokens in encoded) / LOGIT_TOKENS)
         chosen = [(lines[line], self._with_mask(encoded[line][:limit])) for line in order[:: max(1, step)]]
-        number, largest = 0, 0.0
+        number = 0
+        largest = 0.0
         for batch in self._batches(chosen):
             tokens = pad_sequence([own for _, own in batch], batch_first=True, padding_value=self.dictionary.pad())
             differences = self._differences(tokens)
@@ -164,7 +169,8 @@ class _BothModels:
 
     def _batches(self, lines: Sequence[Line]) -> Iterator[list[Line]]:
         """Lines in batches of one length or slightly shorter ones; they come longest first."""
-        first, room = 0, NUMBERS_AT_ONCE // len(self.dictionary)
+        first = 0
+        room = NUMBERS_AT_ONCE // len(self.dictionary)
         while first < len(lines):
             size = max(1, room // len(lines[first][1]))
             yield list(lines[first : first + size])
@@ -187,9 +193,11 @@ def vocabulary_difference(interface: Any) -> str | None:
     """
     if isinstance(interface.bpe, HuggingFaceBPE):
         return None
-    processor, symbols = interface.bpe.sp, interface.task.source_dictionary.symbols
+    processor = interface.bpe.sp
+    symbols = interface.task.source_dictionary.symbols
     pieces = [processor.id_to_piece(number) for number in range(len(processor))]
-    there, known = {*symbols}, {*pieces}
+    there = {*symbols}
+    known = {*pieces}
     missing = [piece for piece in pieces if piece not in there]
     others = [symbol for symbol in symbols if symbol not in known and not NO_PIECES.fullmatch(symbol)]
     if not missing and not others:

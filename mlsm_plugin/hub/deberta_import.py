@@ -14,7 +14,8 @@ ARCHITECTURE = "mlsm_deberta"
 
 def check_importable(config: Any, folder: Path) -> None:
     """Raise ValueError unless ``mlsm_deberta`` computes what a model with this configuration computes."""
-    width, kinds = config.hidden_size, config.pos_att_type or []
+    width = config.hidden_size
+    kinds = config.pos_att_type or []
     width_of_head = width // max(1, config.num_attention_heads)
     further = {"embedding_size": width, "attention_head_size": width_of_head, "conv_kernel_size": 0}
     found = {name: getattr(config, name, None) for name in OF_MLSM_DEBERTA}

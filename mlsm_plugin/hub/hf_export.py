@@ -55,7 +55,8 @@ def exported_ids(interface: Any) -> Tensor:
     """
     ids = torch.arange(len(interface.task.source_dictionary))
     if isinstance(interface.bpe, HuggingFaceBPE):
-        tokenizer, symbols = interface.bpe.tokenizer, interface.task.source_dictionary.symbols
+        tokenizer = interface.bpe.tokenizer
+        symbols = interface.task.source_dictionary.symbols
         own = torch.from_numpy(tokenizer.hf_ids)
         if symbols[SPECIAL_SYMBOLS : len(own) - 1] != tokenizer.symbols:
             raise ValueError(f"the model's dict.txt was not made from its Hugging Face tokenizer; {REMEDY}")
@@ -150,7 +151,8 @@ def export(interface: Any, output: PathLike, lines: Sequence[str], *, overwrite:
         raise ValueError(f"an export needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
     check_exportable(interface)
     interface.eval().float().cpu()
-    ids, no_head = exported_ids(interface), why_untrained(interface.cfg)
+    ids = exported_ids(interface)
+    no_head = why_untrained(interface.cfg)
     model = stock_model(interface, ids)
     with new_model_folder(output, overwrite=overwrite) as folder:
         save_pretrained(folder, model if no_head is None else model.base_model, fast_tokenizer(interface))

@@ -20,7 +20,9 @@ class DenoisingHubInterface(torch.nn.Module):
 
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__()
-        self.cfg, self.task, self.model = cfg, task, model
+        self.cfg = cfg
+        self.task = task
+        self.model = model
         self.bpe = encoders.build_bpe(cfg.bpe)
         self.dictionary = task.source_dictionary
         self.sentinels = task.sentinels.tolist()

@@ -104,7 +104,8 @@ class MlsmHubInterface(RobertaHub):
         if (why := why_untrained(self.cfg)) is not None:
             raise ValueError(f"{why}: it cannot fill masks")
         assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
-        dictionary, (ids, places) = self.task.source_dictionary, self._encode_with_masks(masked_input)
+        dictionary = self.task.source_dictionary
+        (ids, places) = self._encode_with_masks(masked_input)
         ids, (place,) = cut_around_masks(ids, places, length=1, limit=int(self.model.max_positions()))
         with utils.model_eval(self.model):
             logits = self.model(torch.tensor([ids], device=self.device))[0][0, place].float()

@@ -40,7 +40,8 @@ def check_importable(config: Any, folder: Path) -> None:
 
 def architecture_flags(config: Any) -> list[str]:
     """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``."""
-    positions, rope = int(config.max_position_embeddings), config.rope_parameters
+    positions = int(config.max_position_embeddings)
+    rope = config.rope_parameters
     values: dict[str, Any] = {
         "attention_window": 0,
         "rope_theta": float(rope[GLOBAL]["rope_theta"]),

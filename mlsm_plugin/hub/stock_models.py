@@ -67,7 +67,8 @@ DEBERTA_HEADS = {  # dense layer and norm of both heads that the library has
     True: ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     False: ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm"),
 }
-JOINT, PARTS = "qkv_proj", ("query", "key", "value")
+JOINT = "qkv_proj"
+PARTS = ("query", "key", "value")
 # what a DebertaV2 has that computes what ours computes
 OF_MLSM_DEBERTA: dict[str, Any] = {
     **dict.fromkeys(("relative_attention", "share_att_key", "tie_word_embeddings"), True),
@@ -89,7 +90,8 @@ def stock_model(interface: Any, ids: Tensor) -> Any:
     """
     from transformers import DebertaV2ForMaskedLM, RobertaForMaskedLM
 
-    state, encoder = interface.model.state_dict(), model_parts.sentence_encoder(interface.model)
+    state = interface.model.state_dict()
+    encoder = model_parts.sentence_encoder(interface.model)
     if isinstance(encoder, DebertaTransformer):
         model: Any = DebertaV2ForMaskedLM(deberta_config(interface, ids))
         weights = deberta_weights(state, ids)
@@ -107,8 +109,10 @@ def roberta_config(interface: Any, ids: Tensor) -> Any:
     """The ``transformers.RobertaConfig``; arguments and errors as of :func:`stock_model`."""
     from transformers import RobertaConfig
 
-    args, encoder = interface.model.args, model_parts.sentence_encoder(interface.model)
-    positions, norm = model_parts.position_embeddings(encoder), model_parts.embedding_norm(encoder)
+    args = interface.model.args
+    encoder = model_parts.sentence_encoder(interface.model)
+    positions = model_parts.position_embeddings(encoder)
+    norm = model_parts.embedding_norm(encoder)
     if getattr(args, "encoder_normalize_before", False) or model_parts.final_norm(encoder) is not None:
         raise ValueError(
             "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
@@ -225,9 +229,11 @@ def library_classes() -> tuple[Any, Any]:
 
 def modernbert_config(interface: Any, ids: Tensor) -> Any:
     """The ``transformers.ModernBertConfig``; arguments and errors as of :func:`stock_model`."""
-    encoder, dictionary = model_parts.sentence_encoder(interface.model), interface.task.source_dictionary
+    encoder = model_parts.sentence_encoder(interface.model)
+    dictionary = interface.task.source_dictionary
     size: ModernSize = encoder.size
-    begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
+    begin = int(ids[dictionary.bos()])
+    end = int(ids[dictionary.eos()])
     windows = {"local_attention": size.window} if size.window else {}
     return library_classes()[0](
         vocab_size=size.num_symbols,
@@ -317,7 +323,8 @@ def deberta_config(interface: Any, ids: Tensor) -> Any:
 
     size: DebertaSize = model_parts.sentence_encoder(interface.model).size
     dictionary = interface.task.source_dictionary
-    begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
+    begin = int(ids[dictionary.bos()])
+    end = int(ids[dictionary.eos()])
     special = {"bos_token_id": begin, "cls_token_id": begin, "eos_token_id": end, "sep_token_id": end}
     special["pad_token_id"] = int(ids[dictionary.pad()])
     settings: dict[str, Any] = {**OF_MLSM_DEBERTA, **special, "position_buckets": size.buckets or -1}

@@ -98,7 +98,8 @@ def _codes_of_last_stage(folder: Path, data: Path) -> Path:
         return coded[0]
     for stage in stages:
         if (stage / "dictionary" / META_FILE).is_file():
-            model, dictionary = str(stage / "model.pt"), str(stage / "dictionary")
+            model = str(stage / "model.pt")
+            dictionary = str(stage / "dictionary")
             command = shlex.join(["mlsm", "encode", str(data), "--auxiliary", model, "--dictionary", dictionary])
             raise FileNotFoundError(
                 f"{folder} has no stored codes (--latent-source online stores none); make some with "
@@ -168,7 +169,8 @@ def _read_quality(path: PathLike) -> dict[str, Any]:
 
 def _quality_facts(quality: dict[str, Any], store: CodeStore, path: object) -> dict[str, str]:
     """The figures by their names, as ``mlsm evaluate dictionary`` prints them."""
-    judged, coded = quality["dictionary"]["fingerprint"], store.meta["fingerprints"].get("dictionary")
+    judged = quality["dictionary"]["fingerprint"]
+    coded = store.meta["fingerprints"].get("dictionary")
     if judged != coded:
         raise ValueError(
             f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "

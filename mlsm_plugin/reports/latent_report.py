@@ -194,12 +194,15 @@ def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, 
         text = joined_by.join(" \u00b6 " if piece == SENTENCE_END else piece for piece in pieces)
         return re.sub(r"\s+", " ", text.replace(SENTENCEPIECE_BEGIN, " "))
 
-    left, token, right = read(window[:middle]), read(window[middle : middle + 1]), read(window[middle + 1 :])
+    left = read(window[:middle])
+    token = read(window[middle : middle + 1])
+    right = read(window[middle + 1 :])
     if token.startswith(" ") or (joined_by and left):
         left += " "
     if token.endswith(" ") or (joined_by and right):
         right = " " + right
-    left, right = re.sub(r"\s+", " ", left).lstrip(), re.sub(r"\s+", " ", right).rstrip()
+    left = re.sub(r"\s+", " ", left).lstrip()
+    right = re.sub(r"\s+", " ", right).rstrip()
     return {"left": left, "token": token.strip() or SENTENCEPIECE_BEGIN, "right": right, "weight": weight}
 
 

@@ -97,7 +97,8 @@ class DatastoreWriter(ShardedStoreWriter):
 
     def _write_tokens(self, file: IO[bytes], tokens: Iterable[np.ndarray]) -> None:
         """Write the text as an npy file, piece by piece, so that a build never holds the whole text in memory."""
-        number, written = self.folder.plan["num_tokens"], 0
+        number = self.folder.plan["num_tokens"]
+        written = 0
         header = {"descr": TOKEN_DTYPE.str, "fortran_order": False, "shape": (number,)}
         np.lib.format.write_array_header_1_0(file, header)
         for piece in tokens:
@@ -145,7 +146,8 @@ class DatastoreBuilder:
         batch_tokens: int = 8192,
     ) -> None:
         self.settings = settings
-        self.data_bin, self.batch_tokens = Path(data_bin), batch_tokens
+        self.data_bin = Path(data_bin)
+        self.batch_tokens = batch_tokens
         self.encoder = FairseqEncoder(
             checkpoint, data_bin, layer=FairseqEncoder.layers_of(checkpoint), device=device, fp16=fp16
         )
@@ -233,7 +235,8 @@ class DatastoreBuilder:
     def _keys_of(self, shard: _Shard) -> tuple[np.ndarray, np.ndarray]:
         """Keys ``(n, dim)`` of a shard and the positions ``(n,)`` of their tokens."""
         reader = shard.reader
-        positions, keys = [np.zeros(0, np.int64)], [np.zeros((0, self.encoder.dim), self.settings.dtype)]
+        positions = [np.zeros(0, np.int64)]
+        keys = [np.zeros((0, self.encoder.dim), self.settings.dtype)]
         blocks = (part for index in shard.blocks for part in reader.block(index))
         for chunk in chunks_of(blocks, 4 * self.batch_tokens, with_bos=True):
             found, hidden = hidden_states_of(chunk, reader, self.encoder, max_tokens=self.batch_tokens)

@@ -60,7 +60,9 @@ class KeyIndex:
     """
 
     def __init__(self, index: Any, kind: str, similarity: str) -> None:
-        self._index, self.kind, self.similarity = index, kind, similarity
+        self._index = index
+        self.kind = kind
+        self.similarity = similarity
 
     @classmethod
     def open(cls, directory: Path) -> "KeyIndex | None":

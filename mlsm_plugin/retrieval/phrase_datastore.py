@@ -106,7 +106,8 @@ class PhraseDatastore:
 
     def _read_first_positions(self) -> np.ndarray:
         """The position of each shard's first key; for an empty shard that of the next shard."""
-        firsts, following = [], self.meta["num_tokens"]
+        firsts = []
+        following = self.meta["num_tokens"]
         for shard in reversed(range(len(self.meta["shard_keys"]))):
             keys, positions = self._shard(shard)
             expected = (self.meta["shard_keys"][shard], self.meta["dim"])
@@ -209,7 +210,8 @@ class PhraseDatastore:
         rows = np.full(len(flat), -1, np.int64)
         shards = np.searchsorted(self._first_positions, flat, side="right") - 1
         for shard in np.unique(shards[shards >= 0]):
-            chosen, there = np.flatnonzero(shards == shard), self._shard(int(shard))[1]
+            chosen = np.flatnonzero(shards == shard)
+            there = self._shard(int(shard))[1]
             first, last = (np.searchsorted(there, flat[chosen], side) for side in ("left", "right"))
             rows[chosen[first < last]] = self._first_rows[shard] + first[first < last]
         return rows.reshape(np.shape(positions))
@@ -238,6 +240,7 @@ def _merged(best: Tensor, rows: Tensor, found: list[Tensor], first: int, k: int)
     if not found:
         return best, rows
     new, places = torch.cat(found, dim=1).topk(min(k, sum(scores.size(1) for scores in found)), dim=1)
-    scores, rows = torch.cat([best, new], dim=1), torch.cat([rows, places + first], dim=1)
+    scores = torch.cat([best, new], dim=1)
+    rows = torch.cat([rows, places + first], dim=1)
     best, order = scores.topk(min(k, scores.size(1)), dim=1)
     return best, rows.gather(1, order)

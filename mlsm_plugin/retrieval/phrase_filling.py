@@ -39,7 +39,8 @@ class PhraseFiller:
     """Fills masks with phrases of a datastore, which was made with ``interface``, a loaded model."""
 
     def __init__(self, interface: Any, datastore: PhraseDatastore, settings: FillingSettings | None = None) -> None:
-        self.interface, self.datastore = interface, datastore
+        self.interface = interface
+        self.datastore = datastore
         self.settings = settings or FillingSettings()
         task = interface.task
         self.dictionary = task.source_dictionary
@@ -129,17 +130,23 @@ class PhraseFiller:
     def _allowed(self, spans: np.ndarray) -> np.ndarray:
         """The spans that lie in one block, hold no special symbol and, if the settings ask for it, are whole words."""
         store = self.datastore
-        begins, ends = spans[:, 0], spans[:, 0] + spans[:, 1] - 1
+        begins = spans[:, 0]
+        ends = spans[:, 0] + spans[:, 1] - 1
         inside = (begins >= 0) & (ends < len(store.tokens))
-        spans, begins, ends = spans[inside], begins[inside], ends[inside]
+        spans = spans[inside]
+        begins = begins[inside]
+        ends = ends[inside]
         same = store.block_of(begins) == store.block_of(ends)
-        spans, begins, ends = spans[same], begins[same], ends[same]
+        spans = spans[same]
+        begins = begins[same]
+        ends = ends[same]
         if len(spans) == 0:
             return spans
         positions = store.positions_of_blocks(np.unique(store.block_of(begins)))
         ids = np.asarray(store.tokens[positions], dtype=np.int64)
         specials = np.cumsum(np.isin(ids, self._special))
-        start, stop = np.searchsorted(positions, begins), np.searchsorted(positions, ends)
+        start = np.searchsorted(positions, begins)
+        stop = np.searchsorted(positions, ends)
         kept = (specials[stop] == specials[start]) & ~np.isin(ids[start], self._special)
         if not self.settings.any_pieces:
             first, last = word_boundaries(ids, store.block_of(positions), self._pieces)
@@ -173,7 +180,8 @@ class PhraseFiller:
 
     def context(self, occurrence: Occurrence) -> str:
         """The text around an occurrence, within its block, with the phrase between ``[[`` and ``]]``."""
-        store, width = self.datastore, self.settings.context_tokens
+        store = self.datastore
+        width = self.settings.context_tokens
         block = store.positions_of_blocks(store.block_of(np.array([occurrence.position])))
         begin = max(int(block[0]), occurrence.position - width)
         stop = occurrence.position + occurrence.length

@@ -92,7 +92,9 @@ class RetrievalClassifier:
     def __init__(
         self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
     ) -> None:
-        self.filler, self.labels, self.was_cut = filler, list(verbalizer), filler.was_cut
+        self.filler = filler
+        self.labels = list(verbalizer)
+        self.was_cut = filler.was_cut
         self.temperature = temperature_of(filler.interface.cfg, filler.datastore.dim, closed_set=True)
         rows: list[np.ndarray] = []
         for label, words in label_ids(filler.interface, verbalizer).items():
@@ -126,7 +128,8 @@ class ParametricClassifier:
     """Scores labels by the masked-LM head: the sum over their words of the geometric mean probability of the pieces."""
 
     def __init__(self, interface: Any, verbalizer: dict[str, list[str]]) -> None:
-        self.interface, self.labels = interface, list(verbalizer)
+        self.interface = interface
+        self.labels = list(verbalizer)
         self.dictionary = interface.task.source_dictionary
         self.words = list(label_ids(interface, verbalizer).values())
 

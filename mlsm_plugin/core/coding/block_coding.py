@@ -139,7 +139,8 @@ def _write_shards(
                 progress.update(stop - start)
                 continue
             rows = ShardRows(stop - start, writer.num_atoms)
-            counted, why_empty = 0, None
+            counted = 0
+            why_empty = None
             for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
                 rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
                 why_empty = why_empty or chunk.why_empty

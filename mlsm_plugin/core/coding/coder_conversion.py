@@ -56,7 +56,8 @@ def import_coder(
 
 def _origin(settings: CoderImport, dim: int) -> dict[str, Any]:
     """What ``meta.json`` says of the hidden states that the dictionary is for."""
-    layer, auxiliary = settings.layer, settings.auxiliary
+    layer = settings.layer
+    auxiliary = settings.auxiliary
     found: dict[str, Any] = {} if layer is None else {"layer": layer}
     if auxiliary:
         model = source_of(auxiliary)
@@ -86,7 +87,8 @@ def export_sae(source: PathLike, output: PathLike, *, overwrite: bool = False) -
 
 def _apart(source: PathLike, output: PathLike) -> tuple[Path, Path]:
     """The two as paths; raises ValueError if the output would lie in the place of the source."""
-    source, output = Path(source), Path(output)
+    source = Path(source)
+    output = Path(output)
     if output.resolve() in (source.resolve(), source.resolve().parent if source.is_file() else None):
         raise ValueError(f"{source} would be read from and written to; choose another folder for the result")
     return source, output

@@ -283,7 +283,8 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
         return None
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-        found, state = json.loads(content["plan"]), content["state"]
+        found = json.loads(content["plan"])
+        state = content["state"]
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("its state does not consist of tensors")
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:

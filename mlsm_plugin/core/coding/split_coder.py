@@ -109,7 +109,8 @@ class SplitCoder:
 
     def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""
-        coverage, seed = self.settings.coverage, self.settings.coverage_seed
+        coverage = self.settings.coverage
+        seed = self.settings.coverage_seed
         covered = covered_positions(positions.numpy(), coverage=coverage, seed=seed)
         return self.reader.content_mask(tokens) & torch.from_numpy(covered)
 

@@ -96,7 +96,8 @@ def fingerprints_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.is_file() and not file.name.startswith("."):
-                status, content = file.stat(), sha256_of_files(file)
+                status = file.stat()
+                content = sha256_of_files(file)
                 found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": content}
     return found
 

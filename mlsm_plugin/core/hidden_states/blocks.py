@@ -46,7 +46,8 @@ def chunks_of(blocks: Iterable[Block], max_tokens: int, *, with_bos: bool = Fals
         own = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
         if chunk and size + own > max_tokens:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
         chunk.append(block)
         size += own
     if chunk:
@@ -62,7 +63,8 @@ def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tu
     while order:
         longest = len(blocks[order[0]].tokens)
         count = max(1, max_tokens // longest)
-        chosen, order = [blocks[i] for i in order[:count]], order[count:]
+        chosen = [blocks[i] for i in order[:count]]
+        order = order[count:]
         tokens = torch.full((len(chosen), longest), pad)
         positions = torch.full((len(chosen), longest), NO_POSITION)
         for row, block in enumerate(chosen):
@@ -84,7 +86,8 @@ def hidden_states_of(
     ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape). The results are positions
     ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
-    all_positions, all_hidden = [], []
+    all_positions = []
+    all_hidden = []
     for tokens, positions in batches_of(blocks, pad=reader.pad, max_tokens=max_tokens):
         kept = reader.content_mask(tokens) if keep is None else keep(tokens, positions)
         all_hidden.append(encoder.hidden_states_of(tokens, kept))

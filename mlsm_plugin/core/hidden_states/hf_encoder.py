@@ -58,7 +58,8 @@ class LibraryEncoder(TokenVectors):
         fp16: bool | None = False,
     ) -> None:
         folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
-        self.layer, self.num_layers = layer, int(config.num_hidden_layers)
+        self.layer = layer
+        self.num_layers = int(config.num_hidden_layers)
         check_layer(layer, self.num_layers, folder)
         self.pad = self.tokenizer.pad_id
         self.max_tokens = positions_of(config)
@@ -232,7 +233,8 @@ def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
 
     Version 4 of transformers writes one of the two, and version 5 has two parameters in a model that is not tied.
     """
-    weights, still_missing = dict(model.named_parameters()), []
+    weights = dict(model.named_parameters())
+    still_missing = []
     for name in missing:
         other = other_name_of_bias(name)
         if other in weights and other not in missing:

@@ -147,7 +147,8 @@ def latent_semantic_terms(
         assert codes is not None
         assert atom_logits is not None
         further = (0, 0, 0, len(targets) - len(codes["atoms"]))
-        atoms, weights = F.pad(codes["atoms"], further, value=-1), F.pad(codes["weights"], further)
+        atoms = F.pad(codes["atoms"], further, value=-1)
+        weights = F.pad(codes["weights"], further)
         latent = LATENT_LOSSES[latent_target](atom_logits, atoms, weights)
         nonzeros = weights.gt(0).sum(dim=1)
         sample_size = nonzeros.gt(0).sum() if codes.get("number") is None else codes["number"]
@@ -160,5 +161,6 @@ def latent_semantic_terms(
         some = num_masked.clamp(min=1) if isinstance(num_masked, Tensor) else max(num_masked, 1)
         scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / some
         loss = loss + scale * mlm_sum
-        mlm, mlm_sum = mlm.detach(), mlm_sum.detach()
+        mlm = mlm.detach()
+        mlm_sum = mlm_sum.detach()
     return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm, mlm_sum)

@@ -110,9 +110,11 @@ class _SpanLoss(torch.autograd.Function):
         temperature: float,
     ) -> tuple[Tensor, ...]:
         dtype = torch.promote_types(queries.dtype, torch.float32)
-        q, k = queries.detach().to(dtype), keys.detach().to(dtype)
+        q = queries.detach().to(dtype)
+        k = keys.detach().to(dtype)
         with_gradient = any(ctx.needs_input_grad[:2])
-        q_gradient, k_gradient = torch.zeros_like(q), torch.zeros_like(k)
+        q_gradient = torch.zeros_like(q)
+        k_gradient = torch.zeros_like(k)
         total = q.new_zeros((), dtype=torch.float64)
         losses = q.new_zeros(len(q))
         found = torch.zeros(len(q), dtype=torch.bool, device=q.device)
@@ -125,7 +127,8 @@ class _SpanLoss(torch.autograd.Function):
             has = positive.any(dim=1)
             scores = similarities(q[rows], k, similarity).div_(temperature).masked_fill_(~candidates[rows], -math.inf)
             of_positives = scores.masked_fill(~positive, -math.inf)
-            all_sum, positive_sum = scores.logsumexp(dim=1), of_positives.logsumexp(dim=1)
+            all_sum = scores.logsumexp(dim=1)
+            positive_sum = of_positives.logsumexp(dim=1)
             losses[rows][has] = (all_sum - positive_sum)[has]
             total += losses[rows][has].sum()
             counted[rows] = has

@@ -120,7 +120,8 @@ def _draw_others(
     valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
 ) -> Tensor:
     """Draw the negatives of each token as indices into the pool, where the sequences have ``starts``; -1 for none."""
-    starts, counts = starts[:, None, None], counts[:, None, None]
+    starts = starts[:, None, None]
+    counts = counts[:, None, None]
     drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
     drawn += counts * (drawn >= starts)  # skips the token's own sequence
     return drawn.masked_fill_(~valid[:, :, None] | (counts == pool_size), NONE)

@@ -41,7 +41,8 @@ def chosen_sizes(counts: Sequence[int], lengths: Sequence[int], share: float | N
     of the tokens that is chosen on average, nearly all batches of one shape get the same sizes, so that a compiled step
     need not be compiled again: there is room for five standard deviations more.
     """
-    chosen, most = sum(counts), max([1, *counts])
+    chosen = sum(counts)
+    most = max([1, *counts])
     if share is None:
         return chosen, most, max(1, chosen)
     longest = max([1, *lengths])

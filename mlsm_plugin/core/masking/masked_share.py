@@ -59,7 +59,8 @@ def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: floa
     """
     masked = content = 0
     for masked_of_sample, content_of_sample in counts:
-        masked, content = masked + int(masked_of_sample), content + int(content_of_sample)
+        masked = masked + int(masked_of_sample)
+        content = content + int(content_of_sample)
         if content >= max(ENOUGH_TOKENS, FEWEST_MASKS / asked):
             break
     if asked * content >= FEWEST_MASKS:
@@ -75,7 +76,8 @@ def check_usable_share(needed: str, counts: Iterable[tuple[Any, Any]], *, remedy
     """
     usable = total = 0
     for usable_of_sample, total_of_sample in counts:
-        usable, total = usable + int(usable_of_sample), total + int(total_of_sample)
+        usable = usable + int(usable_of_sample)
+        total = total + int(total_of_sample)
         if total >= ENOUGH_TOKENS:
             break
     if total:

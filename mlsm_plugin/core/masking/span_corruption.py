@@ -123,7 +123,8 @@ def _rolled(begins: np.ndarray, lengths: np.ndarray, length: int, offset: int) -
     over = begins + lengths - length
     if over.max() > 0:
         last = int(over.argmax())
-        begins, lengths = np.append(begins, 0), np.append(lengths, over[last])
+        begins = np.append(begins, 0)
+        lengths = np.append(lengths, over[last])
         lengths[last] -= over[last]
     order = np.argsort(begins)
     return begins[order], lengths[order]
@@ -140,7 +141,8 @@ def _without(
     if not noise.any() and known.any():
         noise[rng.choice(np.flatnonzero(known))] = True
     edges = np.flatnonzero(np.diff(noise, prepend=False, append=False))
-    starts, sizes = edges[::2], edges[1::2] - edges[::2]
+    starts = edges[::2]
+    sizes = edges[1::2] - edges[::2]
     kept = np.sort(np.argsort(-sizes, kind="stable")[: len(begins)])
     return starts[kept], sizes[kept]
 
@@ -207,7 +209,8 @@ def corrupt_spans(
 def _written(
     tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, marks: np.ndarray, eos: int, *, closing: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    spans, noise = len(begins), _covered(begins, lengths, len(tokens))
+    spans = len(begins)
+    noise = _covered(begins, lengths, len(tokens))
     kept = ~noise
     kept[begins] = True
     marked = tokens.copy()
@@ -251,7 +254,9 @@ def filled(
     A filler is its sentinel, its ids, and the mean score of both; ``scores`` are log-probabilities of the target's
     tokens, in nats. Without its sentinel in the target, a filler is empty and has the score -inf.
     """
-    places, fillers, whole = filler_places(target, sentinels=sentinels, eos=eos), [], []
+    places = filler_places(target, sentinels=sentinels, eos=eos)
+    fillers = []
+    whole = []
     for token in source:
         if token not in sentinels:
             whole += [token] if token != eos else []
@@ -301,7 +306,9 @@ class SpanCorruptionCollator:
         noise: SpanNoise | None = None,
     ) -> None:
         self.sentinels = checked_sentinels(sentinels, {"padding": pad, "</s>": eos}, unlearned=unk)
-        self.eos, self.pad, self.unk = eos, pad, unk
+        self.eos = eos
+        self.pad = pad
+        self.unk = unk
         self.noise = noise or SpanNoise()
         self.noise.check_enough(len(self.sentinels))
         self._lengths_are_checked = False

@@ -128,7 +128,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def _share(self) -> None:
         """Let both parts work on the groups and the state of this optimizer."""
         for part, groups in zip(self._parts, self._groups(), strict=True):
-            part.param_groups, part.state = groups, self.state
+            part.param_groups = groups
+            part.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of both parts, with the settings of each group."""

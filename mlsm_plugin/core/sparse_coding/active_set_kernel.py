@@ -34,7 +34,9 @@ BINS = 512  # bins of the histogram that finds the strongest atoms without sorti
 # Refinement ends when a step is below this share of the largest weight, as the next step would be far smaller.
 REFINED = 1e-5
 MAX_REFINEMENTS = 6
-IN, OUT, SHUT = 0, 1, 2
+IN = 0
+OUT = 1
+SHUT = 2
 
 # fairseq opens the root logger, and numba would log its compilation
 logging.getLogger("numba").setLevel(logging.WARNING)
@@ -136,11 +138,14 @@ def leave(factor, support, size, member):
         for k in range(i + 2):
             factor[i, k] = factor[i + 1, k]
     for column in range(member, size - 1):
-        a, b = factor[column, column], factor[column, column + 1]
+        a = factor[column, column]
+        b = factor[column, column + 1]
         length = math.sqrt(a * a + b * b)
-        cosine, sine = a / length, b / length
+        cosine = a / length
+        sine = b / length
         for i in range(column, size - 1):
-            left, right = factor[i, column], factor[i, column + 1]
+            left = factor[i, column]
+            right = factor[i, column + 1]
             factor[i, column] = cosine * left + sine * right
             factor[i, column + 1] = cosine * right - sine * left
 
@@ -212,10 +217,12 @@ def exchange(factor, support, size, codes, gradient, working_size, local_gram, p
         step[i] /= factor[i, i]
         for k in range(i):
             step[k] -= step[i] * factor[i, k]
-    amount, leaver = math.inf, -1
+    amount = math.inf
+    leaver = -1
     for i in range(size):
         if step[i] > 0 and codes[support[i]] < amount * step[i]:
-            amount, leaver = codes[support[i]] / step[i], i
+            amount = codes[support[i]] / step[i]
+            leaver = i
     state[place] = SHUT
     if leaver < 0:
         return size
@@ -250,7 +257,8 @@ def add_violators(threshold, gram, atoms, chosen, codes, gradient, working_size,
         largest = threshold
         for k in range(working_size):
             if gradient[k] > largest and state[k] == OUT:
-                best, largest = k, gradient[k]
+                best = k
+                largest = gradient[k]
         if best < 0:
             break
         fill_gram_row(gram, atoms, chosen, working_size, best, local_gram)
@@ -380,11 +388,16 @@ def advance_rows(first, last, rows, lambda_, hidden, atoms, atoms32, gram, corre
     num_atoms = len(atoms)
     depth = support_atoms.shape[1]
     capacity = min(num_atoms, limit + depth)
-    chosen, places = np.empty(capacity, np.int64), np.full(num_atoms, -1, np.int64)
-    codes, gradient, state = np.empty(capacity), np.empty(capacity), np.empty(capacity, np.int8)
+    chosen = np.empty(capacity, np.int64)
+    places = np.full(num_atoms, -1, np.int64)
+    codes = np.empty(capacity)
+    gradient = np.empty(capacity)
+    state = np.empty(capacity, np.int8)
     local_gram = np.empty((capacity, capacity), np.float32)
     # one more than the support can hold, as an atom is factored before it is refused
-    factor, support, step = np.zeros((depth + 1, depth + 1)), np.empty(depth + 1, np.int64), np.empty(depth + 1)
+    factor = np.zeros((depth + 1, depth + 1))
+    support = np.empty(depth + 1, np.int64)
+    step = np.empty(depth + 1)
     for index in range(first, last):
         row = rows[index]
         held = max(support_sizes[row], 0)

@@ -103,7 +103,8 @@ def solve_batched(hidden: Tensor, atoms: np.ndarray, lambda_: float) -> tuple[sp
     """What :func:`mlsm_plugin.core.sparse_coding.active_set.solve_with_active_set` does, on the device of the rows."""
     problem = _prepared(ArrayContents(atoms), hidden.device, lambda_)
     rows = max(1, ENTRIES.get(hidden.device.type, ENTRIES_ELSEWHERE) // len(atoms))
-    codes, gaps = [], []
+    codes = []
+    gaps = []
     for start in range(0, len(hidden), rows):
         batch_codes, batch_gaps = _solve_batch(hidden[start : start + rows], problem)
         codes.append(batch_codes)
@@ -121,7 +122,9 @@ def _prepared(contents: ArrayContents, device: torch.device, lambda_: float) -> 
 
 def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray]:
     """Grow, solve and check the supports in rounds; finished rows leave the batch."""
-    num_rows, num_atoms, lambda_ = len(x), len(problem.atoms), problem.lambda_
+    num_rows = len(x)
+    num_atoms = len(problem.atoms)
+    lambda_ = problem.lambda_
     gaps = x.new_ones(num_rows)
     finished: list[tuple[Tensor, Supports]] = []
     rows = torch.arange(num_rows, device=x.device)
@@ -146,9 +149,13 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
         given_up = stuck & (limits == 1)
         limits = torch.where(stuck, torch.ones_like(limits), torch.full_like(limits, BLOCK))
         leaving = optimal | given_up
-        leave, stay = leaving.nonzero().squeeze(1), (~leaving).nonzero().squeeze(1)
+        leave = leaving.nonzero().squeeze(1)
+        stay = (~leaving).nonzero().squeeze(1)
         finished.append((rows[leave], supports.select(leave)))
-        rows, x, limits, previous = rows[stay], x[stay], limits[stay], objective[stay]
+        rows = rows[stay]
+        x = x[stay]
+        limits = limits[stay]
+        previous = objective[stay]
         if len(rows) == 0:
             break
         supports = _joined(supports.select(stay).narrowed(), correlations[stay], lambda_ * (1 + SLACK), limits)
@@ -198,9 +205,11 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
     Rows that are done stay for some solutions more, which leave them where they are. A GPU is waited for once in each
     solution, to learn how many are not done. ``correlations`` (n, n_atoms) are those of the hidden states and atoms.
     """
-    weights, held = supports.weights.clone(), supports.held.clone()
+    weights = supports.weights.clone()
+    held = supports.held.clone()
     active = torch.arange(len(weights), device=weights.device)
-    part, own = supports, correlations.gather(1, supports.atoms)
+    part = supports
+    own = correlations.gather(1, supports.atoms)
     for _ in range(MAX_SOLUTIONS):
         step = _newton_step(part, own, problem)
         blocking = part.held & (part.weights + step <= 0)
@@ -212,13 +221,17 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
         unfinished = gone.any(dim=1)
         count = int(unfinished.sum())
         if count <= BUSY * len(active):
-            weights[active], held[active] = part.weights, part.held
+            weights[active] = part.weights
+            held[active] = part.held
             if count == 0:
                 break
             chosen = unfinished.nonzero().squeeze(1)
-            active, part, own = active[chosen], part.select(chosen), own[chosen]
+            active = active[chosen]
+            part = part.select(chosen)
+            own = own[chosen]
     else:
-        weights[active], held[active] = part.weights, part.held
+        weights[active] = part.weights
+        held[active] = part.held
     return Supports(supports.atoms, weights, held)
 
 

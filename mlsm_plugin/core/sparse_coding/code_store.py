@@ -115,7 +115,8 @@ class CodeStore:
             raise ValueError(f"position {wrong} is outside the store; it must be -1 or 0 to {self.num_tokens - 1}")
 
         shard_of = np.searchsorted(self._starts, positions, side="right") - 1  # -1 for position -1
-        begins, lengths = np.zeros_like(positions), np.zeros_like(positions)
+        begins = np.zeros_like(positions)
+        lengths = np.zeros_like(positions)
         members = {int(shard): np.flatnonzero(shard_of == shard) for shard in np.unique(shard_of) if shard >= 0}
         for shard, rows in members.items():
             maps = self._map(shard)
@@ -133,12 +134,14 @@ class CodeStore:
             columns = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             sources = np.repeat(begins[rows], count) + columns
             target = (np.repeat(rows, count), columns)
-            own_atoms, own_weights = self._map(shard)["atoms"][sources], self._map(shard)["weights"][sources]
+            own_atoms = self._map(shard)["atoms"][sources]
+            own_weights = self._map(shard)["weights"][sources]
             if len(own_atoms):
                 # as whole numbers, the bits of negative weights, infinity and NaN are above those of all other weights
                 finite = own_weights.view(np.uint16).max() < INFINITE_BITS
                 self._check(shard, bool(finite and own_atoms.max() < self.num_atoms))
-            atoms[target], weights[target] = own_atoms, own_weights
+            atoms[target] = own_atoms
+            weights[target] = own_weights
         return atoms, weights
 
     def rows(self, start: int, stop: int) -> sp.csr_matrix:

@@ -43,7 +43,9 @@ class LassoCoder(SparseCoder):
 
     def __init__(self, dictionary: AtomDictionary, options: LassoOptions | None = None) -> None:
         options = options or LassoOptions()
-        self.dictionary, self.options, self.meta = dictionary, options, dictionary.meta
+        self.dictionary = dictionary
+        self.options = options
+        self.meta = dictionary.meta
         lambda_ = dictionary.meta.get("lambda") if options.lambda_ is None else options.lambda_
         if lambda_ is None:
             raise ValueError("the dictionary does not say its lambda; pass the weight of the L1 penalty")
@@ -64,7 +66,8 @@ class LassoCoder(SparseCoder):
 
     def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
         """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
-        atoms, solver = self.dictionary.atoms, self.options.solver
+        atoms = self.dictionary.atoms
+        solver = self.options.solver
         return sparse_encode(normalize_rows(hidden), atoms, lambda_=self.lambda_, solver=solver, threads=threads)
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
@@ -114,7 +117,8 @@ class LassoCoder(SparseCoder):
 
     def why_empty(self, hidden: Any) -> str:
         """Say that lambda is too large, and below which value it must be."""
-        rows, atoms = torch.as_tensor(normalize_rows(hidden)).cpu().numpy(), self.dictionary.atoms
+        rows = torch.as_tensor(normalize_rows(hidden)).cpu().numpy()
+        atoms = self.dictionary.atoms
         size = max(1, DENSE_ENTRIES // len(atoms))
         parts = (rows[start : start + size] @ atoms.T for start in range(0, len(rows), size))
         largest = max((float(part.max()) for part in parts), default=-np.inf)

@@ -47,7 +47,8 @@ class Surrogate:
         if self.updates > 1:
             rho = min(max(self.uses / USES_TO_KEEP - 1, 1.0), MOST_FORGETTING)
             self.weight /= (1 - 1 / self.updates) ** rho
-        codes, weight = codes.astype(np.float64), self.weight / len(rows)
+        codes = codes.astype(np.float64)
+        weight = self.weight / len(rows)
         if self.dense:
             dense = torch.from_numpy(codes.toarray()).to(self.a)
             self.a.addmm_(dense.T, dense, alpha=weight)
@@ -77,7 +78,8 @@ class Surrogate:
         diagonal = self.a.diagonal()
         all_used = torch.nonzero(diagonal > 0).squeeze(1)
         for used in all_used.split(ATOMS_PER_BLOCK):
-            sums, own = self.a[used], diagonal[used]
+            sums = self.a[used]
+            own = diagonal[used]
             old = dictionary[used]
             minimizers = (self.b[used] - sums @ dictionary) / own[:, None] + old
             both = torch.cat([minimizers, old])  # (2m, dim)

@@ -59,7 +59,8 @@ class ReconstructionQuality:
         self._add_variation(x)
         columns = codes.indices[codes.data != 0]
         self._uses += np.bincount(columns, minlength=len(self._uses))
-        norms, norms_out = np.linalg.norm(x, axis=1), np.linalg.norm(found, axis=1)
+        norms = np.linalg.norm(x, axis=1)
+        norms_out = np.linalg.norm(found, axis=1)
         products = (x * found).sum(axis=1)
         known = norms > 0  # a row of zeros has no direction
         self._rows_with_norm += int(known.sum())
@@ -86,7 +87,8 @@ class ReconstructionQuality:
 
     def health(self) -> dict[str, Any]:
         """What the ``meta.json`` of a coder says of a sample; the error is ``||x - r||_F / ||x||_F``, 0 for zeros."""
-        error, norm = self._sums["squared_error"], self._sums["squared_norm"]
+        error = self._sums["squared_error"]
+        norm = self._sums["squared_norm"]
         return {
             "n_tokens": self.rows,
             "n_atoms": len(self._uses),
@@ -112,7 +114,9 @@ class ReconstructionQuality:
         - ``freq_over_1_percent``, ``freq_over_10_percent``: share of the latents that more than so many rows use.
         - ``normalized_freq_over_1_percent``, ...: the share of all non-zeros that belong to these latents.
         """
-        sums, rows, uses = self._sums, self.rows, self._uses
+        sums = self._sums
+        rows = self.rows
+        uses = self._uses
         frequent = {name: uses > share * rows for name, share in DENSITIES.items()}
         variation = float(self._variation.sum())
         return {

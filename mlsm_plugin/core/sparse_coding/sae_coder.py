@@ -40,7 +40,8 @@ class SaeCoder(SparseCoder):
     def __init__(self, sae: SparseAutoencoder, meta: dict[str, Any] | None = None) -> None:
         self.sae = sae
         self._screen: Screen | None = None
-        meta, sizes = meta or {}, {"n_atoms": sae.num_atoms, "dim": sae.dim}
+        meta = meta or {}
+        sizes = {"n_atoms": sae.num_atoms, "dim": sae.dim}
         for name, size in sizes.items():
             if meta.get(name, size) != size:
                 raise ValueError(f"{META_FILE} says {name} {meta[name]} but the encoder has {size}")
@@ -91,7 +92,8 @@ class SaeCoder(SparseCoder):
 
     def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
         rows = torch.as_tensor(hidden).detach().cpu()
-        sae, size = self.sae.to("cpu"), max(1, DENSE_ENTRIES // self.num_atoms)
+        sae = self.sae.to("cpu")
+        size = max(1, DENSE_ENTRIES // self.num_atoms)
         parts = [
             sae.reconstructed(torch.from_numpy(codes[start : start + size].toarray()), rows[start : start + size])
             for start in range(0, len(rows), size)

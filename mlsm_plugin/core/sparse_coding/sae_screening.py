@@ -29,7 +29,8 @@ class Screen:
     def __init__(self, sae: SparseAutoencoder) -> None:
         self.sae = sae
         weights = sae.weights
-        self.encoder, self.bias = weights.encoder.bfloat16(), weights.encoder_bias.bfloat16()
+        self.encoder = weights.encoder.bfloat16()
+        self.bias = weights.encoder_bias.bfloat16()
         self.largest_norm = float(torch.linalg.vector_norm(weights.encoder, dim=1).max())
         self.encoder_error = float(torch.linalg.vector_norm(weights.encoder - self.encoder.float(), dim=1).max())
         self.bias_error = float((weights.encoder_bias - self.bias.float()).abs().max())

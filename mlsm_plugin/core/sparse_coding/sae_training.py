@@ -111,7 +111,10 @@ class SaeTrainer:
     def __init__(
         self, settings: SaeSettings, parameters: Parameters, variance: float, *, fast_bf16: bool = False
     ) -> None:
-        self.settings, self.parameters, self.variance, self.fast_bf16 = settings, parameters, variance, fast_bf16
+        self.settings = settings
+        self.parameters = parameters
+        self.variance = variance
+        self.fast_bf16 = fast_bf16
         self.updates = self.seen = 0
         self.threshold = 0.0
         self.last_use = torch.zeros(settings.num_atoms, dtype=torch.int64, device=parameters.encoder.device)
@@ -156,7 +159,8 @@ class SaeTrainer:
         try:
             parameters = Parameters(*(state[name].clone() for name in Parameters._fields))
             trainer = cls(settings, parameters, float(state["variance"]), fast_bf16=fast_bf16)
-            trainer.updates, trainer.seen = int(state["updates"]), int(state["seen"])
+            trainer.updates = int(state["updates"])
+            trainer.seen = int(state["seen"])
             trainer.threshold = float(state["threshold"])
             trainer.last_use.copy_(state["last_use"])
             for name, parameter in parameters._asdict().items():
@@ -181,7 +185,8 @@ class SaeTrainer:
 
     def sae(self) -> SparseAutoencoder:
         """The SAE of the present weights; BatchTopK's with one threshold for all latents."""
-        settings, weights = self.settings, Parameters(*(tensor.clone() for tensor in self.parameters))
+        settings = self.settings
+        weights = Parameters(*(tensor.clone() for tensor in self.parameters))
         if settings.method == "topk":
             return SparseAutoencoder(SaeConfig("topk", settings.k, input_norm="constant_norm"), SaeWeights(*weights))
         threshold = torch.full_like(weights.encoder_bias, self.threshold)
@@ -224,7 +229,8 @@ class SaeTrainer:
 
         The choice of latents and, in the auxiliary loss, the residual are constants.
         """
-        weights, size = self.parameters, len(x)
+        weights = self.parameters
+        size = len(x)
         centred = x - weights.decoder_bias
         chosen = self.chosen_latents(centred)
         values = (chosen.products(centred, weights.encoder) + weights.encoder_bias[chosen.columns]).relu()
@@ -269,7 +275,8 @@ class SaeTrainer:
 
     def _add_auxiliary(self, gradients: Parameters, centred: Tensor, residual: Tensor, dead: Tensor) -> float:
         """Add the gradients of the auxiliary loss, which is returned (Gao et al., 2024, section A.2)."""
-        encoder, decoder = self.parameters.encoder[dead], self.parameters.decoder[dead]
+        encoder = self.parameters.encoder[dead]
+        decoder = self.parameters.decoder[dead]
         pre = torch.addmm(self.parameters.encoder_bias[dead], centred, encoder.T)
         # the strongest dim / 2 of the dead latents predict the residual
         values, columns = largest(pre, min(len(dead), max(1, centred.shape[1] // 2)))
@@ -286,7 +293,8 @@ class SaeTrainer:
 
     def chosen_latents(self, centred: Tensor) -> ChosenLatents:
         """The latents that may be active; moves the threshold of BatchTopK."""
-        settings, weights = self.settings, self.parameters
+        settings = self.settings
+        weights = self.parameters
         inputs = (weights.encoder_bias, centred, weights.encoder)
         bias, left, right = (tensor.bfloat16() if self.fast_bf16 else tensor for tensor in inputs)
         pre = torch.addmm(bias, left, right.T)

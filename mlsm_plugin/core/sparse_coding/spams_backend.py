@@ -41,7 +41,8 @@ def solve_with_spams(
         columns = _spams().lasso(
             hidden.T, D=atoms.T, lambda1=lambda_, mode=PENALTY, pos=True, numThreads=-1 if threads is None else threads
         )
-    codes, gaps = columns.T.tocsr(), np.empty(len(hidden))
+    codes = columns.T.tocsr()
+    gaps = np.empty(len(hidden))
     step = max(1, DENSE_ENTRIES // len(atoms))
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)

@@ -112,7 +112,8 @@ class SparseAutoencoder:
                 raise ValueError(f"{name} holds NaN or infinity; all values must be finite")
         if self.config.k is not None and self.config.k > latents:
             raise ValueError(f"k is {self.config.k}, but there are only {latents} latents")
-        self.num_atoms, self.dim = latents, dim
+        self.num_atoms = latents
+        self.dim = dim
         self.decoder_norms = torch.linalg.vector_norm(weights.decoder, dim=1)
 
     def to(self, device: torch.device | str) -> "SparseAutoencoder":
@@ -126,7 +127,8 @@ class SparseAutoencoder:
 
     def latents(self, hidden: Tensor) -> Tensor:
         """The latents (n, n_atoms) float32, not negative, of hidden states (n, dim) on the device of the weights."""
-        weights, config = self.weights, self.config
+        weights = self.weights
+        config = self.config
         pre = self._pre_activations(hidden)
         if config.k is not None:
             values, columns = largest(pre, config.k)
@@ -239,7 +241,8 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if values.device.type != "cpu" or size < 2 or width < FEWEST_GROUPED or rows == 0:
         return values.topk(k, dim=1, sorted=False)
     groups = width // size  # column c of the first groups * size ones lies in the group c % groups
-    grouped, rest = values[:, : groups * size].unflatten(1, (size, groups)), values[:, groups * size :]
+    grouped = values[:, : groups * size].unflatten(1, (size, groups))
+    rest = values[:, groups * size :]
     best = grouped.amax(1).topk(k, dim=1, sorted=False).indices  # (n, k)
     columns = (best[:, None, :] + torch.arange(0, groups * size, groups)[:, None]).flatten(1)  # (n, size * k)
     if rest.shape[1]:
@@ -270,7 +273,9 @@ class ChosenLatents:
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> None:
-        self.rows, self.columns, self.shape = rows, columns, shape
+        self.rows = rows
+        self.columns = columns
+        self.shape = shape
         self.dense = rows.device.type != "cpu"
         self._by_column: Tensor | None = None
 

@@ -22,7 +22,8 @@ def atom_dtype(num_atoms: int) -> np.dtype:
 
 def recorded_coverage(meta: Mapping[str, Any], directory: PathLike) -> tuple[float, int]:
     """The share of the positions that a code store covers, and its seed, from its ``meta.json``."""
-    coverage, seed = float(meta.get("coverage", 1.0)), meta.get("coverage_seed")
+    coverage = float(meta.get("coverage", 1.0))
+    seed = meta.get("coverage_seed")
     if coverage < 1 and seed is None:
         raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
     return coverage, int(seed or 0)
@@ -149,7 +150,8 @@ def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """
     lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
-    atoms, weights = np.full(filled.shape, -1, np.int32), np.zeros(filled.shape, np.float16)
+    atoms = np.full(filled.shape, -1, np.int32)
+    weights = np.zeros(filled.shape, np.float16)
     atoms[filled] = flat_atoms
     weights[filled] = flat_weights
     return atoms, weights

@@ -63,7 +63,10 @@ class HuggingFaceTokenizer:
         self.backend = text_backend(self._tokenizer)
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
         self.mask_id = mask
-        self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
+        self.begin_id = begin
+        self.pad_id = pad
+        self.end_id = end
+        self.unknown_id = unknown
         self.before, self.after = _added_ids(self.backend, begin)
         self.special_ids = special_ids(self._tokenizer)
         self._never_text = self.special_ids - _read_as_tokens(self._tokenizer)
@@ -166,7 +169,8 @@ class HuggingFaceTokenizer:
         number = self._id_of_symbol[symbol]
         once, twice = (self.backend.decode([number] * times, skip_special_tokens=False) for times in (1, 2))
         added = twice[len(once) :]  # with the space that it may begin with
-        whole, token = before + added.strip(), added.strip()
+        whole = before + added.strip()
+        token = added.strip()
         if not before.strip() or self.symbols_of(whole) == [*self.symbols_of(before), symbol]:
             return whole, token
         return before.rstrip() + added, token
@@ -329,7 +333,8 @@ def _added_ids(backend: Any, begin: int) -> tuple[list[int], list[int]]:
         encoding = backend.encode("a")
     except Exception:  # a vocabulary without this letter and without an unknown token; the library has no own error
         encoding = backend.encode("")
-    ids, added = encoding.ids, encoding.special_tokens_mask
+    ids = encoding.ids
+    added = encoding.special_tokens_mask
     first = added.index(0) if 0 in added else int(begin in ids)
     return ids[:first], ids[first + added.count(0) :]
 

@@ -228,7 +228,8 @@ def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], s
 
 def _without_json(path: PathLike, lines: Iterator[str]) -> Iterator[str]:
     """The lines; ValueError if the first of them that are not blank, or all of a short file, are JSON objects."""
-    first, objects = [], 0
+    first = []
+    objects = 0
     for line in islice(lines, FIRST_LINES):
         first.append(line)
         if line.strip():

@@ -15,7 +15,8 @@ from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "dictionary_learning"
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "ae.pt"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "ae.pt"
 FACTS = ("lm_name", "layer", "submodule_name", "trainer_class")  # kept in meta.json under imported_from
 # settings of training, which do not change the latents of given weights
 TRAINING = """
@@ -54,7 +55,8 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)
-    trainer, buffer = config.part("trainer"), config.part("buffer")
+    trainer = config.part("trainer")
+    buffer = config.part("buffer")
     config.finish()
     if buffer.take("io", text, "out") == "in_and_out":
         raise ValueError(f"{config.path}: io in_and_out is refused: it is a transcoder, which has another output")

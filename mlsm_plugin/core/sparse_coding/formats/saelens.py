@@ -29,7 +29,8 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.version import __version__
 
 NAME = "saelens"
-CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae_weights.safetensors"
+CONFIG_FILE = "cfg.json"
+WEIGHTS_FILE = "sae_weights.safetensors"
 FIRST_WITH_METADATA = 6  # version of SAELens
 SCALER_FILE = "activation_scaler.json"  # of a checkpoint that was written during training
 TOPK = "topk"
@@ -280,7 +281,8 @@ def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
 
     folder = Path(folder)
     (folder / CONFIG_FILE).unlink(missing_ok=True)
-    config, weights = coder.sae.config, coder.sae.weights
+    config = coder.sae.config
+    weights = coder.sae.weights
     named: dict[str, Tensor | None] = {"W_enc": weights.encoder.T, "W_dec": weights.decoder}
     named["b_dec"] = weights.decoder_bias
     named["b_gate" if config.activation == "gated" else "b_enc"] = weights.encoder_bias
