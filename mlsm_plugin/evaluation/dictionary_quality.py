@@ -132,8 +132,11 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
     if not all(np.isfinite(list(sums.values()))):
         raise ValueError(f"the masked-LM loss is not finite ({sums}); try without --fp16")
     means: Figures = {name: total / count if count else None for name, total in sums.items()}
-    clean, found, ablated = (sums[name] for name in changes)
-    score = (ablated - found) / (ablated - clean) if count and ablated != clean else None
+    unchanged_loss = sums["ce_loss_without_sae"]
+    ablated_loss = sums["ce_loss_with_ablation"]
+    score = None
+    if count and ablated_loss != unchanged_loss:
+        score = (ablated_loss - sums["ce_loss_with_sae"]) / (ablated_loss - unchanged_loss)
     return {"masked_tokens": count, **means, "ce_loss_score": score}
 
 

@@ -58,9 +58,11 @@ class MaskedLm(ABC):
 
         ``tokens`` and ``targets`` are ``(B, T)`` fairseq's ids, right-padded, with masks and without.
         """
-        tokens, masked, targets = (part.to(self.device) for part in (tokens, masked, targets))
-        found = self.logits(tokens, masked).double().log_softmax(dim=1)
-        return -found.gather(1, self.columns(targets[masked])[:, None]).squeeze(1).cpu()
+        tokens = tokens.to(self.device)
+        masked = masked.to(self.device)
+        targets = targets.to(self.device)
+        log_probabilities = self.logits(tokens, masked).double().log_softmax(dim=1)
+        return -log_probabilities.gather(1, self.columns(targets[masked])[:, None]).squeeze(1).cpu()
 
 
 class FairseqMaskedLm(MaskedLm):
@@ -115,7 +117,8 @@ class HuggingFaceMaskedLm(MaskedLm):
             return (in_float32(arguments[0]), *arguments[1:])
 
         def after_encoder(_module: nn.Module, _arguments: Any, output: Any) -> Any:
-            return type(output)(**{**output, "last_hidden_state": in_float32(output[0])})
+            fields = {**output, "last_hidden_state": in_float32(output[0])}
+            return type(output)(**fields)
 
         layers = layers_of_library(encoder)
         if layer == len(layers):

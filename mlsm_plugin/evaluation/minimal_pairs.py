@@ -194,7 +194,14 @@ def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int
         return alone[0] - alone[1]
 
     differences = [difference(good, bad) for good, bad in zip(keys[::2], keys[1::2], strict=True)]
-    return [0 if abs(value) < TIE else 1 if value > 0 else -1 for value in differences]
+    return [_verdict(value) for value in differences]
+
+
+def _verdict(difference: float) -> int:
+    """1 if the first of two scores is larger, -1 if it is smaller, and 0 for a tie."""
+    if abs(difference) < TIE:
+        return 0
+    return 1 if difference > 0 else -1
 
 
 def _pair_model(model: Any) -> PairModel:

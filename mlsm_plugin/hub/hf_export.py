@@ -21,7 +21,6 @@ from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_d
 from mlsm_plugin.hub.stock_models import stock_model
 from mlsm_plugin.huggingface.pretraining_model import head_transform
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 # what Python calls whitespace and SentencePiece does not; fairseq drops it where it parts the pieces of a line
 WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
@@ -122,13 +121,18 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
         ]
     )
     tokenizer.decoder = decoders.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
-    forms = {"single": "<s> $A </s>", "pair": "<s> $A </s> </s> $B </s>"}
     ends = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing(**forms, special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=int(interface.model.max_positions()),
-        **{**SPECIAL, "mask_token": AddedToken("<mask>", lstrip=True, special=True)},
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token=AddedToken("<mask>", lstrip=True, special=True),
     )
 
 

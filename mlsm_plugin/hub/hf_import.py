@@ -20,8 +20,14 @@ CHECKPOINT = "model.pt"
 MASKED_LM = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 # as Min et al. (2022) query their models: the mask is that of RoBERTa, and probabilities of closed sets are flatter
 NPM = (
-    *("--task", "nonparametric_masked_lm", "--span-mask-symbols", "shared"),
-    *("--criterion", "span_contrastive", "--closed-set-temperature", "5.0"),
+    "--task",
+    "nonparametric_masked_lm",
+    "--span-mask-symbols",
+    "shared",
+    "--criterion",
+    "span_contrastive",
+    "--closed-set-temperature",
+    "5.0",
 )
 # by the type of the library's model
 KINDS = {

@@ -77,16 +77,21 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
     newest = newest_whole(folder) if (folder / "stages.json").is_file() else None  # the best may be of another stage
     state = read_state(newest[0] if newest else checkpoint_of(folder))
     task = config_in(state).task
-    both = (task.data, getattr(task, "latent_codes", None) or task.data)
-    data, codes = (Path(utils.split_paths(paths)[0]) for paths in both)
+    data = Path(utils.split_paths(task.data)[0])
+    codes = Path(utils.split_paths(getattr(task, "latent_codes", None) or task.data)[0])
     if not (data / "dict.txt").exists():
         raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     if chosen is None and (folder / "stages.json").is_file():
         codes = _codes_of_last_stage(folder, data)
-    if ((store := (chosen or codes) / f"{split}.codes") / META_FILE).is_file():
-        found = {CODES_OVER: CodeStore(store).meta.get("fingerprints", {}).get("dictionary")}
-        which = f"the codes in {store}", f"those that {folder} predicts", "pass --codes with those"
-        check_same_codes(state.get("task_state") or {}, found, *which)
+    store = (chosen or codes) / f"{split}.codes"
+    if (store / META_FILE).is_file():
+        check_same_codes(
+            before=state.get("task_state") or {},
+            now={CODES_OVER: CodeStore(store).meta.get("fingerprints", {}).get("dictionary")},
+            codes=f"the codes in {store}",
+            others=f"those that {folder} predicts",
+            remedy="pass --codes with those",
+        )
     print(f"{folder} was trained on {data}, which is read")
     return data, chosen or codes
 

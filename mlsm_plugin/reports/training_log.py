@@ -13,9 +13,25 @@ from mlsm_plugin.reports.pair_accuracies import read_accuracies
 
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(
-    {"epoch", "update", "num_updates", "wps", "ups", "wpb", "bsz", "lr", "gnorm", "clip", "train_wall", "wall",
-     "gb_free", "loss_scale", "cuda_gb_allocated", "cuda_gb_reserved"}
-)  # fmt: skip
+    {
+        "epoch",
+        "update",
+        "num_updates",
+        "wps",
+        "ups",
+        "wpb",
+        "bsz",
+        "lr",
+        "gnorm",
+        "clip",
+        "train_wall",
+        "wall",
+        "gb_free",
+        "loss_scale",
+        "cuda_gb_allocated",
+        "cuda_gb_reserved",
+    }
+)
 LAST_PANELS = {"lr": "learning rate", "gnorm": "gradient norm", "wps": "tokens per second"}
 PROGRESS = re.compile(r"epoch (\d+): +\d+ / \d+ (.*=.*)")
 SUMMARY = re.compile(r"epoch (\d+) \| (.*)")

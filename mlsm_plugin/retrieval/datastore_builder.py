@@ -56,7 +56,8 @@ class DatastoreWriter(ShardedStoreWriter):
 
     def whole_shard(self, index: int) -> int | None:
         """Number of keys of a shard if its files are whole, else None; reads only headers."""
-        keys, positions = (npy_header(self._path(index, part)) for part in self.parts)
+        keys = npy_header(self._path(index, "keys"))
+        positions = npy_header(self._path(index, "positions"))
         if keys is None or positions is None or len(positions.shape) != 1:
             return None
         number = positions.shape[0]
@@ -108,7 +109,8 @@ class DatastoreWriter(ShardedStoreWriter):
 
     def _has_text(self) -> bool:
         """Whether the files that belong to no shard are whole."""
-        tokens, blocks = (npy_header(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE))
+        tokens = npy_header(self.directory / TOKENS_FILE)
+        blocks = npy_header(self.directory / BLOCKS_FILE)
         text_is_whole = tokens is not None and tokens.shape == (self.folder.plan["num_tokens"],)
         return text_is_whole and blocks is not None and (self.directory / DICTIONARY_NAME).is_file()
 

@@ -26,14 +26,7 @@ from mlsm_plugin.core.files.planned_folder import META_FILE, PLAN_FILE
 from mlsm_plugin.core.files.sharded_store import shard_path
 from mlsm_plugin.core.losses.span_contrastive import similarities
 from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.retrieval.datastore_builder import (
-    BLOCKS_FILE,
-    CHUNK_ENTRIES,
-    FORMAT,
-    TOKENS_FILE,
-    DatastoreBuilder,
-    DatastoreWriter,
-)
+from mlsm_plugin.retrieval.datastore_builder import BLOCKS_FILE, CHUNK_ENTRIES, FORMAT, TOKENS_FILE, DatastoreBuilder
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
@@ -70,7 +63,8 @@ class PhraseDatastore:
         if found != FORMAT:
             raise ValueError(f"{directory} has format {found}, this version reads format {FORMAT}")
         check_json(self.meta, META_CHECK, self.directory / META_FILE)
-        self.tokens, self.block_starts = (_opened(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE))
+        self.tokens = _opened(self.directory / TOKENS_FILE)
+        self.block_starts = _opened(self.directory / BLOCKS_FILE)
         self._first_rows = np.cumsum([0, *self.meta["shard_keys"]])
         self._first_positions = self._read_first_positions()
         self.index = KeyIndex.open(self.directory)
@@ -137,8 +131,9 @@ class PhraseDatastore:
 
     def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and positions, mapped anew each time: a large datastore has more shards than a process may have maps."""
-        keys, positions = (shard_path(self.directory, shard, part) for part in DatastoreWriter.parts)
-        return map_npy(keys, ndim=2), map_npy(positions, ndim=1)
+        keys = map_npy(shard_path(self.directory, shard, "keys"), ndim=2)
+        positions = map_npy(shard_path(self.directory, shard, "positions"), ndim=1)
+        return keys, positions
 
     def _chunks(self, device: torch.device) -> Iterator[Tensor]:
         """All keys in order, ``(c, dim)`` float32 on ``device``, a bounded number at a time."""
@@ -211,8 +206,9 @@ class PhraseDatastore:
         shards = np.searchsorted(self._first_positions, flat, side="right") - 1
         for shard in np.unique(shards[shards >= 0]):
             chosen = np.flatnonzero(shards == shard)
-            there = self._shard(int(shard))[1]
-            first, last = (np.searchsorted(there, flat[chosen], side) for side in ("left", "right"))
+            positions_of_keys = self._shard(int(shard))[1]
+            first = np.searchsorted(positions_of_keys, flat[chosen], side="left")
+            last = np.searchsorted(positions_of_keys, flat[chosen], side="right")
             rows[chosen[first < last]] = self._first_rows[shard] + first[first < last]
         return rows.reshape(np.shape(positions))
 

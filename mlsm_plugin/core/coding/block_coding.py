@@ -77,7 +77,9 @@ def encode_blocks(
         if process.rank == 0 and writer.num_shards < process.world_size:
             logger.warning(
                 "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
-                *(name, process.world_size, writer.num_shards),
+                name,
+                process.world_size,
+                writer.num_shards,
             )
         tokens_of_others = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
         encoder = open_model()

@@ -42,7 +42,8 @@ def fitting_fingerprint(auxiliary: PathLike, coder: SparseCoder, layer: int) -> 
     layer, or its codes would be arbitrary.
     """
     fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
-    learned_from, learned_layer = (coder.meta.get(name) for name in ("auxiliary_fingerprint", "layer"))
+    learned_from = coder.meta.get("auxiliary_fingerprint")
+    learned_layer = coder.meta.get("layer")
     if learned_from not in (None, fingerprint):
         raise ValueError(
             f"the dictionary was learned from another auxiliary checkpoint (SHA-256 {learned_from[:12]}) than the "

@@ -40,13 +40,16 @@ HEALTH_TOKENS = 20_000  # on which the health of the dictionary is measured
 CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
-NEUTRAL = ("threads", "batch_tokens")
+ROUNDING_OPTIONS = ("threads", "batch_tokens")
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
-METHODS = {"spams": "spams.trainDL", "torch": "online"}  # what the meta.json of a dictionary calls each backend
+METHOD_OF_BACKEND = {
+    "spams": "spams.trainDL",
+    "torch": "online",
+}  # what the meta.json of a dictionary calls each backend
 
 
 @dataclass(frozen=True)
@@ -58,29 +61,34 @@ class LearningSettings(ModelRun):
 
     layer: int = layer()
     coder: str = option(
-        LASSO, choices=CODERS,
+        LASSO,
+        choices=CODERS,
         help="lasso: a dictionary for exact sparse codes; topk, batchtopk: a sparse autoencoder (docs/dictionaries.md)",
-    )  # fmt: skip
+    )
     atoms: int = option(3000, least=1, help="number of latent properties")
     tokens: int = option(
-        1_000_000, least=1,
+        1_000_000,
+        least=1,
         help="hidden states to learn from; those of an SAE are not kept, and may be read several times",
-    )  # fmt: skip
+    )
     batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)")
     lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
     iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
     backend: str | None = option(
-        None, choices=tuple(METHODS),
+        None,
+        choices=tuple(METHOD_OF_BACKEND),
         help="lasso: torch: online learning with the active-set solver; spams: spams.trainDL, on the CPU (default: "
         "torch)",
-    )  # fmt: skip
+    )
     k: int | None = option(
         None, least=1, help="SAE: active latents of a token, on average with batchtopk (default: 32)"
     )
     matryoshka: list[int] | None = option(
-        None, least=1, metavar="M",
+        None,
+        least=1,
+        metavar="M",
         help="SAE: sizes of prefixes, ascending; the first M latents of each also have to reconstruct alone",
-    )  # fmt: skip
+    )
     learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
     seed: int = seed("of the sample and the first atoms")
     log: MetricLog = field(default_factory=MetricLog)
@@ -134,7 +142,7 @@ def learning_plan(
         "fp16": settings.fp16,
         **({"requested_tokens": settings.tokens} if lasso else {}),  # the sample may be smaller
         "n_atoms": settings.atoms,
-        "method": METHODS[str(settings.backend)] if lasso else settings.coder,
+        "method": METHOD_OF_BACKEND[str(settings.backend)] if lasso else settings.coder,
         **{name: getattr(settings, name) for name in (*names, "batch_size", "seed", "batch_tokens")},
         **({"threads": settings.threads} if settings.threads else {}),
         "split_fingerprint": split,
@@ -163,7 +171,7 @@ def learn_into(
         blocks: how the text was cut; None if it consists of blocks.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
-    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
+    deciding = {name: value for name, value in plan.items() if name not in ROUNDING_OPTIONS}
     advice = "Pass --overwrite to replace it, or choose another --output"
     with only_writer(output):
         if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
@@ -243,7 +251,7 @@ def learn_sae(
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
     the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
-    hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
+    hold; a resumed training may differ in the :data:`ROUNDING_OPTIONS`, and with ``overwrite`` another plan starts anew.
     ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different rows.
     """
     path = output / CHECKPOINT_FILE
@@ -293,7 +301,7 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
         raise _damaged(path, error) from None
     wanted = json.loads(json.dumps(plan))
     if isinstance(found, dict):
-        found = {name: wanted[name] if name in NEUTRAL else found.get(name) for name in wanted}
+        found = {name: wanted[name] if name in ROUNDING_OPTIONS else found.get(name) for name in wanted}
     named = differences(found, wanted)
     if named and not overwrite:
         raise ValueError(

@@ -32,9 +32,11 @@ class CodingSettings(ModelRun):
     layer: int = layer()
     blocks: BlockSettings = field(default_factory=BlockSettings)
     coverage: float = option(
-        1.0, above=0, most=1,
+        1.0,
+        above=0,
+        most=1,
         help="share of the positions to code, drawn with --seed; training masks only coded positions",
-    )  # fmt: skip
+    )
     coverage_seed: int = seed("of --coverage", flag="--seed")
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     allow_inexact: bool = option(

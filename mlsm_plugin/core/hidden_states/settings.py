@@ -15,9 +15,10 @@ class BlockSettings:
 
     tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")
     sample_break_mode: str = option(
-        "complete", choices=("none", "complete", "complete_doc", "eos"),
+        "complete",
+        choices=("none", "complete", "complete_doc", "eos"),
         help="where blocks may end, as in fairseq-train",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -12,7 +12,9 @@ logger = logging.getLogger(__name__)
 ENOUGH_TOKENS = 10_000
 MOST_SAMPLES = 1000
 FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too little
-ENOUGH, LEAST = 0.5, 0.1  # of what should be there: less is a warning, and stops the run
+# of what should be masked or usable
+ENOUGH = 0.5  # less is a warning
+LEAST = 0.1  # less is an error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,12 +143,29 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
         optimal = np.zeros(len(rows), np.bool_)
         tasks = [
             pool.submit(
-                advance_rows, first, min(first + ROWS_PER_TASK, len(rows)), rows, lambda_, batch.hidden, prepared.atoms,
-                prepared.atoms32.numpy(), prepared.gram, correlations, ranking, limit, floor, prepared.rounding,
-                batch.atoms, batch.weights, batch.sizes, batch.residuals, batch.gaps, optimal,
+                advance_rows,
+                first,
+                min(first + ROWS_PER_TASK, len(rows)),
+                rows,
+                lambda_,
+                batch.hidden,
+                prepared.atoms,
+                prepared.atoms32.numpy(),
+                prepared.gram,
+                correlations,
+                ranking,
+                limit,
+                floor,
+                prepared.rounding,
+                batch.atoms,
+                batch.weights,
+                batch.sizes,
+                batch.residuals,
+                batch.gaps,
+                optimal,
             )
             for first in range(0, len(rows), ROWS_PER_TASK)
-        ]  # fmt: skip
+        ]
         for task in tasks:
             task.result()
         rows = rows[~optimal]

@@ -244,8 +244,9 @@ def exchange(factor, support, size, codes, gradient, working_size, local_gram, p
 
 
 @compiled
-def add_violators(threshold, gram, atoms, chosen, codes, gradient, working_size, factor, support, size, local_gram,
-                  state, step):  # fmt: skip
+def add_violators(
+    threshold, gram, atoms, chosen, codes, gradient, working_size, factor, support, size, local_gram, state, step
+):
     """Add up to ``BLOCK`` atoms that are OUT, those with the largest gradients above ``threshold``.
 
     Returns:
@@ -272,8 +273,9 @@ def add_violators(threshold, gram, atoms, chosen, codes, gradient, working_size,
 
 
 @compiled
-def solve_working_set(lambda_, gram, atoms, chosen, gradient, codes, working_size, factor, support, local_gram,
-                      state, step):  # fmt: skip
+def solve_working_set(
+    lambda_, gram, atoms, chosen, gradient, codes, working_size, factor, support, local_gram, state, step
+):
     """Minimize over the working set, starting from ``codes`` and their ``gradient``; return the support size."""
     size = 0
     for k in range(working_size):
@@ -289,9 +291,20 @@ def solve_working_set(lambda_, gram, atoms, chosen, gradient, codes, working_siz
         for i in range(size):
             state[support[i]] = IN
         any_joined, size = add_violators(
-            lambda_ * (1 + SLACK), gram, atoms, chosen, codes, gradient, working_size, factor, support, size,
-            local_gram, state, step,
-        )  # fmt: skip
+            lambda_ * (1 + SLACK),
+            gram,
+            atoms,
+            chosen,
+            codes,
+            gradient,
+            working_size,
+            factor,
+            support,
+            size,
+            local_gram,
+            state,
+            step,
+        )
         if not any_joined:
             break
     return size
@@ -368,8 +381,27 @@ def certify(x, lambda_, penalty, atoms, correlation, residual, rounding):
 
 
 @compiled
-def advance_rows(first, last, rows, lambda_, hidden, atoms, atoms32, gram, correlations, ranking, limit, floor,
-                 rounding, support_atoms, support_weights, support_sizes, residuals, gaps, optimal):  # fmt: skip
+def advance_rows(
+    first,
+    last,
+    rows,
+    lambda_,
+    hidden,
+    atoms,
+    atoms32,
+    gram,
+    correlations,
+    ranking,
+    limit,
+    floor,
+    rounding,
+    support_atoms,
+    support_weights,
+    support_sizes,
+    residuals,
+    gaps,
+    optimal,
+):
     """Run a round of ``rows[first:last]``: certify each row, and solve those that are not optimal on new working sets.
 
     Args:
@@ -420,9 +452,19 @@ def advance_rows(first, last, rows, lambda_, hidden, atoms, atoms32, gram, corre
             lambda_, gram, atoms32, chosen, gradient, codes, size, factor, support, local_gram, state, step
         )
         count = refine(
-            hidden[row], lambda_, atoms, chosen, codes, gradient, factor, support, count, local_gram, step,
+            hidden[row],
+            lambda_,
+            atoms,
+            chosen,
+            codes,
+            gradient,
+            factor,
+            support,
+            count,
+            local_gram,
+            step,
             residuals[row],
-        )  # fmt: skip
+        )
         for k in range(count):
             support_atoms[row, k] = chosen[support[k]]
             support_weights[row, k] = codes[support[k]]

@@ -261,5 +261,7 @@ def _csr(finished: list[tuple[Tensor, Supports]], num_rows: int, num_atoms: int)
     for of_part, part in finished:
         row, column = part.held.nonzero(as_tuple=True)
         columns.append((of_part[row], part.atoms[row, column], part.weights[row, column]))
-    rows, atoms, weights = (torch.cat(each).cpu().numpy() for each in zip(*columns, strict=True))
+    rows = torch.cat([part_rows for part_rows, _, _ in columns]).cpu().numpy()
+    atoms = torch.cat([part_atoms for _, part_atoms, _ in columns]).cpu().numpy()
+    weights = torch.cat([part_weights for _, _, part_weights in columns]).cpu().numpy()
     return sp.csr_matrix((weights, (rows, atoms)), shape=(num_rows, num_atoms))

@@ -17,9 +17,26 @@ FORMAT_VERSION = 1
 PARTS = ("atoms", "weights", "indptr")  # in the order of writing; where an indptr exists, the other two are complete
 # The order of the keys in the files, whatever their order in memory; other keys come after these.
 META_KEYS = (
-    *("n_atoms", "lambda", "layer", "coverage", "coverage_seed", "solver", "tolerance", "max_nonzeros", "fp16"),
-    *("blocks", "dictionary_health", "fingerprints", "format_version", "token_count", "nnz", "mean_nonzeros"),
-    *("coded_tokens", "gap_mean", "gap_max", "shards"),
+    "n_atoms",
+    "lambda",
+    "layer",
+    "coverage",
+    "coverage_seed",
+    "solver",
+    "tolerance",
+    "max_nonzeros",
+    "fp16",
+    "blocks",
+    "dictionary_health",
+    "fingerprints",
+    "format_version",
+    "token_count",
+    "nnz",
+    "mean_nonzeros",
+    "coded_tokens",
+    "gap_mean",
+    "gap_max",
+    "shards",
 )
 
 
@@ -121,7 +138,9 @@ class CodeStoreWriter(ShardedStoreWriter):
 
     def whole_shard(self, index: int) -> tuple[int, dict[str, int], dict[str, Any]] | None:
         """The non-zeros, the bytes of each file and the figures of a shard, or None if its files are not whole."""
-        atoms, weights, indptr = (npy_header(self._path(index, part)) for part in PARTS)
+        atoms = npy_header(self._path(index, "atoms"))
+        weights = npy_header(self._path(index, "weights"))
+        indptr = npy_header(self._path(index, "indptr"))
         if atoms is None or weights is None or indptr is None:
             return None
         num_tokens = self.boundaries[index + 1] - self.boundaries[index]

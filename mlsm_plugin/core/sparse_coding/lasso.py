@@ -20,9 +20,10 @@ class LassoOptions:
 
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
     solver: str = option(
-        "auto", choices=SOLVERS,
+        "auto",
+        choices=SOLVERS,
         help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
-    )  # fmt: skip
+    )
     tolerance: float = option(
         1e-4, above=0, help="largest certified relative duality gap of a code; codes above it are not written"
     )

@@ -43,7 +43,8 @@ class ReconstructionQuality:
 
         ValueError if shapes differ, or a value is NaN or infinite (names the row of this chunk).
         """
-        x, found = (np.asarray(as_array(rows), np.float64) for rows in (hidden, reconstruction))
+        x = np.asarray(as_array(hidden), np.float64)
+        found = np.asarray(as_array(reconstruction), np.float64)
         codes = sp.csr_matrix(codes)
         if x.ndim != 2 or x.shape[1] != len(self._mean) or found.shape != x.shape:
             both = f"{x.shape} and {found.shape}"

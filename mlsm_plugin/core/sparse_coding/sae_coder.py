@@ -22,8 +22,11 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, SparseCod
 
 SAE_CHECK = fields(
     {
-        **{"activation": text, "k": optional(whole(1)), "input_norm": text},
-        **dict.fromkeys(("subtract_decoder_bias", "rescale_by_decoder_norm"), anything),
+        "activation": text,
+        "k": optional(whole(1)),
+        "input_norm": text,
+        "subtract_decoder_bias": anything,
+        "rescale_by_decoder_norm": anything,
     }
 )
 
@@ -78,7 +81,8 @@ class SaeCoder(SparseCoder):
             return None
         with torch_threads(threads):
             parts = [self._latents(rows)[1:] for rows in self._rows(hidden)]
-        atoms, weights = (torch.cat(part).view(-1, k) for part in zip(*parts, strict=True))
+        atoms = torch.cat([part_atoms for part_atoms, _ in parts]).view(-1, k)
+        weights = torch.cat([part_weights for _, part_weights in parts]).view(-1, k)
         return atoms, weights
 
     def _rows(self, hidden: Any) -> list[Tensor]:
@@ -108,9 +112,10 @@ class SaeCoder(SparseCoder):
         return found or self.sae.active_latents(hidden)
 
     def _codes(self, hidden: Tensor) -> sp.csr_matrix:
-        rows, atoms, values = (part.cpu().numpy() for part in self._latents(hidden))
-        ends = np.bincount(rows, minlength=len(hidden)).cumsum()
-        codes = sp.csr_matrix((values, atoms, np.append(0, ends)), shape=(len(hidden), self.num_atoms))
+        rows, atoms, values = self._latents(hidden)
+        ends = np.bincount(rows.cpu().numpy(), minlength=len(hidden)).cumsum()
+        entries = (values.cpu().numpy(), atoms.cpu().numpy(), np.append(0, ends))
+        codes = sp.csr_matrix(entries, shape=(len(hidden), self.num_atoms))
         codes.sort_indices()
         codes.eliminate_zeros()
         return codes

@@ -29,7 +29,9 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import (
 )
 
 METHODS = ("topk", "batchtopk")
-WARM_UP, DECAY = 0.05, 0.2  # shares of the updates
+# shares of the updates
+WARM_UP = 0.05
+DECAY = 0.2
 LONGEST_WARM_UP = 1000
 # Gao et al. (2024), sections 2.1 and A.2: weight of the auxiliary loss, and epsilon of Adam
 AUXILIARY_WEIGHT = 1 / 32
@@ -295,9 +297,8 @@ class SaeTrainer:
         """The latents that may be active; moves the threshold of BatchTopK."""
         settings = self.settings
         weights = self.parameters
-        inputs = (weights.encoder_bias, centred, weights.encoder)
-        bias, left, right = (tensor.bfloat16() if self.fast_bf16 else tensor for tensor in inputs)
-        pre = torch.addmm(bias, left, right.T)
+        dtype = torch.bfloat16 if self.fast_bf16 else centred.dtype
+        pre = torch.addmm(weights.encoder_bias.to(dtype), centred.to(dtype), weights.encoder.to(dtype).T)
         shape = (len(pre), settings.num_atoms)
         if settings.method == "topk":
             columns = largest(pre, settings.k)[1]

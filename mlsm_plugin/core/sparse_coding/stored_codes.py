@@ -43,8 +43,9 @@ def check_same_codes(before: dict[str, Any], now: dict[str, Any], codes: str, ot
     for name in (name for name in now if name.startswith("codes_")):
         if None not in (now[name], before.get(name)) and now[name] != before[name]:
             what = "over another dictionary (SHA-256 " if name == CODES_OVER else f"of another {name[6:]} ("
-            found, expected = (str(state[name])[:12] for state in (now, before))
-            raise ValueError(f"{codes} are {what}{found}) than {others} ({expected}); {remedy}")
+            actual = str(now[name])[:12]
+            expected = str(before[name])[:12]
+            raise ValueError(f"{codes} are {what}{actual}) than {others} ({expected}); {remedy}")
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:

@@ -128,10 +128,10 @@ class HuggingFaceTokenizer:
         Another tokenizer than that of a masked LM has no mask.
         """
         assert self.mask_id is not None, "the tokenizer has no mask"
-        *before, last = text.split(mask)
-        first, *others = [*(part.rstrip() for part in before), last]
-        ids = self.ids_of(first)
-        for part in others:
+        parts = text.split(mask)
+        parts[:-1] = [part.rstrip() for part in parts[:-1]]
+        ids = self.ids_of(parts[0])
+        for part in parts[1:]:
             ids += [self.mask_id, *self._after_a_gap.encode(part, add_special_tokens=False).ids]
         return ids
 
@@ -167,7 +167,8 @@ class HuggingFaceTokenizer:
     def continued(self, before: str, symbol: str) -> tuple[str, str]:
         """A text with a symbol added so that it is read as this symbol, if any text is; and the text of the symbol."""
         number = self._id_of_symbol[symbol]
-        once, twice = (self.backend.decode([number] * times, skip_special_tokens=False) for times in (1, 2))
+        once = self.backend.decode([number], skip_special_tokens=False)
+        twice = self.backend.decode([number, number], skip_special_tokens=False)
         added = twice[len(once) :]  # with the space that it may begin with
         whole = before + added.strip()
         token = added.strip()

@@ -35,7 +35,9 @@ OTHER_KINDS = {
 }
 # Whitespace and ESC, which colours the output of programs, do not count. Every second byte of UTF-16 is one of these.
 CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
-FEWEST_CONTROLS, SHARE_OF_CONTROLS = 4, 0.2  # in a line; with more, it is binary
+# in a line; with more, it is binary
+FEWEST_CONTROLS = 4
+SHARE_OF_CONTROLS = 0.2
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 FIRST_LINES = 100  # that are read before hours of work
 JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some

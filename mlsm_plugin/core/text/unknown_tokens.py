@@ -26,9 +26,12 @@ class KnownText:
     """How well a tokenizer has to know a text."""
 
     max_unk_rate: float = option(
-        DEFAULT_MAX_UNK_RATE, least=0, most=1, metavar="SHARE",
+        DEFAULT_MAX_UNK_RATE,
+        least=0,
+        most=1,
+        metavar="SHARE",
         help="largest share of its tokens or characters, or of the texts of a file, that may be unknown",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -65,7 +65,8 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
         raise ValueError(f"{config.path}: the dict_class {name[:60]!r} is refused; known are {', '.join(CLASSES)}")
     facts = {"format": NAME, "architecture": name, **trainer.facts(FACTS)}
     k = trainer.take("k", whole(1), None)
-    claimed = trainer.take("dict_size", whole(1), None), trainer.take("activation_dim", whole(1), None)
+    dict_size = trainer.take("dict_size", whole(1), None)
+    activation_dim = trainer.take("activation_dim", whole(1), None)
     trainer.finish(WITHOUT_EFFECT)
 
     file = read_torch(folder / WEIGHTS_FILE)
@@ -77,8 +78,8 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
         weights = weights._replace(threshold=torch.full((len(weights.encoder),), file.number("threshold")))
     file.finish(TENSORS_WITHOUT_EFFECT.get(name, ()))
     sae_config = SaeConfig(activation, k if activation == "topk" else None, name != "JumpReluAutoEncoder")
-    latents, dim = (wanted or found for wanted, found in zip(claimed, weights.encoder.shape, strict=True))
-    coder = imported_sae(file, sae_config, weights, (latents, dim), facts)
+    latents, dim = weights.encoder.shape
+    coder = imported_sae(file, sae_config, weights, (dict_size or latents, activation_dim or dim), facts)
     norms = torch.linalg.vector_norm(weights.decoder, dim=1)
     if name != "AutoEncoder" or torch.allclose(norms, torch.ones_like(norms)):
         return coder

@@ -65,9 +65,22 @@ OLDER_NAMES = {
 }
 # kept in meta.json under imported_from
 FACTS = (
-    *("model_name", "model_class_name", "model_from_pretrained_kwargs", "hook_name", "hook_layer", "hook_head_index"),
-    *("hf_hook_name", "context_size", "prepend_bos", "exclude_special_tokens", "seqpos_slice", "dataset_path"),
-    *("neuronpedia_id", "sae_lens_version", "sae_lens_training_version", "training_architecture"),
+    "model_name",
+    "model_class_name",
+    "model_from_pretrained_kwargs",
+    "hook_name",
+    "hook_layer",
+    "hook_head_index",
+    "hf_hook_name",
+    "context_size",
+    "prepend_bos",
+    "exclude_special_tokens",
+    "seqpos_slice",
+    "dataset_path",
+    "neuronpedia_id",
+    "sae_lens_version",
+    "sae_lens_training_version",
+    "training_architecture",
 )
 # What only training, the text or the machine depends on. These keys do not change the latents of a given input.
 TRAINING = """
