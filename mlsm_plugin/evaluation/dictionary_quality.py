@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.coding.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
@@ -24,10 +24,10 @@ from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 
 def evaluate_dictionary(
     data_bin: PathLike, split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
-) -> dict[str, Any]:
+) -> JsonObject:
     """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
 
-    ValueError if model, coder and text do not belong together, or as of these functions.
+    ValueError if the model, the coder and the text do not fit, or as of these functions.
 
     Returns:
         what decides the figures, and under ``reconstruction`` and ``loss`` those of :func:`evaluate_reconstruction` and
@@ -38,7 +38,7 @@ def evaluate_dictionary(
     encoder = fitting_encoder(auxiliary, data_bin, coder, settings)
     quality, inexact = evaluate_reconstruction(reader, encoder, coder, settings)
     del encoder
-    loss: dict[str, Any] | None = None
+    loss: JsonObject | None = None
     why_no_loss = None
     try:
         model = open_masked_lm(auxiliary, data_bin, device=settings.device, fp16=settings.fp16)

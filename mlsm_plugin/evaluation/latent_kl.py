@@ -61,9 +61,14 @@ def evaluate_latent_kl(
     predicted = dict(hub.task.state_dict())
     train = CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
-    which = f"the codes in {codes}", f"those that {run} predicts", "pass the folder of those as codes"
-    for found in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
-        check_same_codes(predicted, found, *which)
+    for recorded in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
+        check_same_codes(
+            before=predicted,
+            now=recorded,
+            codes=f"the codes in {codes}",
+            others=f"those that {run} predicts",
+            remedy="pass the folder of those as codes",
+        )
     dataset = hub.task.dataset(split)
     unigram = torch.from_numpy(mean_code(train, hub.task.cfg.latent_top)).log().float()
     sums = torch.zeros(3, dtype=torch.float64)

@@ -66,7 +66,7 @@ class MaskedLm(ABC):
 
 
 class FairseqMaskedLm(MaskedLm):
-    """A RoBERTa-like model of fairseq, with its head; arguments and errors as of :func:`open_masked_lm`."""
+    """A RoBERTa-like model of fairseq, with its head; arguments and errors as for :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -82,15 +82,15 @@ class FairseqMaskedLm(MaskedLm):
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         with half_products(self.device, half=self._half):
-            found: Tensor = self._model(tokens, masked_tokens=masked)[0]
-        return found
+            logits: Tensor = self._model(tokens, masked_tokens=masked)[0]
+        return logits
 
     def columns(self, tokens: Tensor) -> Tensor:
         return tokens
 
 
 class HuggingFaceMaskedLm(MaskedLm):
-    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as of :func:`open_masked_lm`."""
+    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as for :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -135,8 +135,8 @@ class HuggingFaceMaskedLm(MaskedLm):
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         attended = tokens.ne(self.dictionary.pad()).long()
         with half_products(self.device, half=self._half):
-            found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
-        return found[masked]
+            logits: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
+        return logits[masked]
 
     def columns(self, tokens: Tensor) -> Tensor:
         return self._ids[tokens]
@@ -158,11 +158,11 @@ def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None,
 def layers_of_library(encoder: Any) -> Any:
     """The layers of a model of Hugging Face, whose first argument are the hidden states."""
     for place in ("encoder.layer", "transformer.layer", "layers"):
-        found = encoder
+        module = encoder
         for part in place.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, nn.ModuleList):
-            return found
+            module = getattr(module, part, None)
+        if isinstance(module, nn.ModuleList):
+            return module
     raise ValueError(f"the layers of {type(encoder).__name__} were not found in this version of transformers")
 
 

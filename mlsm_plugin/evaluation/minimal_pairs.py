@@ -7,16 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import check_text, json_objects
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.evaluation.pair_models import PairModel
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
 
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.
@@ -41,13 +45,13 @@ class MinimalPair:
 
 def pair_files(paths: Sequence[PathLike]) -> list[str]:
     """The files, and those of folders whose names end in .jsonl, sorted; FileNotFoundError if a folder has none."""
-    found: list[str] = []
+    files: list[str] = []
     for path in paths:
         inside = sorted(map(str, Path(path).rglob("*.jsonl"))) if Path(path).is_dir() else [str(path)]
         if not inside:
             raise FileNotFoundError(f"{path} has no *.jsonl; pass a folder of the pipeline, such as blimp_filtered")
-        found += inside
-    return list(dict.fromkeys(found))
+        files += inside
+    return list(dict.fromkeys(files))
 
 
 def read_pairs(path: PathLike) -> list[MinimalPair]:
@@ -84,11 +88,11 @@ def evaluate_pairs(
     *,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     batch_tokens: int = 8192,
-) -> dict[str, Any]:
+) -> JsonObject:
     """How often a masked LM finds the good sentence of a pair more likely.
 
     ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of which the share ``max_unk_rate`` may
-    be unknown. ValueError if more is unknown, or as of :func:`compare_pairs`.
+    be unknown. ValueError if more is unknown, or as for :func:`compare_pairs`.
 
     Returns:
         ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files`` and of each field under
@@ -108,23 +112,23 @@ def evaluate_pairs(
         for group, name in zip(groups.values(), names, strict=True):
             group.setdefault(name, []).append(verdict)
     groups["fields"].pop(None, None)
-    found = {group: {name: _figures(own) for name, own in named.items()} for group, named in groups.items()}
+    figures = {group: {name: _figures(part) for name, part in parts.items()} for group, parts in groups.items()}
     folders: dict[str, list[float]] = {}
-    for (folder, _), own in found.pop("tasks").items():
-        folders.setdefault(folder, []).append(own["accuracy"])
-    means = {folder: {"tasks": len(own), "accuracy": fmean(own)} for folder, own in folders.items()}
-    of_files = fmean(own["accuracy"] for own in found["files"].values())
-    mean = fmean(own["accuracy"] for own in means.values())
-    return {**found, **_figures(verdicts), "mean_of_files": of_files, "folders": means, "mean": mean}
+    for (folder, _), task in figures.pop("tasks").items():
+        folders.setdefault(folder, []).append(task["accuracy"])
+    means = {folder: {"tasks": len(tasks), "accuracy": fmean(tasks)} for folder, tasks in folders.items()}
+    of_files = fmean(file["accuracy"] for file in figures["files"].values())
+    mean = fmean(folder_means["accuracy"] for folder_means in means.values())
+    return {**figures, **_figures(verdicts), "mean_of_files": of_files, "folders": means, "mean": mean}
 
 
-def _figures(verdicts: list[int]) -> dict[str, Any]:
+def _figures(verdicts: list[int]) -> JsonObject:
     return {"pairs": len(verdicts), "accuracy": verdicts.count(1) / len(verdicts), "ties": verdicts.count(0)}
 
 
 @torch.no_grad()
 def pseudo_log_likelihoods(
-    model: Any,
+    model: "PairModel | MlsmHubInterface",
     encoded: Sequence[Tensor],
     starts: Sequence[int] | None = None,
     *,
@@ -156,8 +160,8 @@ def pseudo_log_likelihoods(
                 batch[row, place] = model.mask
                 masked[row, place] = True
             logits = model.logits(batch.to(model.device), masked.to(model.device))
-            found = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
-            for (sentence, _), score in zip(rows, found.tolist(), strict=True):
+            log_probabilities = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
+            for (sentence, _), score in zip(rows, log_probabilities.tolist(), strict=True):
                 scores[sentence] += score
             bar.update(len(rows))
     if not all(map(math.isfinite, scores)):
@@ -165,7 +169,9 @@ def pseudo_log_likelihoods(
     return scores
 
 
-def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192) -> list[int]:
+def compare_pairs(
+    model: "PairModel | MlsmHubInterface", pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192
+) -> list[int]:
     """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
 
     It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``; of a pair with contexts,
@@ -184,8 +190,8 @@ def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int
     unique = dict(zip(keys, encoded, strict=True))
     sentences = [tokens for tokens, _ in unique.values()]
     starts = [start for _, start in unique.values()]
-    found = pseudo_log_likelihoods(model, sentences, starts, batch_tokens=batch_tokens, progress=True)
-    scores = dict(zip(unique, found, strict=True))
+    sentence_scores = pseudo_log_likelihoods(model, sentences, starts, batch_tokens=batch_tokens, progress=True)
+    scores = dict(zip(unique, sentence_scores, strict=True))
 
     def difference(good: tuple[int, ...], bad: tuple[int, ...]) -> float:
         if good == bad or abs(scores[good] - scores[bad]) >= 2 * TIE:
@@ -204,7 +210,7 @@ def _verdict(difference: float) -> int:
     return 1 if difference > 0 else -1
 
 
-def _pair_model(model: Any) -> PairModel:
+def _pair_model(model: "PairModel | MlsmHubInterface") -> PairModel:
     return model if isinstance(model, PairModel) else PairModel(model)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.hub import checkpoint_of, from_pretrained
 from mlsm_plugin.huggingface.pretraining_model import head_of
 
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
+
 
 class PairModel:
     """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
@@ -27,7 +30,7 @@ class PairModel:
     before = 1
     after = 1
 
-    def __init__(self, interface: Any) -> None:
+    def __init__(self, interface: "MlsmHubInterface") -> None:
         if (why := why_untrained(interface.cfg)) is not None:
             raise ValueError(f"{why}: sentences cannot be scored")
         self._interface = interface

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.fairseq_plugin.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer
 from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
@@ -81,7 +84,7 @@ OF_MLSM_DEBERTA: dict[str, Any] = {
 }
 
 
-def stock_model(interface: Any, ids: Tensor) -> Any:
+def stock_model(interface: "MlsmHubInterface", ids: Tensor) -> Any:
     """Hugging Face's model that computes what ours computes.
 
     It is a ``RobertaForMaskedLM``, a ``ModernBertForMaskedLM`` or a ``DebertaV2ForMaskedLM``.
@@ -105,8 +108,8 @@ def stock_model(interface: Any, ids: Tensor) -> Any:
     return model.eval()
 
 
-def roberta_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.RobertaConfig``; arguments and errors as of :func:`stock_model`."""
+def roberta_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
+    """The ``transformers.RobertaConfig``; arguments and errors as for :func:`stock_model`."""
     from transformers import RobertaConfig
 
     args = interface.model.args
@@ -169,16 +172,16 @@ def bert_name(name: str) -> str:
 
 
 def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
-    """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`.
+    """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`.
 
     Positions begin after the dictionary's padding id ``pad``, and in the exported model after ``ids[pad]``.
     """
-    found = renamed(state, roberta_names(model_parts.layer_numbers(state)), ids.argsort())
-    positions = found[POSITIONS]
+    weights = renamed(state, roberta_names(model_parts.layer_numbers(state)), ids.argsort())
+    positions = weights[POSITIONS]
     unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
-    found[POSITIONS] = torch.cat([unused, positions[pad + 1 :]])
-    found[TOKEN_TYPES] = torch.zeros(1, positions.size(1))
-    return found
+    weights[POSITIONS] = torch.cat([unused, positions[pad + 1 :]])
+    weights[TOKEN_TYPES] = torch.zeros(1, positions.size(1))
+    return weights
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor) -> dict[str, Tensor]:
@@ -227,8 +230,8 @@ def library_classes() -> tuple[Any, Any]:
     return ModernBertConfig, ModernBertForMaskedLM
 
 
-def modernbert_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.ModernBertConfig``; arguments and errors as of :func:`stock_model`."""
+def modernbert_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
+    """The ``transformers.ModernBertConfig``; arguments and errors as for :func:`stock_model`."""
     encoder = model_parts.sentence_encoder(interface.model)
     dictionary = interface.task.source_dictionary
     size: ModernSize = encoder.size
@@ -262,7 +265,7 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
 
 
 def modernbert_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
+    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`."""
     return renamed(state, modernbert_names(len(model_parts.layer_numbers(state))), ids.argsort())
 
 
@@ -295,30 +298,30 @@ def deberta_names(layers: int, *, legacy: bool = True) -> dict[str, str]:
 
 def divided(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of ``mlsm_deberta`` with the projections to queries, keys and values apart."""
-    found = dict(state)
+    weights = dict(state)
     for name in [name for name in state if JOINT in name]:
-        parts = zip(PARTS, found.pop(name).chunk(len(PARTS)), strict=True)
-        found |= {name.replace(JOINT, part): rows for part, rows in parts}
-    return found
+        parts = zip(PARTS, weights.pop(name).chunk(len(PARTS)), strict=True)
+        weights |= {name.replace(JOINT, part): rows for part, rows in parts}
+    return weights
 
 
 def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`divided`."""
-    found: dict[str, list[Tensor]] = {}
+    parts_of_name: dict[str, list[Tensor]] = {}
     for name, values in state.items():
         for part in PARTS:
             name = name.replace(f".{part}.", f".{JOINT}.")
-        found.setdefault(name, []).append(values)
-    return {name: torch.cat(values) for name, values in found.items()}
+        parts_of_name.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in parts_of_name.items()}
 
 
 def deberta_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Weights of ``DebertaV2ForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
+    """Weights of ``DebertaV2ForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`."""
     return renamed(divided(state), deberta_names(len(model_parts.layer_numbers(state))), ids.argsort())
 
 
-def deberta_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.DebertaV2Config``; arguments as of :func:`stock_model`."""
+def deberta_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
+    """The ``transformers.DebertaV2Config``; arguments as for :func:`stock_model`."""
     from transformers import DebertaV2Config
 
     size: DebertaSize = model_parts.sentence_encoder(interface.model).size

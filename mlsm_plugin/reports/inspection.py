@@ -3,14 +3,13 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fairseq import utils
 from scipy.sparse import csr_matrix
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
-from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text
+from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, optional, text
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
@@ -50,8 +49,8 @@ def inspect(
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
-    data_bin, found = find_codes(Path(folder), None if codes is None else Path(codes), split)
-    summaries, store = summarize_split(data_bin, split, found, max_tokens=max_tokens)
+    data_bin, code_folder = find_codes(Path(folder), None if codes is None else Path(codes), split)
+    summaries, store = summarize_split(data_bin, split, code_folder, max_tokens=max_tokens)
     facts = {"data": f"{data_bin.name}, {split}", "tokens": f"{store.num_tokens:,}"}
     if max_tokens < store.num_tokens:
         facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
@@ -162,17 +161,17 @@ def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
     return facts
 
 
-def _read_quality(path: PathLike) -> dict[str, Any]:
+def _read_quality(path: PathLike) -> JsonObject:
     try:
-        found: dict[str, Any] = check_json(read_json(path), QUALITY, path)
+        quality: JsonObject = check_json(read_json(path), QUALITY, path)
     except ValueError:
         raise ValueError(
             f"{path} is not a file that `mlsm evaluate dictionary --output` wrote; pass that one"
         ) from None
-    return found
+    return quality
 
 
-def _quality_facts(quality: dict[str, Any], store: CodeStore, path: object) -> dict[str, str]:
+def _quality_facts(quality: JsonObject, store: CodeStore, path: object) -> dict[str, str]:
     """The figures by their names, as ``mlsm evaluate dictionary`` prints them."""
     judged = quality["dictionary"]["fingerprint"]
     coded = store.meta["fingerprints"].get("dictionary")

@@ -1,4 +1,4 @@
-"""A page that follows runs: one HTML file with their curves, which the browser loads anew."""
+"""A page that follows runs: one HTML file with their curves, which the browser reloads."""
 
 import base64
 import html

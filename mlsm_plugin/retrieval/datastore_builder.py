@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, copy_file, sha256_of_files, write_npy
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
@@ -44,7 +45,7 @@ class DatastoreWriter(ShardedStoreWriter):
 
     parts = ("keys", "positions")
 
-    def __init__(self, directory: PathLike, plan: dict[str, Any], shard_tokens: list[int]) -> None:
+    def __init__(self, directory: PathLike, plan: JsonObject, shard_tokens: list[int]) -> None:
         advice = f"{START_ANEW}, or choose another --output"
         super().__init__(PlannedFolder(directory, plan, advice=advice), len(shard_tokens))
         self._shard_tokens = shard_tokens
@@ -77,7 +78,7 @@ class DatastoreWriter(ShardedStoreWriter):
         warn_of_full_disk(existing, per_token * sum(self._shard_tokens[shard] for shard in shards))
 
     def write_shard(self, index: int, keys: np.ndarray, positions: np.ndarray) -> None:
-        """Write keys ``(n, dim)``, then the positions ``(n,)`` of their tokens; errors as of :meth:`_write_parts`."""
+        """Write keys ``(n, dim)``, then the positions ``(n,)`` of their tokens; errors as for :meth:`_write_parts`."""
         assert len(keys) == len(positions) <= self._shard_tokens[index]
         self._write_parts(index, {"keys": keys, "positions": positions})
 
@@ -178,7 +179,7 @@ class DatastoreBuilder:
                 first = last
             offset += reader.num_tokens
 
-    def _planned(self, checkpoint: PathLike, fp16: bool) -> dict[str, Any]:
+    def _planned(self, checkpoint: PathLike, fp16: bool) -> JsonObject:
         settings = self.settings
         return {
             "format": FORMAT,
@@ -220,11 +221,11 @@ class DatastoreBuilder:
         """
         if self.writer.is_complete:
             return True
-        wanted = self.writer.missing(process)
-        self.writer.warn_of_full_disk(wanted)
-        total = sum(self.shards[index].num_tokens for index in wanted)
+        missing = self.writer.missing(process)
+        self.writer.warn_of_full_disk(missing)
+        total = sum(self.shards[index].num_tokens for index in missing)
         with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:
-            for index in wanted:
+            for index in missing:
                 if not self.writer.has_shard(index):  # another process may have written it
                     self.writer.write_shard(index, *self._keys_of(self.shards[index]))
                 progress.update(self.shards[index].num_tokens)
@@ -241,10 +242,10 @@ class DatastoreBuilder:
         keys = [np.zeros((0, self.encoder.dim), self.settings.dtype)]
         blocks = (part for index in shard.blocks for part in reader.block(index))
         for chunk in chunks_of(blocks, 4 * self.batch_tokens, with_bos=True):
-            found, hidden = hidden_states_of(chunk, reader, self.encoder, max_tokens=self.batch_tokens)
-            kept = self._kept(reader, found)
-            positions.append(found[kept] + shard.offset)
-            keys.append(self._rounded(hidden.cpu().numpy()[kept], found[kept]))
+            chunk_positions, hidden = hidden_states_of(chunk, reader, self.encoder, max_tokens=self.batch_tokens)
+            kept = self._kept(reader, chunk_positions)
+            positions.append(chunk_positions[kept] + shard.offset)
+            keys.append(self._rounded(hidden.cpu().numpy()[kept], chunk_positions[kept]))
         return np.concatenate(keys), np.concatenate(positions)
 
     def _rounded(self, hidden: np.ndarray, positions: np.ndarray) -> np.ndarray:

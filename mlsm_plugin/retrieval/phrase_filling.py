@@ -1,7 +1,7 @@
 """Filling masks with phrases of a corpus (Min et al., 2022, section 3.3)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, 
 from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.settings import FillingSettings
+
+if TYPE_CHECKING:
+    from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class PhraseCandidate:
 class PhraseFiller:
     """Fills masks with phrases of a datastore, which was made with ``interface``, a loaded model."""
 
-    def __init__(self, interface: Any, datastore: PhraseDatastore, settings: FillingSettings | None = None) -> None:
+    def __init__(
+        self, interface: "RobertaHub", datastore: PhraseDatastore, settings: FillingSettings | None = None
+    ) -> None:
         self.interface = interface
         self.datastore = datastore
         self.settings = settings or FillingSettings()
@@ -60,10 +65,10 @@ class PhraseFiller:
     def continue_text(self, text: str, *, steps: int) -> str:
         """Append the best phrase for a mask at the end of ``text``, ``steps`` times."""
         for _ in range(steps):
-            found = self.fill(f"{text} {MASK}", topk=1)[-1]
-            if not found:
+            phrases = self.fill(f"{text} {MASK}", topk=1)[-1]
+            if not phrases:
                 break
-            text = f"{text} {found[0].phrase}"
+            text = f"{text} {phrases[0].phrase}"
         return text
 
     @torch.no_grad()
@@ -171,7 +176,9 @@ class PhraseFiller:
             text = self._text(self.datastore.tokens[position : position + length])
             by_phrase.setdefault(text, []).append(Occurrence(position, length, score))
         alpha = self.settings.length_alpha
-        scores = {text: sum(own.score * own.length**alpha for own in found) for text, found in by_phrase.items()}
+        scores = {
+            text: sum(hit.score * hit.length**alpha for hit in occurrences) for text, occurrences in by_phrase.items()
+        }
         candidates = []
         for text in sorted(scores, key=lambda text: (-scores[text], text))[: max(50, self.settings.k)]:
             best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.contexts]

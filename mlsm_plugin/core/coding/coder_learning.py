@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import atomic_open
 from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
@@ -97,12 +98,12 @@ class LearningSettings(ModelRun):
         check(self)
         if self.coder == LASSO and self.log != MetricLog():
             raise ValueError(f"a log of the training needs coder topk or batchtopk; {LASSO} has no updates to log")
-        own, other = (LASSO_DEFAULTS, SAE_DEFAULTS) if self.coder == LASSO else (SAE_DEFAULTS, LASSO_DEFAULTS)
-        for name in other.keys() - own.keys():
+        defaults = LASSO_DEFAULTS if self.coder == LASSO else SAE_DEFAULTS
+        for name in (LASSO_DEFAULTS | SAE_DEFAULTS).keys() - defaults.keys():
             if getattr(self, name) is not None:
                 owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (self.coder == LASSO))
                 raise ValueError(f"{name} does not go with coder {self.coder}; leave it out, or choose {owner}")
-        for name, default in own.items():
+        for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         if self.tokens < self.atoms:
@@ -130,7 +131,7 @@ def sae_settings(settings: LearningSettings) -> SaeSettings:
 
 def learning_plan(
     settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """What decides the coder, as ``meta.json`` will have it; arguments are those of :func:`learn_into`."""
     lasso = settings.coder == LASSO
     names = ("iterations",) if lasso else ("k", "matryoshka", "learning_rate", "tokens")
@@ -206,7 +207,7 @@ def learn_into(
 
 
 def _learned(
-    settings: LearningSettings, plan: dict[str, Any], stream: HiddenStateStream, output: Path, *, overwrite: bool
+    settings: LearningSettings, plan: JsonObject, stream: HiddenStateStream, output: Path, *, overwrite: bool
 ) -> tuple[LassoCoder | SaeCoder, np.ndarray]:
     """The learned coder, and normalized hidden states to judge it on."""
     # the order of the sums depends on the threads
@@ -243,7 +244,7 @@ def learn_sae(
     settings: SaeSettings,
     *,
     output: Path,
-    plan: dict[str, Any],
+    plan: JsonObject,
     overwrite: bool = False,
     log: MetricLog | None = None,
 ) -> SparseAutoencoder:
@@ -251,7 +252,7 @@ def learn_sae(
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
     the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
-    hold; a resumed training may differ in the :data:`ROUNDING_OPTIONS`, and with ``overwrite`` another plan starts anew.
+    hold; a resumed training may differ in :data:`ROUNDING_OPTIONS`, and with ``overwrite`` another plan starts anew.
     ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different rows.
     """
     path = output / CHECKPOINT_FILE
@@ -285,13 +286,13 @@ def learn_sae(
         return train_sae(trainer, rows, after_update=save, log=write)
 
 
-def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
+def _checkpoint(path: Path, plan: JsonObject, device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
     """The state in a checkpoint of this plan, or None."""
     if not path.is_file():
         return None
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-        found = json.loads(content["plan"])
+        recorded = json.loads(content["plan"])
         state = content["state"]
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("its state does not consist of tensors")
@@ -299,16 +300,16 @@ def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overw
         if overwrite:
             return None
         raise _damaged(path, error) from None
-    wanted = json.loads(json.dumps(plan))
-    if isinstance(found, dict):
-        found = {name: wanted[name] if name in ROUNDING_OPTIONS else found.get(name) for name in wanted}
-    named = differences(found, wanted)
-    if named and not overwrite:
+    requested = json.loads(json.dumps(plan))
+    if isinstance(recorded, dict):
+        recorded = {name: requested[name] if name in ROUNDING_OPTIONS else recorded.get(name) for name in requested}
+    changes = differences(recorded, requested)
+    if changes and not overwrite:
         raise ValueError(
-            f"{path} belongs to a training that was begun with other settings: {'; '.join(named[:4])}. "
+            f"{path} belongs to a training that was begun with other settings: {'; '.join(changes[:4])}. "
             "Pass --overwrite to start anew, or the settings that it was begun with"
         )
-    return None if named else state
+    return None if changes else state
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:

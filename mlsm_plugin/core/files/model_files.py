@@ -93,7 +93,7 @@ def tokenizer_files(folder: PathLike) -> list[Path]:
 
 
 def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
-    """Copy the dictionary and the tokenizer, each file atomically; what lies beside checkpoints stays as it is.
+    """Copy the dictionary and the tokenizer, each file atomically; files beside checkpoints stay as they are.
 
     ValueError if the folder has checkpoints of another vocabulary.
     """

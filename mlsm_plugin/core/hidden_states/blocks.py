@@ -43,13 +43,13 @@ def chunks_of(blocks: Iterable[Block], max_tokens: int, *, with_bos: bool = Fals
     chunk: list[Block] = []
     size = 0
     for block in blocks:
-        own = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
-        if chunk and size + own > max_tokens:
+        length = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
+        if chunk and size + length > max_tokens:
             yield chunk
             chunk = []
             size = 0
         chunk.append(block)
-        size += own
+        size += length
     if chunk:
         yield chunk
 
@@ -83,8 +83,8 @@ def hidden_states_of(
 ) -> tuple[np.ndarray, Tensor]:
     """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape). The results are positions
-    ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
+    ``keep`` chooses other tokens: from tokens and positions, which ones to keep (all of one shape). The results are
+    positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
     all_positions = []
     all_hidden = []

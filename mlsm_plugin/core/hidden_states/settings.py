@@ -37,6 +37,6 @@ class ModelRun:
         check(self)
 
 
-def layer(**more: Any) -> Any:
+def layer() -> Any:
     """A field that holds the number of a layer."""
-    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...", **more)
+    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...")

@@ -123,10 +123,10 @@ class HiddenStateStream:
             for first in range(0, len(blocks), BLOCKS_AT_ONCE):
                 chosen = blocks[first : first + BLOCKS_AT_ONCE]
                 pieces = [piece for index in chosen for piece in self.reader.block(index)]
-                _, found = hidden_states_of(
+                _, hidden = hidden_states_of(
                     pieces, self.reader, self.encoder, max_tokens=self.max_batch_tokens, keep=keep
                 )
-                rows[filled : filled + len(found)] = found
-                filled += len(found)
-                progress.update(len(found))
+                rows[filled : filled + len(hidden)] = hidden
+                filled += len(hidden)
+                progress.update(len(hidden))
         return rows

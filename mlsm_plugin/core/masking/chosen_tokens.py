@@ -50,6 +50,6 @@ def chosen_sizes(counts: Sequence[int], lengths: Sequence[int], share: float | N
 
 
 def _room(share: float, tokens: int, needed: int) -> int:
-    """Room for so many as are ``needed`` or may be expected of the ``tokens``, rounded up, but not above these."""
+    """Room for the ``needed`` tokens, or for those that may be expected if more, rounded up; at most ``tokens``."""
     expected = share * tokens
     return min(tokens, ROUNDED_TO * math.ceil(max(expected + 5 * math.sqrt(expected), needed) / ROUNDED_TO))

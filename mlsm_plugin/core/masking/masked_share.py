@@ -1,9 +1,9 @@
-"""What becomes of masked tokens, and whether as much of a text is masked as was asked for."""
+"""What replaces masked tokens, and a check that as much of a text is masked as was asked for."""
 
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsInt
 
 import numpy as np
 
@@ -52,7 +52,9 @@ def samples_to_look_at(number: int) -> list[int]:
     return np.random.default_rng(0).permutation(places).tolist()
 
 
-def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: float, *, remedy: str) -> None:
+def check_masked_share(
+    name: str, counts: Iterable[tuple[SupportsInt, SupportsInt]], asked: float, *, remedy: str
+) -> None:
     """Check that a text is masked about as much as asked for; warn below half of that, ValueError below a tenth.
 
     ``counts`` are, of samples, the number of masked tokens and that of all tokens but special ones, of which the share
@@ -66,11 +68,11 @@ def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: floa
         if content >= max(ENOUGH_TOKENS, FEWEST_MASKS / asked):
             break
     if asked * content >= FEWEST_MASKS:
-        found = f"{masked / content:.2g} of the tokens of {name} are masked, and {asked:g} were asked for"
-        _judge(masked / (asked * content), f"only {found}; {remedy}")
+        shares = f"{masked / content:.2g} of the tokens of {name} are masked, and {asked:g} were asked for"
+        _judge(masked / (asked * content), f"only {shares}; {remedy}")
 
 
-def check_usable_share(needed: str, counts: Iterable[tuple[Any, Any]], *, remedy: str) -> None:
+def check_usable_share(needed: str, counts: Iterable[tuple[SupportsInt, SupportsInt]], *, remedy: str) -> None:
     """Check that most of what an objective learns from has what it needs; warn below half, ValueError below a tenth.
 
     ``counts`` are, of samples or batches, the number of those that have it and that of all, of which as many are read

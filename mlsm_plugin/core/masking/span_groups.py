@@ -134,13 +134,13 @@ def _choose(
         while queue:
             start, number = queue.pop()
             done = masks.get((length, number), 0)
-            own = int(text.sequence[start])
-            if done == rules.max_ngram_masks or spans_of[own] == rules.max_spans_per_sequence:
+            sequence = int(text.sequence[start])
+            if done == rules.max_ngram_masks or spans_of[sequence] == rules.max_spans_per_sequence:
                 continue
             if covered.find(1, start, start + length) >= 0:
                 continue
             masks[length, number] = done + 1
-            spans_of[own] += 1
+            spans_of[sequence] += 1
             covered[start : start + length] = b"\1" * length
             chosen.append((start, length))
             return True

@@ -106,12 +106,12 @@ def solve_with_active_set(
     gap = np.concatenate(gaps)
     left = np.concatenate(unsolved)
     if len(left):
-        others, other_gap = solve_batched(hidden[torch.from_numpy(left)], atoms, lambda_)
+        batched_codes, other_gap = solve_batched(hidden[torch.from_numpy(left)], atoms, lambda_)
         better = np.flatnonzero(other_gap < gap[left])
         order = np.arange(len(hidden))
         order[left[better]] = len(hidden) + better
         gap[left[better]] = other_gap[better]
-        result = sp.vstack([result, others], format="csr")[order]
+        result = sp.vstack([result, batched_codes], format="csr")[order]
     return result, gap
 
 

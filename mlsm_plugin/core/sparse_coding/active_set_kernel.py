@@ -17,7 +17,6 @@ interpreter lock, so that threads can share the rows of a batch. Names that seve
 # no `from __future__ import annotations`: numba reads these functions, not their annotations
 import logging
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -44,15 +43,11 @@ logging.getLogger("numba").setLevel(logging.WARNING)
 
 def compiled(function):
     """Compile ``function`` at its first call; cache it on disk for later processes if a folder can be written."""
-    options: dict[str, Any] = {
-        "nogil": True,
-        "fastmath": {"reassoc", "contract", "arcp", "nsz"},
-        "error_model": "numpy",
-    }
+    fastmath = {"reassoc", "contract", "arcp", "nsz"}
     try:
-        return njit(cache=True, **options)(function)
+        return njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(function)
     except RuntimeError:  # no folder of the package or the user can be written
-        return njit(**options)(function)
+        return njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
 
 
 @compiled
@@ -102,10 +97,10 @@ def fill_gram_row(gram, atoms, chosen, size, place, local_gram):
             local_gram[place, column] = source[chosen[column]]
         return
     for column in range(size):
-        other = atoms[chosen[column]]
+        column_atom = atoms[chosen[column]]
         total = np.float32(0)
-        for i in range(len(other)):
-            total += atoms[atom, i] * other[i]
+        for i in range(len(column_atom)):
+            total += atoms[atom, i] * column_atom[i]
         local_gram[place, column] = total
 
 

@@ -6,7 +6,7 @@ supports of a batch are padded to one length, so that one batched call factors a
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,6 +30,9 @@ ENTRIES_ELSEWHERE = 2**26
 # A Gram matrix with at most this many entries is kept in memory (16,384 atoms: 1 GiB in float32). Rows of a larger one
 # are computed when they are needed.
 GRAM_ENTRIES = 2**28
+
+
+Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
 class ArrayContents:
@@ -164,7 +167,7 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
     return _csr(finished, num_rows, num_atoms), gaps.cpu().numpy()
 
 
-def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lambda_: float) -> Any:
+def relative_gap_of_parts(x: Rows, residual: Rows, largest: Rows, penalty: Rows, lambda_: float) -> Rows:
     """An upper bound on how far each code is from optimal, relative to its objective, for numpy or torch.
 
     With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
@@ -209,9 +212,9 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
     held = supports.held.clone()
     active = torch.arange(len(weights), device=weights.device)
     part = supports
-    own = correlations.gather(1, supports.atoms)
+    products = correlations.gather(1, supports.atoms)
     for _ in range(MAX_SOLUTIONS):
-        step = _newton_step(part, own, problem)
+        step = _newton_step(part, products, problem)
         blocking = part.held & (part.weights + step <= 0)
         ratio = torch.where(blocking, part.weights / (-step).clip(min=torch.finfo(step.dtype).tiny), torch.inf)
         fraction = ratio.amin(dim=1, keepdim=True).clip(max=1.0) if ratio.shape[1] else step.new_ones(len(step), 1)
@@ -228,7 +231,7 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
             chosen = unfinished.nonzero().squeeze(1)
             active = active[chosen]
             part = part.select(chosen)
-            own = own[chosen]
+            products = products[chosen]
     else:
         weights[active] = part.weights
         held[active] = part.held

@@ -21,13 +21,22 @@ them may seal the store. The order of the keys in ``plan.json`` and ``meta.json`
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
-from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, optional, text, values, whole
+from mlsm_plugin.core.files.json_checks import (
+    JsonObject,
+    check_json,
+    fields,
+    list_of,
+    number,
+    optional,
+    text,
+    values,
+    whole,
+)
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.files.sharded_store import shard_path
@@ -75,7 +84,7 @@ class CodeStore:
         self.directories = [Path(directory) for directory in directories]
         if not self.directories:
             raise ValueError("no code store was given; pass at least one directory")
-        self.metas: list[dict[str, Any]] = [_read_meta(directory) for directory in self.directories]
+        self.metas: list[JsonObject] = [_read_meta(directory) for directory in self.directories]
         self.meta = self.metas[0]
         self.num_atoms: int = self.meta["n_atoms"]
         self._shards: list[tuple[Path, int]] = []
@@ -96,7 +105,7 @@ class CodeStore:
     def __len__(self) -> int:
         return self.num_tokens
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         return {**self.__dict__, "_maps": {}}
 
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +184,7 @@ class CodeStore:
         return self._maps[shard]
 
 
-def _read_meta(directory: Path) -> dict[str, Any]:
+def _read_meta(directory: Path) -> JsonObject:
     """Read ``meta.json``, and compare the sizes in it with the files."""
     if not (directory / META_FILE).is_file():
         raise ValueError(f"{directory} holds no {META_FILE}: it is not a finished code store; run `mlsm encode`")
@@ -190,7 +199,7 @@ def _read_meta(directory: Path) -> dict[str, Any]:
     for index, shard in enumerate(meta["shards"]):
         for part, expected in shard["bytes"].items():
             path = shard_path(directory, index, part)
-            found = path.stat().st_size if path.exists() else 0
-            if found != expected:
-                raise ValueError(f"{path} has {found} bytes instead of {expected}; run `mlsm encode` again")
+            size = path.stat().st_size if path.exists() else 0
+            if size != expected:
+                raise ValueError(f"{path} has {size} bytes instead of {expected}; run `mlsm encode` again")
     return meta

@@ -5,7 +5,7 @@ is, the transposes of rows in C order, and aborts the process if shapes disagree
 """
 
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,7 +21,7 @@ BATCHES_PER_CALL = 10
 PENALTY = 2  # spams' mode: 0.5 ||x - D a||^2 + lambda1 ||a||_1
 
 
-def _spams() -> Any:
+def _spams() -> ModuleType:
     try:
         import spams
     except ImportError:
@@ -68,7 +68,7 @@ def learn_with_spams(
     :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`. ValueError if spams is not installed.
     """
     learned = initial.T.copy(order="F")
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     done = 0  # a bar does not count where TQDM_DISABLE is set
     with Progress(total=iterations, desc="learning the dictionary", unit="batch") as progress, torch_threads(None):
         while done < iterations:

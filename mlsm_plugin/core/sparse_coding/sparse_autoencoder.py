@@ -99,9 +99,9 @@ class SparseAutoencoder:
         latents, dim = weights.encoder.shape
         shapes = {"encoder": (latents, dim), "decoder": (latents, dim), "decoder_bias": (dim,)}
         for name, tensor in weights._asdict().items():
-            wanted = name in tensors_of(self.config)
-            if (tensor is not None) != wanted:
-                problem = "is missing" if wanted else "does not belong"
+            expected = name in tensors_of(self.config)
+            if (tensor is not None) != expected:
+                problem = "is missing" if expected else "does not belong"
                 raise ValueError(f"{name} {problem} in an SAE with the activation {self.config.activation}")
             if tensor is None:
                 continue
@@ -149,8 +149,8 @@ class SparseAutoencoder:
         They are rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
         """
         if self.config.k is not None:
-            found, columns = largest(self._pre_activations(hidden), self.config.k)
-            return rows_of(columns), columns.flatten(), found.relu().flatten()
+            values, columns = largest(self._pre_activations(hidden), self.config.k)
+            return row_indices(columns), columns.flatten(), values.relu().flatten()
         latents = self.latents(hidden)
         # a sixth of the time of to_sparse_csr
         places = torch.from_numpy(np.flatnonzero((latents > 0).cpu().numpy())).to(latents.device)
@@ -216,13 +216,13 @@ def _divided(decoder: Tensor, norms: Tensor) -> Tensor:
     return decoder / norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
 
 
-def rows_of(columns: Tensor) -> Tensor:
+def row_indices(columns: Tensor) -> Tensor:
     """The row of each entry of ``columns`` (n, k), (n * k,)."""
     return torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
 
 
 def _each(weights: SaeWeights, change: Callable[[Tensor], Tensor]) -> SaeWeights:
-    return SaeWeights(**{name: change(own) for name, own in weights._asdict().items() if own is not None})
+    return SaeWeights(**{name: change(tensor) for name, tensor in weights._asdict().items() if tensor is not None})
 
 
 def tensors_of(config: SaeConfig) -> list[str]:
@@ -248,8 +248,8 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if rest.shape[1]:
         last = torch.arange(groups * size, width).expand(rows, -1)
         columns = torch.cat([columns, last], dim=1)
-    found, places = values.gather(1, columns).topk(k, dim=1, sorted=False)
-    return found, columns.gather(1, places)
+    top, places = values.gather(1, columns).topk(k, dim=1, sorted=False)
+    return top, columns.gather(1, places)
 
 
 def largest_of_all(values: Tensor, count: int, bar: float) -> Tensor:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import IO, Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, parse_json, sha256_of_files
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 
 # the first bytes of compressed files
@@ -51,7 +52,7 @@ def check_text_files(paths: Sequence[PathLike]) -> int:
     """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
 
     Returns their total size in bytes, as they are compressed. ValueError if no file was given, one is empty or a pipe,
-    or as of :func:`read_lines`; OSError if one is missing, is a directory or cannot be read.
+    or as for :func:`read_lines`; OSError if one is missing, is a directory or cannot be read.
     """
     if not paths:
         raise ValueError("no text file was given")
@@ -69,10 +70,10 @@ def check_text_files(paths: Sequence[PathLike]) -> int:
     return total
 
 
-def warn_of_the_same_text(train: Sequence[PathLike], *others: Sequence[PathLike]) -> None:
-    """Log a warning for each file of ``others``, such as validation text, with the content of a file of ``train``."""
+def warn_of_the_same_text(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
+    """Log a warning for each file of ``held_out``, such as validation text, with the content of a file of ``train``."""
     sizes = {os.path.getsize(path) for path in train}
-    candidates = [path for paths in others for path in paths if os.path.getsize(path) in sizes]
+    candidates = [path for paths in held_out for path in paths if os.path.getsize(path) in sizes]
     contents = {sha256_of_files(path): path for path in train} if candidates else {}
     for path in candidates:
         same = contents.get(sha256_of_files(path))
@@ -133,7 +134,7 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
                 yield number, line
 
 
-def json_objects(path: PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
     """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON."""
     for number, line in numbered_lines(path, json_lines=True):
         try:

@@ -1,6 +1,6 @@
 """What a checkpoint remembers of the files that say what its ids mean: symbols, labels and the tokenizer.
 
-The record lies in the state of the task, which fairseq saves with each checkpoint. What an older checkpoint does not
+The record is part of the state of the task, which fairseq saves with each checkpoint. What an older checkpoint does not
 remember is not compared.
 """
 
@@ -75,7 +75,7 @@ def check_vocabulary_record(
 
 
 def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
-    """What differs, where it lies, and what that does."""
+    """What differs, where it is, and what effect that has."""
     if name == TOKENIZER:
         return "another tokenizer", str(folder), "it reads text in another way, also where the symbols are the same"
     where = f"{folder}/{SYMBOL_FILES[name]}"

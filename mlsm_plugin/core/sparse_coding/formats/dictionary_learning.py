@@ -93,5 +93,5 @@ def _check_same_k(file: TensorFile, k: int | None) -> None:
     """The weights may also say k."""
     if k is None:
         raise ValueError(f"{file.path}: {CONFIG_FILE} lacks k")
-    if "k" in file and (found := file.number("k")) != k:
-        raise ValueError(f"{file.path} says k {found:g}, but {CONFIG_FILE} says {k}")
+    if "k" in file and (k_of_weights := file.number("k")) != k:
+        raise ValueError(f"{file.path} says k {k_of_weights:g}, but {CONFIG_FILE} says {k}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, write_json
-from mlsm_plugin.core.files.json_checks import anything, number, optional, text, whole
+from mlsm_plugin.core.files.json_checks import JsonObject, anything, number, optional, text, whole
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import (
     ConfigFile,
     TensorFile,
@@ -142,7 +142,7 @@ def read_saelens(folder: PathLike) -> SaeCoder:
     return imported_sae(file, config, weights, shape, {"format": NAME, "architecture": architecture, **facts})
 
 
-def _facts(settings: ConfigFile) -> tuple[dict[str, Any], bool]:
+def _facts(settings: ConfigFile) -> tuple[JsonObject, bool]:
     """What is known of the origin, and whether the file is flat; very old files do not say their version."""
     metadata = settings.part("metadata")
     facts = {**settings.facts(("sae_lens_version",)), **metadata.facts((*FACTS, "hook_name_out"))}
@@ -193,20 +193,20 @@ def _positive(value: Any) -> str | None:
 
 
 def _input_norm(file: ConfigFile, flat: bool) -> str:
-    found = file.take("normalize_activations", anything, "none")
-    if flat and (found is None or isinstance(found, bool)):
-        found = "expected_average_only_in" if found else "none"
-    if found == "covariance_whitening":
+    name = file.take("normalize_activations", anything, "none")
+    if flat and (name is None or isinstance(name, bool)):
+        name = "expected_average_only_in" if name else "none"
+    if name == "covariance_whitening":
         raise ValueError(
             f"{file.path}: normalize_activations: the whitening is not part of these weights; save the SAE with "
             "save_inference_model of SAELens after its training has ended, which folds it into them"
         )
-    if not isinstance(found, str) or found not in INPUT_NORMS:
-        raise ValueError(f"{file.path}: normalize_activations: {one_of(*INPUT_NORMS)(found)}")
-    return INPUT_NORMS[found]
+    if not isinstance(name, str) or name not in INPUT_NORMS:
+        raise ValueError(f"{file.path}: normalize_activations: {one_of(*INPUT_NORMS)(name)}")
+    return INPUT_NORMS[name]
 
 
-def _check_shape_of_input(file: ConfigFile, flat: bool, facts: dict[str, Any]) -> None:
+def _check_shape_of_input(file: ConfigFile, flat: bool, facts: JsonObject) -> None:
     """Refuse SAEs whose input or output is not one hidden state as it is."""
     of_heads = flat and "hook_z" in str(facts.get("hook_name"))
     reshaping = file.take("reshape_activations", optional(text), "hook_z" if of_heads else "none") or "none"
@@ -306,7 +306,7 @@ def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
     write_json(folder / CONFIG_FILE, _configuration(coder))
 
 
-def _configuration(coder: SaeCoder) -> dict[str, Any]:
+def _configuration(coder: SaeCoder) -> JsonObject:
     config = coder.sae.config
     imported = coder.meta.get("imported_from")
     facts = imported if isinstance(imported, dict) and imported.get("format") == NAME else {}
