@@ -94,14 +94,14 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.files.atomic_files import check_output_file, write_json
     from mlsm_plugin.evaluation.minimal_pairs import evaluate_pairs, pair_files, read_pairs
     from mlsm_plugin.evaluation.pair_models import is_library_model, open_pair_model
-    from mlsm_plugin.reports.pair_accuracies import accuracies_of, words_of
+    from mlsm_plugin.reports.pair_accuracies import accuracies_of, words_seen_by
 
     settings_of(ModelRun, args)
     settings_of(KnownText, args)
     if args.output:
         check_output_file(args.output)
     files = {path: read_pairs(path) for path in pair_files(args.input)}
-    models = sorted(dict.fromkeys(args.checkpoint), key=lambda name: words_of(name) or math.inf)
+    models = sorted(dict.fromkeys(args.checkpoint), key=lambda name: words_seen_by(name) or math.inf)
     for name in models:
         is_library_model(name)  # raises an error if there is no model, before work is done on the others
     found: dict[str, dict[str, Any]] = {}
@@ -117,7 +117,7 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
                 print("  ".join(["model".ljust(width), *columns]))
             cells = (f"{value:.4f}".rjust(len(column)) for column, value in columns.items())
             print("  ".join([name.ljust(width), *cells]), flush=True)
-        found[name] = {"words": words_of(name), **own}
+        found[name] = {"words": words_seen_by(name), **own}
     if args.output:
         write_json(args.output, own if len(models) == 1 else {"models": found})
     return 0

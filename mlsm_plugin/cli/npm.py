@@ -22,7 +22,7 @@ from mlsm_plugin.cli.coding_options import (
 from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.core.text.unknown_tokens import KnownText
-from mlsm_plugin.retrieval.key_index import KINDS, check_installed
+from mlsm_plugin.retrieval.key_index import INDEX_KINDS, check_installed
 from mlsm_plugin.retrieval.settings import DatastoreSettings, FillingSettings
 
 
@@ -46,7 +46,7 @@ def _add_datastore_options(parser: argparse.ArgumentParser) -> None:
         "kind of index. none: exact, each search reads all keys; flat: exact; ivfpq: approximate, small and fast. "
         "flat and ivfpq need faiss (pip install 'mlsm_plugin[retrieval]'), and can be added to a complete datastore"
     )
-    parser.add_argument("--index", default="none", choices=KINDS, help=text)
+    parser.add_argument("--index", default="none", choices=INDEX_KINDS, help=text)
     add_settings(parser, ModelRun)
     add_share_options(parser)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.coding.coder_fit import fitting_encoder, fitting_fingerprint
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 from mlsm_plugin.core.sparse_coding.encode import first_nonfinite_row
@@ -24,10 +24,10 @@ from mlsm_plugin.fairseq_plugin.data.token_blocks import split_fingerprint
 
 def evaluate_dictionary(
     data_bin: PathLike, split: str, auxiliary: str, coder: SparseCoder, settings: EvaluationSettings
-) -> dict[str, Any]:
+) -> JsonObject:
     """Judge the reconstructions of a coder, then what the model ``auxiliary`` loses by them.
 
-    ValueError if model, coder and text do not belong together, or as of these functions.
+    ValueError if the model, the coder and the text do not fit, or as of these functions.
 
     Returns:
         what decides the figures, and under ``reconstruction`` and ``loss`` those of :func:`evaluate_reconstruction` and
@@ -38,7 +38,7 @@ def evaluate_dictionary(
     encoder = fitting_encoder(auxiliary, data_bin, coder, settings)
     quality, inexact = evaluate_reconstruction(reader, encoder, coder, settings)
     del encoder
-    loss: dict[str, Any] | None = None
+    loss: JsonObject | None = None
     why_no_loss = None
     try:
         model = open_masked_lm(auxiliary, data_bin, device=settings.device, fp16=settings.fp16)
@@ -78,7 +78,8 @@ def evaluate_reconstruction(
     Returns:
         the figures, see :meth:`ReconstructionQuality.result`; and how many codes miss the accuracy that was requested.
     """
-    quality, inexact = ReconstructionQuality(coder.num_atoms, coder.dim), 0
+    quality = ReconstructionQuality(coder.num_atoms, coder.dim)
+    inexact = 0
     drawn = drawn_blocks(reader, settings)
     for blocks in shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="reconstructing"):
         positions, hidden = hidden_states_of(blocks, reader, encoder, max_tokens=settings.batch_tokens)
@@ -120,7 +121,8 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
         "ce_loss_with_sae": reconstructed,
         "ce_loss_with_ablation": torch.zeros_like,
     }
-    sums, count = dict.fromkeys(changes, 0.0), 0
+    sums = dict.fromkeys(changes, 0.0)
+    count = 0
     drawn = drawn_blocks(reader, settings)
     chunks = shown_chunks(reader, drawn, batch_tokens=settings.batch_tokens, what="masked-LM loss")
     for batch in masked_batches(reader, chunks, seed=settings.seed, batch_tokens=settings.batch_tokens):
@@ -130,8 +132,11 @@ def evaluate_loss(reader: BlockReader, model: MaskedLm, coder: SparseCoder, sett
     if not all(np.isfinite(list(sums.values()))):
         raise ValueError(f"the masked-LM loss is not finite ({sums}); try without --fp16")
     means: Figures = {name: total / count if count else None for name, total in sums.items()}
-    clean, found, ablated = (sums[name] for name in changes)
-    score = (ablated - found) / (ablated - clean) if count and ablated != clean else None
+    unchanged_loss = sums["ce_loss_without_sae"]
+    ablated_loss = sums["ce_loss_with_ablation"]
+    score = None
+    if count and ablated_loss != unchanged_loss:
+        score = (ablated_loss - sums["ce_loss_with_sae"]) / (ablated_loss - unchanged_loss)
     return {"masked_tokens": count, **means, "ce_loss_score": score}
 
 

@@ -8,14 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fairseq.data import Dictionary
 from scipy import stats
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory, atomic_open, link_file, sha256_of_files
-from mlsm_plugin.core.files.json_checks import Check, check_json, fields, number
+from mlsm_plugin.core.files.json_checks import Check, JsonObject, check_json, fields, number
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME, bpe_options, copy_dicts, copy_tokenizer, tokenizer_files
 from mlsm_plugin.core.files.output_lock import only_writer, start_child
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
@@ -33,6 +33,9 @@ from mlsm_plugin.fairseq_plugin.compat.version_shims import PACKAGE_DIR
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import TextTokenizer, open_tokenizer
 from mlsm_plugin.hub import from_pretrained
 
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
+
 LOG = "train.log"  # in the folder of a seed
 # options of the architecture whose value in the checkpoint does not apply to fine-tuning
 NOT_TAKEN_OVER = frozenset({"num_atoms", "max_positions"}) | model_parts.TRAINING_OPTIONS
@@ -44,10 +47,10 @@ def architecture_flags(model_cfg: Any) -> list[str]:
     from mlsm_plugin.fairseq_plugin.models.mlsm_modern import MlsmModernModel
     from mlsm_plugin.fairseq_plugin.models.mlsm_roberta import MlsmRobertaModel
 
-    kinds: dict[str, Any] = {"mlsm_deberta": MlsmDebertaModel, "mlsm_modern": MlsmModernModel}
+    kinds: JsonObject = {"mlsm_deberta": MlsmDebertaModel, "mlsm_modern": MlsmModernModel}
     arch = next((kind for kind in kinds if registered_name(model_cfg).startswith(kind)), "mlsm_roberta")
-    own = model_parts.flags_of(kinds.get(arch, MlsmRobertaModel).add_args, model_cfg, without=NOT_TAKEN_OVER)
-    return ["--arch", arch, *own]
+    flags = model_parts.flags_of(kinds.get(arch, MlsmRobertaModel).add_args, model_cfg, without=NOT_TAKEN_OVER)
+    return ["--arch", arch, *flags]
 
 
 class Finetuning:
@@ -62,13 +65,17 @@ class Finetuning:
     def __init__(
         self, checkpoint: Path, files: Mapping[str, PathLike], output: PathLike, settings: FinetuneSettings
     ) -> None:
-        self.checkpoint, self.output, self.settings = checkpoint, Path(output), settings
-        how = {"regression": settings.regression, "header": settings.header}
-        self.texts = {split: read_labelled_texts(path, **how) for split, path in files.items()}
-        others = [texts for split, texts in self.texts.items() if split != "train"]
-        warn_of_the_same_text([self.texts["train"].path], [texts.path for texts in others])
+        self.checkpoint = checkpoint
+        self.output = Path(output)
+        self.settings = settings
+        self.texts = {
+            split: read_labelled_texts(path, regression=settings.regression, header=settings.header)
+            for split, path in files.items()
+        }
+        held_out = [texts for split, texts in self.texts.items() if split != "train"]
+        warn_of_the_same_text([self.texts["train"].path], [texts.path for texts in held_out])
         single = settings.allow_single_labels
-        check_same_kind(self.texts["train"], others, regression=settings.regression, allow_single=single)
+        check_same_kind(self.texts["train"], held_out, regression=settings.regression, allow_single=single)
         if settings.metric == "f1" and (settings.regression or {*self.texts["train"].labels} != {"0", "1"}):
             raise ValueError(f"{self.texts['train'].path}: --metric f1 needs the labels 0 and 1, without --regression")
         folder = checkpoint.parent
@@ -86,7 +93,7 @@ class Finetuning:
         self.positions = int(model_cfg.max_positions)
         self.flags = architecture_flags(model_cfg)
 
-    def run(self, seeds: Sequence[int]) -> dict[str, Any]:
+    def run(self, seeds: Sequence[int]) -> JsonObject:
         """Train what is missing, and write ``results.json``; returns its content.
 
         ValueError if the folder holds other runs, another process is writing there, or a training fails.
@@ -104,14 +111,15 @@ class Finetuning:
 
     def _write_data(self, folder: PlannedFolder) -> None:
         data = self.output / "data"
-        made = [path for path in self.output.glob("seed-*/*") if path.name != LOG]
-        if folder.differences() and not made:
+        trained_files = [path for path in self.output.glob("seed-*/*") if path.name != LOG]
+        if folder.differences() and not trained_files:
             # nothing was trained yet; a mistyped flag must not refuse the corrected command
             shutil.rmtree(data, ignore_errors=True)
             folder.forget()
         folder.begin()
         if not (data / "label").is_dir():
-            limit, regression = self.positions, self.settings.regression
+            limit = self.positions
+            regression = self.settings.regression
             too_long = write_classification_data(
                 self.texts, self.tokenizer, data, positions=limit, regression=regression
             )
@@ -137,7 +145,7 @@ class Finetuning:
         advice = f"{START_ANEW}, or choose another --output"
         return PlannedFolder(self.output, plan, seal_file="results.json", advice=advice)
 
-    def _run_seed(self, seed: int) -> dict[str, Any]:
+    def _run_seed(self, seed: int) -> JsonObject:
         folder = self.output / f"seed-{seed}"
         run = PlannedFolder(folder, {"seed": seed}, plan_file=None, seal_file="result.json")
         if run.is_complete():
@@ -155,22 +163,23 @@ class Finetuning:
 
     def command(self, seed: int) -> list[str]:
         """The words of the ``fairseq-train`` command for a seed."""
-        settings, train = self.settings, self.texts["train"]
+        settings = self.settings
+        train = self.texts["train"]
         updates = settings.max_epoch * math.ceil(len(train) / settings.batch_size)
         classes = 1 if settings.regression else len(set(train.labels))
-        words: list[Any] = [
-            *(sys.executable, "-m", "fairseq_cli.train", self.output / "data", "--user-dir", PACKAGE_DIR),
-            *("--save-dir", self.output / f"seed-{seed}", "--seed", seed, *self.flags),
-            *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", classes),
-            *("--max-positions", self.positions, "--shorten-method", "truncate"),
-            *("--init-token", 0, "--separator-token", 2, "--required-batch-size-multiple", 1),
-            *("--batch-size", settings.batch_size, "--max-epoch", settings.max_epoch, "--patience", settings.patience),
-            *("--dropout", 0.1, "--attention-dropout", 0.1, "--pooler-dropout", 0.1, "--clip-norm", 1.0),
-            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", 0.1),
-            *("--lr-scheduler", "polynomial_decay", "--lr", settings.lr, "--total-num-update", updates),
-            *("--warmup-updates", max(1, updates * 6 // 100), "--no-epoch-checkpoints"),
-            *("--log-format", "simple", "--log-interval", 50),
-        ]
+        words: list[object] = [sys.executable, "-m", "fairseq_cli.train", self.output / "data"]
+        words += ["--user-dir", PACKAGE_DIR]
+        words += ["--save-dir", self.output / f"seed-{seed}", "--seed", seed, *self.flags]
+        words += ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", classes]
+        words += ["--max-positions", self.positions, "--shorten-method", "truncate"]
+        words += ["--init-token", 0, "--separator-token", 2, "--required-batch-size-multiple", 1]
+        words += ["--batch-size", settings.batch_size, "--max-epoch", settings.max_epoch]
+        words += ["--patience", settings.patience]
+        words += ["--dropout", 0.1, "--attention-dropout", 0.1, "--pooler-dropout", 0.1, "--clip-norm", 1.0]
+        words += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6", "--weight-decay", 0.1]
+        words += ["--lr-scheduler", "polynomial_decay", "--lr", settings.lr, "--total-num-update", updates]
+        words += ["--warmup-updates", max(1, updates * 6 // 100), "--no-epoch-checkpoints"]
+        words += ["--log-format", "simple", "--log-interval", 50]
         if settings.regression:
             words += ["--regression-target", "--best-checkpoint-metric", "loss"]
         else:
@@ -185,21 +194,21 @@ class Finetuning:
         copy_dicts(self.output / "data", folder)
         copy_tokenizer(self.checkpoint.parent, folder)
 
-    def _evaluated(self, folder: Path) -> dict[str, Any]:
+    def _evaluated(self, folder: Path) -> JsonObject:
         """Results on the validation and the test texts; writes the predictions."""
         model = from_pretrained(folder, "checkpoint_best.pt")
         model.to(default_device())
         model.max_unk_rate = 1  # the files were checked
-        found: dict[str, Any] = {}
+        figures: JsonObject = {}
         for split in (split for split in ("valid", "test") if split in self.texts):
             texts = self.texts[split]
             predicted = model.predict_labels(texts.texts)
             with atomic_open(folder / f"{split}.predictions.tsv", "w") as file:
-                for own, (label, score), line in zip(texts.labels, predicted, texts.texts, strict=True):
-                    file.write("\t".join([own, str(label), f"{score:.4f}", *line]) + "\n")
-            found |= {f"{split}_{name}": value for name, value in self._measured(texts, predicted).items()}
+                for expected, (label, score), line in zip(texts.labels, predicted, texts.texts, strict=True):
+                    file.write("\t".join([expected, str(label), f"{score:.4f}", *line]) + "\n")
+            figures |= {f"{split}_{name}": value for name, value in self._measured(texts, predicted).items()}
         measure = "pearson" if self.settings.regression else self.settings.metric
-        return {"score": found[f"valid_{measure}"], **found}
+        return {"score": figures[f"valid_{measure}"], **figures}
 
     def _measures(self) -> dict[str, Check]:
         """What the result of a seed holds."""
@@ -210,13 +219,17 @@ class Finetuning:
 
     def _measured(self, texts: LabelledTexts, predicted: list[tuple[Any, float]]) -> dict[str, float]:
         if not self.settings.regression:
-            pairs = [(own, label) for own, (label, _) in zip(texts.labels, predicted, strict=True)]
-            accuracy = {"accuracy": float(np.mean([own == label for own, label in pairs]))}
+            pairs = [(expected, label) for expected, (label, _) in zip(texts.labels, predicted, strict=True)]
+            accuracy = {"accuracy": float(np.mean([expected == label for expected, label in pairs]))}
             ones = sum(pair.count("1") for pair in pairs)
             f1 = {"f1": 2 * pairs.count(("1", "1")) / max(1, ones)}
             return accuracy | (f1 if self.settings.metric == "f1" else {})
-        both = [float(label) for label in texts.labels], [float(label) for label, _ in predicted]
-        return {"pearson": _correlation(stats.pearsonr, *both), "spearman": _correlation(stats.spearmanr, *both)}
+        labels = [float(label) for label in texts.labels]
+        numbers = [float(label) for label, _ in predicted]
+        return {
+            "pearson": _correlation(stats.pearsonr, labels, numbers),
+            "spearman": _correlation(stats.spearmanr, labels, numbers),
+        }
 
 
 def _run_logged(command: list[str], log: Path) -> tuple[int, str]:
@@ -235,32 +248,34 @@ def _run_logged(command: list[str], log: Path) -> tuple[int, str]:
     return process.returncode, last
 
 
-def _correlation(measure: Any, wanted: list[float], found: list[float]) -> float:
+def _correlation(measure: Any, expected: list[float], predicted: list[float]) -> float:
     """The correlation by ``measure``; 0 if one of the two lists is constant."""
-    if len(set(wanted)) < 2 or len(set(found)) < 2:
+    if len(set(expected)) < 2 or len(set(predicted)) < 2:
         return 0.0
-    return float(measure(wanted, found)[0])
+    return float(measure(expected, predicted)[0])
 
 
-def summarized(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summarized(results: list[JsonObject]) -> dict[str, dict[str, float]]:
     """Mean and standard deviation over the seeds (n - 1; 0 for one seed) of each measure."""
     names = [name for name in results[0] if name not in ("seed", "score")]
     values = {name: [result[name] for result in results] for name in names}
     return {
-        "mean": {name: statistics.fmean(own) for name, own in values.items()},
-        "deviation": {name: statistics.stdev(own) if len(own) > 1 else 0.0 for name, own in values.items()},
+        "mean": {name: statistics.fmean(seed_values) for name, seed_values in values.items()},
+        "deviation": {
+            name: statistics.stdev(seed_values) if len(seed_values) > 1 else 0.0 for name, seed_values in values.items()
+        },
     }
 
 
-def check_tokens(texts: LabelledTexts, interface: Any, max_unk_rate: float) -> None:
+def check_tokens(texts: LabelledTexts, interface: "MlsmHubInterface", max_unk_rate: float) -> None:
     """Raise ValueError if a loaded model has no token for a text, such as a zero-width space (the message names its
     line), or more than the share ``max_unk_rate`` of the texts is unknown; warn of less.
     """
-    for index, own in enumerate(texts.texts):
-        for text in own:
+    for index, parts in enumerate(texts.texts):
+        for text in parts:
             if not interface.bpe.encode(text).split():
                 raise ValueError(f"{texts.where(index)}: the text {text!r} has no tokens after normalization")
-    every = (text for own in texts.texts for text in own)
+    every = (text for parts in texts.texts for text in parts)
     unknown = unknown_tokens_in(every, interface.bpe, interface.task.source_dictionary)
     unknown.check(str(texts.path), max_unk_rate)
     unknown.warn(str(texts.path))
@@ -288,8 +303,8 @@ def write_classification_data(
             lengths = np.zeros(len(texts), np.int64)
             for column, directory in enumerate(inputs):
                 builder = StreamingMMapBuilder(str(directory / f"{name}.bin"), len(tokenizer.dictionary))
-                for line, own in enumerate(texts.texts):
-                    ids = tokenizer.ids_of(own[column])
+                for line, parts in enumerate(texts.texts):
+                    ids = tokenizer.ids_of(parts[column])
                     builder.add_sentences(ids, np.array([len(ids)]))
                     lengths[line] += 1 + len(ids)  # BOS, or the separator
                 builder.finalize(str(directory / f"{name}.idx"))

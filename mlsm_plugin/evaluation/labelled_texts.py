@@ -67,9 +67,9 @@ def read_labelled_texts(path: PathLike, *, regression: bool = False, header: boo
     if is_json and header:
         raise ValueError(f"{path} holds JSON lines, which have no header; leave --header out")
     in_tsv = ((number, [column.strip() for column in line.split("\t")]) for number, line in numbered_lines(path))
-    found = _json_rows(path) if is_json else in_tsv
-    columns = next(found, (0, [""]))[1] if header else None
-    for number, (label, *rest) in found:
+    numbered_rows = _json_rows(path) if is_json else in_tsv
+    columns = next(numbered_rows, (0, [""]))[1] if header else None
+    for number, (label, *rest) in numbered_rows:
         where = f"{path}, line {number}"
         if [label, *rest] == columns:
             raise ValueError(f"{where} repeats the header; remove the line")
@@ -106,7 +106,7 @@ def _json_rows(path: PathLike) -> Iterator[tuple[int, list[str]]]:
     """Number, label and two texts of each line; whitespace in them becomes single spaces."""
     for number, item in json_objects(path):
         present = {key for key, value in item.items() if isinstance(value, str) and value.strip()}
-        task = next((own for own in GLUE.values() if {*own[0], own[2]} <= present), None)
+        task = next((keys for keys in GLUE.values() if {*keys[0], keys[2]} <= present), None)
         label = item.get("label")
         if task is None or not isinstance(label, (str, int)):
             known = "; ".join(f"{name}: {', '.join([*first, last])}" for name, (first, _, last) in GLUE.items())
@@ -127,37 +127,39 @@ def _is_number(label: str) -> bool:
 
 
 def check_same_kind(
-    train: LabelledTexts, others: list[LabelledTexts], *, regression: bool, allow_single: bool = False
+    train: LabelledTexts, held_out: list[LabelledTexts], *, regression: bool, allow_single: bool = False
 ) -> None:
-    """Raise ValueError if files have different numbers of texts in a line, ``train`` has fewer than two labels or lacks
-    one of the others, or, unless ``allow_single``, only one text has a label, such as the name of the column in a
+    """Raise ValueError if files have different kinds of texts or labels.
+
+    That is so if they have different numbers of texts in a line, ``train`` has fewer than two labels or lacks one of
+    the ``held_out`` files, or, unless ``allow_single``, only one text has a label, such as the name of the column in a
     header. Labels that look alike get a warning. For ``regression`` labels are numbers, which may differ.
     """
     known = set(train.labels)
     if not regression and len(known) < 2:
         raise ValueError(f"{train.path} has only one label ({train.labels[0]}); at least two are needed")
-    for other in others:
-        if other.texts_per_line != train.texts_per_line:
+    for file in held_out:
+        if file.texts_per_line != train.texts_per_line:
             raise ValueError(
-                f"{other.path} has {other.texts_per_line} texts in a line, {train.path} has {train.texts_per_line}"
+                f"{file.path} has {file.texts_per_line} texts in a line, {train.path} has {train.texts_per_line}"
             )
-        unseen = sorted(set(other.labels) - known)
+        unseen = sorted(set(file.labels) - known)
         if unseen and not regression:
-            hint = FIRST_LINE if other.labels[0] in unseen and not _is_json(other.path) else ""
-            raise ValueError(f"{other.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
+            hint = FIRST_LINE if file.labels[0] in unseen and not _is_json(file.path) else ""
+            raise ValueError(f"{file.path} has labels that {train.path} lacks: {', '.join(unseen[:5])}{hint}")
     if not regression:
         warn_of_similar_labels(train.labels, str(train.path))
     if not regression and not allow_single:
-        _check_no_single_label(train, others)
+        _check_no_single_label(train, held_out)
 
 
-def _check_no_single_label(train: LabelledTexts, others: list[LabelledTexts]) -> None:
+def _check_no_single_label(train: LabelledTexts, held_out: list[LabelledTexts]) -> None:
     """A header that stands in a file several times, as after ``cat``, is one text with one label, too."""
     texts_of: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for label, texts in zip(train.labels, train.texts, strict=True):
         texts_of[label].append(texts)
-    for other in others:
-        for label, texts in zip(other.labels[1:], other.texts[1:], strict=True):  # a first line may be a header
+    for file in held_out:
+        for label, texts in zip(file.labels[1:], file.texts[1:], strict=True):  # a first line may be a header
             texts_of[label].append(texts)
     varied = any(len(set(rows)) > 1 for rows in texts_of.values())
     single = {label for label, rows in texts_of.items() if len(rows) == 1 or (varied and len(set(rows)) == 1)}

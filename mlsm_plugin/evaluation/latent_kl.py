@@ -58,11 +58,17 @@ def evaluate_latent_kl(
     hub.task.cfg.latent_source = "store"  # even if the model was trained on codes computed online
     codes = Path(codes or data_bin)
     hub.task.cfg.latent_codes = str(codes)
-    predicted, train = dict(hub.task.state_dict()), CodeStore(codes / "train.codes")
+    predicted = dict(hub.task.state_dict())
+    train = CodeStore(codes / "train.codes")
     hub.task.load_dataset(split)
-    which = f"the codes in {codes}", f"those that {run} predicts", "pass the folder of those as codes"
-    for found in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
-        check_same_codes(predicted, found, *which)
+    for recorded in (hub.task.state_dict(), origin_of(train.meta, hub.task.cfg.latent_top)):
+        check_same_codes(
+            before=predicted,
+            now=recorded,
+            codes=f"the codes in {codes}",
+            others=f"those that {run} predicts",
+            remedy="pass the folder of those as codes",
+        )
     dataset = hub.task.dataset(split)
     unigram = torch.from_numpy(mean_code(train, hub.task.cfg.latent_top)).log().float()
     sums = torch.zeros(3, dtype=torch.float64)
@@ -81,7 +87,8 @@ def evaluate_latent_kl(
 def _batch_sums(hub: MlsmHubInterface, batch: dict, unigram: Tensor) -> Tensor:
     masked = batch["target"].ne(hub.task.source_dictionary.pad())
     _, extra = hub.model(**batch["net_input"], masked_tokens=masked, project_tokens=False, project_atoms=True)
-    atoms, weights = batch["codes"]["atoms"], batch["codes"]["weights"]
+    atoms = batch["codes"]["atoms"]
+    weights = batch["codes"]["weights"]
     baseline = unigram.expand(len(atoms), -1)
     count = weights.gt(0).any(dim=1).sum() if weights.size(1) else torch.tensor(0)
     parts = (latent_semantic_kl(logits, atoms, weights).double() for logits in (extra["atom_logits"], baseline))

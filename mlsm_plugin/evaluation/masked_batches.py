@@ -32,7 +32,8 @@ def masked_batches(
 
     ``chunks`` are lists of blocks of the split; a batch has ``batch_tokens`` tokens at most, padding included.
     """
-    mask, pad = reader.dictionary.index("<mask>"), reader.dictionary.pad()
+    mask = reader.dictionary.index("<mask>")
+    pad = reader.dictionary.pad()
     for blocks in chunks:
         for tokens, positions in batches_of(blocks, pad=pad, max_tokens=batch_tokens):
             content = is_content(tokens, reader.dictionary)

@@ -58,20 +58,23 @@ class MaskedLm(ABC):
 
         ``tokens`` and ``targets`` are ``(B, T)`` fairseq's ids, right-padded, with masks and without.
         """
-        tokens, masked, targets = (part.to(self.device) for part in (tokens, masked, targets))
-        found = self.logits(tokens, masked).double().log_softmax(dim=1)
-        return -found.gather(1, self.columns(targets[masked])[:, None]).squeeze(1).cpu()
+        tokens = tokens.to(self.device)
+        masked = masked.to(self.device)
+        targets = targets.to(self.device)
+        log_probabilities = self.logits(tokens, masked).double().log_softmax(dim=1)
+        return -log_probabilities.gather(1, self.columns(targets[masked])[:, None]).squeeze(1).cpu()
 
 
 class FairseqMaskedLm(MaskedLm):
-    """A RoBERTa-like model of fairseq, with its head; arguments and errors as of :func:`open_masked_lm`."""
+    """A RoBERTa-like model of fairseq, with its head; arguments and errors as for :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
         model, cfg = load_roberta(name, data_bin, self.dictionary)
         if (why := why_untrained(cfg)) is not None:
             raise NoMaskedLmError(why)
-        self._model, self._half = model.eval(), fp16
+        self._model = model.eval()
+        self._half = fp16
         self.to(default_device(device))
 
     def changed(self, layer: int, change: Change) -> Any:
@@ -79,15 +82,15 @@ class FairseqMaskedLm(MaskedLm):
 
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         with half_products(self.device, half=self._half):
-            found: Tensor = self._model(tokens, masked_tokens=masked)[0]
-        return found
+            logits: Tensor = self._model(tokens, masked_tokens=masked)[0]
+        return logits
 
     def columns(self, tokens: Tensor) -> Tensor:
         return tokens
 
 
 class HuggingFaceMaskedLm(MaskedLm):
-    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as of :func:`open_masked_lm`."""
+    """A masked LM of the types that :class:`HuggingFaceEncoder` takes; arguments as for :func:`open_masked_lm`."""
 
     def __init__(self, name: PathLike, data_bin: PathLike, *, device: Device = None, fp16: bool = False) -> None:
         self.dictionary = load_dictionary(data_bin)
@@ -107,13 +110,15 @@ class HuggingFaceMaskedLm(MaskedLm):
 
     @contextmanager
     def changed(self, layer: int, change: Change) -> Iterator[None]:
-        encoder, in_float32 = self._model.base_model, _in_float32(change)
+        encoder = self._model.base_model
+        in_float32 = _in_float32(change)
 
         def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             return (in_float32(arguments[0]), *arguments[1:])
 
         def after_encoder(_module: nn.Module, _arguments: Any, output: Any) -> Any:
-            return type(output)(**{**output, "last_hidden_state": in_float32(output[0])})
+            fields = {**output, "last_hidden_state": in_float32(output[0])}
+            return type(output)(**fields)
 
         layers = layers_of_library(encoder)
         if layer == len(layers):
@@ -130,8 +135,8 @@ class HuggingFaceMaskedLm(MaskedLm):
     def logits(self, tokens: Tensor, masked: Tensor) -> Tensor:
         attended = tokens.ne(self.dictionary.pad()).long()
         with half_products(self.device, half=self._half):
-            found: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
-        return found[masked]
+            logits: Tensor = self._model(input_ids=self._ids[tokens], attention_mask=attended, return_dict=True).logits
+        return logits[masked]
 
     def columns(self, tokens: Tensor) -> Tensor:
         return self._ids[tokens]
@@ -153,11 +158,11 @@ def open_masked_lm(name: PathLike, data_bin: PathLike, *, device: Device = None,
 def layers_of_library(encoder: Any) -> Any:
     """The layers of a model of Hugging Face, whose first argument are the hidden states."""
     for place in ("encoder.layer", "transformer.layer", "layers"):
-        found = encoder
+        module = encoder
         for part in place.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, nn.ModuleList):
-            return found
+            module = getattr(module, part, None)
+        if isinstance(module, nn.ModuleList):
+            return module
     raise ValueError(f"the layers of {type(encoder).__name__} were not found in this version of transformers")
 
 

@@ -7,22 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.text.text_files import check_text, json_objects
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
 from mlsm_plugin.evaluation.pair_models import PairModel
 
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
+
 # Nats; scores of a pair that differ by less are a tie. Batches change a score by float noise: by at most 7.4e-6 for 120
 # sentences of 19 tokens on average, in ten batches each.
 TIE = 1e-3
 SHOWN_CHARACTERS = 80  # of a sentence in an error message
-BLIMP, EWOK = ("sentence_good", "sentence_bad"), ("Target1", "Target1", "Context1", "Context2")
+BLIMP = ("sentence_good", "sentence_bad")
+EWOK = ("Target1", "Target1", "Context1", "Context2")
 KEYS = "the texts sentence_good and sentence_bad (BLiMP), or Context1, Context2 and Target1 (EWoK)"
 
 
@@ -40,13 +45,13 @@ class MinimalPair:
 
 def pair_files(paths: Sequence[PathLike]) -> list[str]:
     """The files, and those of folders whose names end in .jsonl, sorted; FileNotFoundError if a folder has none."""
-    found: list[str] = []
+    files: list[str] = []
     for path in paths:
         inside = sorted(map(str, Path(path).rglob("*.jsonl"))) if Path(path).is_dir() else [str(path)]
         if not inside:
             raise FileNotFoundError(f"{path} has no *.jsonl; pass a folder of the pipeline, such as blimp_filtered")
-        found += inside
-    return list(dict.fromkeys(found))
+        files += inside
+    return list(dict.fromkeys(files))
 
 
 def read_pairs(path: PathLike) -> list[MinimalPair]:
@@ -65,7 +70,8 @@ def read_pairs(path: PathLike) -> list[MinimalPair]:
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"{where} needs {KEYS}")
         names = {key: item[key] for key in ("UID", "Domain", "field") if isinstance(item.get(key), str)}
-        task, field = names.get("UID", names.get("Domain", Path(path).stem)), names.get("field")
+        task = names.get("UID", names.get("Domain", Path(path).stem))
+        field = names.get("field")
         for text in (*texts, *names.values()):
             check_text(text, where)
         field = "syntax/semantics" if field == "syntax_semantics" else field  # as the pipeline calls it
@@ -82,11 +88,11 @@ def evaluate_pairs(
     *,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
     batch_tokens: int = 8192,
-) -> dict[str, Any]:
+) -> JsonObject:
     """How often a masked LM finds the good sentence of a pair more likely.
 
     ``files`` holds the pairs of :func:`read_pairs` by the path of their file, of which the share ``max_unk_rate`` may
-    be unknown. ValueError if more is unknown, or as of :func:`compare_pairs`.
+    be unknown. ValueError if more is unknown, or as for :func:`compare_pairs`.
 
     Returns:
         ``pairs``, ``accuracy`` and ``ties`` over all files, the same of each under ``files`` and of each field under
@@ -106,23 +112,23 @@ def evaluate_pairs(
         for group, name in zip(groups.values(), names, strict=True):
             group.setdefault(name, []).append(verdict)
     groups["fields"].pop(None, None)
-    found = {group: {name: _figures(own) for name, own in named.items()} for group, named in groups.items()}
+    figures = {group: {name: _figures(part) for name, part in parts.items()} for group, parts in groups.items()}
     folders: dict[str, list[float]] = {}
-    for (folder, _), own in found.pop("tasks").items():
-        folders.setdefault(folder, []).append(own["accuracy"])
-    means = {folder: {"tasks": len(own), "accuracy": fmean(own)} for folder, own in folders.items()}
-    of_files = fmean(own["accuracy"] for own in found["files"].values())
-    mean = fmean(own["accuracy"] for own in means.values())
-    return {**found, **_figures(verdicts), "mean_of_files": of_files, "folders": means, "mean": mean}
+    for (folder, _), task in figures.pop("tasks").items():
+        folders.setdefault(folder, []).append(task["accuracy"])
+    means = {folder: {"tasks": len(tasks), "accuracy": fmean(tasks)} for folder, tasks in folders.items()}
+    of_files = fmean(file["accuracy"] for file in figures["files"].values())
+    mean = fmean(folder_means["accuracy"] for folder_means in means.values())
+    return {**figures, **_figures(verdicts), "mean_of_files": of_files, "folders": means, "mean": mean}
 
 
-def _figures(verdicts: list[int]) -> dict[str, Any]:
+def _figures(verdicts: list[int]) -> JsonObject:
     return {"pairs": len(verdicts), "accuracy": verdicts.count(1) / len(verdicts), "ties": verdicts.count(0)}
 
 
 @torch.no_grad()
 def pseudo_log_likelihoods(
-    model: Any,
+    model: "PairModel | MlsmHubInterface",
     encoded: Sequence[Tensor],
     starts: Sequence[int] | None = None,
     *,
@@ -137,7 +143,8 @@ def pseudo_log_likelihoods(
     score is not finite.
     """
     model = _pair_model(model)
-    scores, places = [0.0] * len(encoded), starts or [model.before] * len(encoded)
+    scores = [0.0] * len(encoded)
+    places = starts or [model.before] * len(encoded)
     ends = [len(tokens) - model.after for tokens in encoded]
     total = sum(end - start for start, end in zip(places, ends, strict=True))
     with Progress(total=total, unit="token", unit_scale=True, disable=not progress) as bar:
@@ -149,10 +156,12 @@ def pseudo_log_likelihoods(
             for row, (sentence, place) in enumerate(rows):
                 tokens = encoded[sentence]
                 batch[row, : len(tokens)] = tokens
-                targets[row], batch[row, place], masked[row, place] = tokens[place], model.mask, True
+                targets[row] = tokens[place]
+                batch[row, place] = model.mask
+                masked[row, place] = True
             logits = model.logits(batch.to(model.device), masked.to(model.device))
-            found = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
-            for (sentence, _), score in zip(rows, found.tolist(), strict=True):
+            log_probabilities = logits.float().cpu().log_softmax(dim=-1).gather(1, targets[:, None]).squeeze(1).double()
+            for (sentence, _), score in zip(rows, log_probabilities.tolist(), strict=True):
                 scores[sentence] += score
             bar.update(len(rows))
     if not all(map(math.isfinite, scores)):
@@ -160,7 +169,9 @@ def pseudo_log_likelihoods(
     return scores
 
 
-def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192) -> list[int]:
+def compare_pairs(
+    model: "PairModel | MlsmHubInterface", pairs: Sequence[MinimalPair], *, batch_tokens: int = 8192
+) -> list[int]:
     """For each pair 1 if the good sentence is more likely, -1 if the bad one is, and 0 for a tie.
 
     It is a tie if the scores of :func:`pseudo_log_likelihoods` differ by less than ``TIE``; of a pair with contexts,
@@ -177,9 +188,10 @@ def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int
     ]
     keys = [(start, *tokens.tolist()) for tokens, start in encoded]
     unique = dict(zip(keys, encoded, strict=True))
-    sentences, starts = [tokens for tokens, _ in unique.values()], [start for _, start in unique.values()]
-    found = pseudo_log_likelihoods(model, sentences, starts, batch_tokens=batch_tokens, progress=True)
-    scores = dict(zip(unique, found, strict=True))
+    sentences = [tokens for tokens, _ in unique.values()]
+    starts = [start for _, start in unique.values()]
+    sentence_scores = pseudo_log_likelihoods(model, sentences, starts, batch_tokens=batch_tokens, progress=True)
+    scores = dict(zip(unique, sentence_scores, strict=True))
 
     def difference(good: tuple[int, ...], bad: tuple[int, ...]) -> float:
         if good == bad or abs(scores[good] - scores[bad]) >= 2 * TIE:
@@ -188,10 +200,17 @@ def compare_pairs(model: Any, pairs: Sequence[MinimalPair], *, batch_tokens: int
         return alone[0] - alone[1]
 
     differences = [difference(good, bad) for good, bad in zip(keys[::2], keys[1::2], strict=True)]
-    return [0 if abs(value) < TIE else 1 if value > 0 else -1 for value in differences]
+    return [_verdict(value) for value in differences]
 
 
-def _pair_model(model: Any) -> PairModel:
+def _verdict(difference: float) -> int:
+    """1 if the first of two scores is larger, -1 if it is smaller, and 0 for a tie."""
+    if abs(difference) < TIE:
+        return 0
+    return 1 if difference > 0 else -1
+
+
+def _pair_model(model: "PairModel | MlsmHubInterface") -> PairModel:
     return model if isinstance(model, PairModel) else PairModel(model)
 
 

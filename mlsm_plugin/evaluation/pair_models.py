@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.hub import checkpoint_of, from_pretrained
 from mlsm_plugin.huggingface.pretraining_model import head_of
 
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
+
 
 class PairModel:
     """A loaded model of :func:`mlsm_plugin.hub.from_pretrained`; ValueError if its masked-LM head was not trained.
@@ -24,14 +27,18 @@ class PairModel:
     ``after`` are the numbers of tokens that begin and end each.
     """
 
-    before, after = 1, 1
+    before = 1
+    after = 1
 
-    def __init__(self, interface: Any) -> None:
+    def __init__(self, interface: "MlsmHubInterface") -> None:
         if (why := why_untrained(interface.cfg)) is not None:
             raise ValueError(f"{why}: sentences cannot be scored")
-        self._interface, self._dictionary = interface, interface.task.source_dictionary
-        self.mask, self.pad = int(interface.task.mask_idx), int(self._dictionary.pad())
-        self.positions, self.device = int(interface.model.max_positions()), interface.device
+        self._interface = interface
+        self._dictionary = interface.task.source_dictionary
+        self.mask = int(interface.task.mask_idx)
+        self.pad = int(self._dictionary.pad())
+        self.positions = int(interface.model.max_positions())
+        self.device = interface.device
 
     def encode(self, text: str) -> Tensor:
         """Ids ``(T,)`` of a text, with those that begin and end it."""
@@ -56,8 +63,11 @@ class LibraryModel(PairModel):
         folder, config, self._tokenizer = model_and_tokenizer(name, weights=True)
         if self._tokenizer.mask_id is None:
             raise ValueError(f"the tokenizer of {folder} has no mask token; use the tokenizer of a masked LM")
-        self.mask, self.pad, self.positions = self._tokenizer.mask_id, self._tokenizer.pad_id, positions_of(config)
-        self.before, self.after = len(self._tokenizer.before), len(self._tokenizer.after)
+        self.mask = self._tokenizer.mask_id
+        self.pad = self._tokenizer.pad_id
+        self.positions = positions_of(config)
+        self.before = len(self._tokenizer.before)
+        self.after = len(self._tokenizer.after)
         self.device = default_device(device)
         self._model = load_masked_lm(folder).eval().to(self.device)
         self._head = head_of(self._model)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from mlsm_plugin.core.text.masked_reading import masked_lines
 from mlsm_plugin.fairseq_plugin.compat.model_parts import sentence_encoder, token_embeddings
 from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, encode_masked_text
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
 
 Line = tuple[str, Tensor]  # its text and its ids
 
@@ -30,7 +33,7 @@ NO_PIECES = re.compile(r"<[^<>]+>|madeupword\d{4}")
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found on lines of text.
+    """The result of a comparison on lines of text.
 
     Long runs of one character have many cuts of equal probability, and float32 rounding decides which one SentencePiece
     chooses. Lines that name a special token with a role, such as ``<mask>``, are compared as plain text, which Hugging
@@ -46,7 +49,7 @@ class Comparison:
 
 
 def compare(
-    interface: Any,
+    interface: "MlsmHubInterface",
     ids: Tensor,
     tokenizer: Any,
     model: Any,
@@ -76,9 +79,15 @@ def compare(
 class _BothModels:
     """Arguments are those of :func:`compare`."""
 
-    def __init__(self, interface: Any, ids: Tensor, tokenizer: Any, model: Any, *, word: str, head: bool) -> None:
-        self.interface, self.ids, self.tokenizer, self.model = interface, ids, tokenizer, model
-        self.word, self.head = word, head
+    def __init__(
+        self, interface: "MlsmHubInterface", ids: Tensor, tokenizer: Any, model: Any, *, word: str, head: bool
+    ) -> None:
+        self.interface = interface
+        self.ids = ids
+        self.tokenizer = tokenizer
+        self.model = model
+        self.word = word
+        self.head = head
         self.dictionary = interface.task.source_dictionary
         self.unknown = int(ids[self.dictionary.unk()])
         self.as_text = text_backend(copy.deepcopy(tokenizer))
@@ -103,31 +112,33 @@ class _BothModels:
         tokens, difference = self._compare_logits(lines, encoded)
         return Comparison(len(lines) - reordered, reordered, sum(named), len(variants), tokens, difference)
 
-    def _is_reordered(self, line: str, own: Tensor, as_text: bool) -> bool:
+    def _is_reordered(self, line: str, our_ids: Tensor, as_text: bool) -> bool:
         """Whether both tokenizers cut a line into the same pieces in another order; ValueError if others."""
-        found = self.as_text.encode(line).ids if as_text else self.tokenizer(line)["input_ids"]
+        their_ids = self.as_text.encode(line).ids if as_text else self.tokenizer(line)["input_ids"]
         if as_text:
-            inside = [self.unknown if number in self.special else number for number in found[1:-1]]
-            found = [found[0], *inside, found[-1]]
-        self._check_ids(found, own.tolist(), line)
-        return found != self.ids[own].tolist()
+            inside = [self.unknown if number in self.special else number for number in their_ids[1:-1]]
+            their_ids = [their_ids[0], *inside, their_ids[-1]]
+        self._check_ids(their_ids, our_ids.tolist(), line)
+        return their_ids != self.ids[our_ids].tolist()
 
     def _check_masked(self, line: str) -> None:
         """Raise ValueError unless both tokenizers give the same ids for a line with a mask."""
         masks = [self.interface.task.mask_idx]
-        own, _ = encode_masked_text(line, self.interface.bpe, self.dictionary, masks=masks)
-        self._check_ids(self.tokenizer(line.replace(MASK, self.tokenizer.mask_token))["input_ids"], own, line)
+        our_ids, _ = encode_masked_text(line, self.interface.bpe, self.dictionary, masks=masks)
+        self._check_ids(self.tokenizer(line.replace(MASK, self.tokenizer.mask_token))["input_ids"], our_ids, line)
 
-    def _check_ids(self, found: list[int], own: list[int], line: str) -> None:
-        if sorted(found) != sorted(self.ids[own].tolist()):
+    def _check_ids(self, their_ids: list[int], our_ids: list[int], line: str) -> None:
+        if sorted(their_ids) != sorted(self.ids[our_ids].tolist()):
             vocabulary = vocabulary_difference(self.interface)
             why = "" if vocabulary is None else f": {vocabulary}; {REMEDY}"
             raise ValueError(f"the {self.word} tokenizer gives other ids for {line!r}; nothing was written{why}")
 
     def _check_embeddings(self, lines: Sequence[str], encoded: Sequence[Tensor]) -> None:
         """Raise ValueError if the embedding of a symbol differs; it names a line with the symbol."""
-        own = token_embeddings(sentence_encoder(self.interface.model)).weight
-        differing = ~((own - self.model.get_input_embeddings().weight[self.ids]).abs() <= LARGEST_DIFFERENCE).all(dim=1)
+        embeddings = token_embeddings(sentence_encoder(self.interface.model)).weight
+        differing = ~(
+            (embeddings - self.model.get_input_embeddings().weight[self.ids]).abs() <= LARGEST_DIFFERENCE
+        ).all(dim=1)
         if differing.any():
             symbol = int(differing.nonzero()[0])
             examples = (line for line, tokens in zip(lines, encoded, strict=True) if symbol in tokens)
@@ -141,9 +152,12 @@ class _BothModels:
         order = sorted(range(len(lines)), key=lambda line: len(encoded[line]), reverse=True)
         step = math.ceil(sum(min(len(tokens), limit) for tokens in encoded) / LOGIT_TOKENS)
         chosen = [(lines[line], self._with_mask(encoded[line][:limit])) for line in order[:: max(1, step)]]
-        number, largest = 0, 0.0
+        number = 0
+        largest = 0.0
         for batch in self._batches(chosen):
-            tokens = pad_sequence([own for _, own in batch], batch_first=True, padding_value=self.dictionary.pad())
+            tokens = pad_sequence(
+                [line_ids for _, line_ids in batch], batch_first=True, padding_value=self.dictionary.pad()
+            )
             differences = self._differences(tokens)
             for (line, _), difference in zip(batch, differences.tolist(), strict=True):
                 if not difference <= LARGEST_DIFFERENCE:  # true for NaN, too
@@ -164,7 +178,8 @@ class _BothModels:
 
     def _batches(self, lines: Sequence[Line]) -> Iterator[list[Line]]:
         """Lines in batches of one length or slightly shorter ones; they come longest first."""
-        first, room = 0, NUMBERS_AT_ONCE // len(self.dictionary)
+        first = 0
+        room = NUMBERS_AT_ONCE // len(self.dictionary)
         while first < len(lines):
             size = max(1, room // len(lines[first][1]))
             yield list(lines[first : first + size])
@@ -174,28 +189,30 @@ class _BothModels:
         """The largest difference of two numbers in each row of ids ``(B, T)``: ``(B,)``."""
         attended = tokens.ne(self.dictionary.pad())
         ours = self.interface.model(tokens, features_only=not self.head)[0]
-        found = self.model(input_ids=self.ids[tokens], attention_mask=attended.long())
-        theirs = found.logits[..., self.ids] if self.head else found.last_hidden_state
+        output = self.model(input_ids=self.ids[tokens], attention_mask=attended.long())
+        theirs = output.logits[..., self.ids] if self.head else output.last_hidden_state
         differences: Tensor = (ours - theirs).abs().amax(dim=2).masked_fill(~attended, 0)
         return differences.amax(dim=1)
 
 
-def vocabulary_difference(interface: Any) -> str | None:
+def vocabulary_difference(interface: "MlsmHubInterface") -> str | None:
     """How the symbols of a model differ from the pieces of its SentencePiece tokenizer, in words; None: they do not.
 
     The order of the symbols does not matter, nor do those with which ``fairseq-preprocess`` fills a dictionary up.
     """
     if isinstance(interface.bpe, HuggingFaceBPE):
         return None
-    processor, symbols = interface.bpe.sp, interface.task.source_dictionary.symbols
+    processor = interface.bpe.sp
+    symbols = interface.task.source_dictionary.symbols
     pieces = [processor.id_to_piece(number) for number in range(len(processor))]
-    there, known = {*symbols}, {*pieces}
-    missing = [piece for piece in pieces if piece not in there]
-    others = [symbol for symbol in symbols if symbol not in known and not NO_PIECES.fullmatch(symbol)]
-    if not missing and not others:
+    known_symbols = {*symbols}
+    known_pieces = {*pieces}
+    missing = [piece for piece in pieces if piece not in known_symbols]
+    extra = [symbol for symbol in symbols if symbol not in known_pieces and not NO_PIECES.fullmatch(symbol)]
+    if not missing and not extra:
         return None
     return (
-        f"the model's dict.txt lacks {_counted(missing)} of the tokenizer's pieces and has {_counted(others)} other "
+        f"the model's dict.txt lacks {_counted(missing)} of the tokenizer's pieces and has {_counted(extra)} other "
         "symbols, as that of fairseq-preprocess without --srcdict"
     )
 

@@ -1,7 +1,7 @@
-"""What becomes of a ``DebertaV2ForMaskedLM`` of Hugging Face that is imported as ``mlsm_deberta`` (``hf_import``)."""
+"""Import of a ``DebertaV2ForMaskedLM`` of Hugging Face as ``mlsm_deberta`` (see ``hf_import``)."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -9,23 +9,28 @@ from mlsm_plugin.fairseq_plugin.compat.model_parts import EMBEDDINGS, OUTPUT
 from mlsm_plugin.fairseq_plugin.models.mlsm_deberta import MlsmDebertaModel
 from mlsm_plugin.hub.stock_models import OF_MLSM_DEBERTA, deberta_names, encoder_flags, joined, renamed
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
 ARCHITECTURE = "mlsm_deberta"
 
 
-def check_importable(config: Any, folder: Path) -> None:
+def check_importable(config: "PretrainedConfig", folder: Path) -> None:
     """Raise ValueError unless ``mlsm_deberta`` computes what a model with this configuration computes."""
-    width, kinds = config.hidden_size, config.pos_att_type or []
+    width = config.hidden_size
+    kinds = config.pos_att_type or []
     width_of_head = width // max(1, config.num_attention_heads)
     further = {"embedding_size": width, "attention_head_size": width_of_head, "conv_kernel_size": 0}
-    found = {name: getattr(config, name, None) for name in OF_MLSM_DEBERTA}
-    found |= {name: getattr(config, name, value) for name, value in further.items()}
-    found["pos_att_type"] = sorted(kinds, reverse=True)
+    values = {name: getattr(config, name, None) for name in OF_MLSM_DEBERTA}
+    values |= {name: getattr(config, name, value) for name, value in further.items()}
+    values["pos_att_type"] = sorted(kinds, reverse=True)
     for name, value in {**OF_MLSM_DEBERTA, **further}.items():
-        if found[name] != value:
-            raise ValueError(f"{folder} has {name} {found[name]}; only {value} can be imported")
+        if values[name] != value:
+            raise ValueError(f"{folder} has {name} {values[name]}; only {value} can be imported")
 
 
-def architecture_flags(config: Any) -> list[str]:
+def architecture_flags(config: "PretrainedConfig") -> list[str]:
     """Flags of ``fairseq-train`` that make the model of a ``DebertaV2Config``."""
     positions = int(config.max_position_embeddings)
     longest = int(config.max_relative_positions)
@@ -38,11 +43,11 @@ def architecture_flags(config: Any) -> list[str]:
     return encoder_flags(MlsmDebertaModel, config, positions, values)
 
 
-def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:
+def imported_weights(state: dict[str, Tensor], ids: Tensor, config: "PretrainedConfig") -> dict[str, Tensor]:
     """Weights of ``mlsm_deberta`` from the state dict of a ``DebertaV2ForMaskedLM``, float32.
 
     ``ids`` has for each id of the dictionary Hugging Face's.
     """
     names = deberta_names(int(config.num_hidden_layers), legacy=bool(getattr(config, "legacy", True)))
-    found = renamed(state, {ours: theirs for theirs, ours in names.items()}, ids)
-    return joined({OUTPUT: found[EMBEDDINGS], **found})
+    weights = renamed(state, {ours: theirs for theirs, ours in names.items()}, ids)
+    return joined({OUTPUT: weights[EMBEDDINGS], **weights})

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,21 +21,23 @@ from mlsm_plugin.hub.comparison import REMEDY, Comparison, compare, vocabulary_d
 from mlsm_plugin.hub.stock_models import stock_model
 from mlsm_plugin.huggingface.pretraining_model import head_transform
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
+
 # what Python calls whitespace and SentencePiece does not; fairseq drops it where it parts the pieces of a line
 WHITESPACE = "[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
 @dataclass(frozen=True)
 class ExportProof(Comparison):
-    """What was found when the written files were loaded again."""
+    """The result of a comparison with the written files, loaded again."""
 
     latent_atoms: int  # of the latent head; 0 if there is none
     vocabulary: str | None  # how it differs from the tokenizer's, so that other text can get other ids, if it does
     no_head: str | None  # why the masked-LM head was left out, if it was
 
 
-def check_exportable(interface: Any) -> None:
+def check_exportable(interface: "MlsmHubInterface") -> None:
     """Raise ValueError unless the model is a pre-trained encoder whose tokenizer can be exported."""
     from mlsm_plugin.hub import MlsmHubInterface
 
@@ -47,7 +49,7 @@ def check_exportable(interface: Any) -> None:
         raise ValueError("this is a fine-tuned classifier; export the pre-trained checkpoint that it came from")
 
 
-def exported_ids(interface: Any) -> Tensor:
+def exported_ids(interface: "MlsmHubInterface") -> Tensor:
     """For each id of the dictionary its id in the exported model, ``(len(dictionary),)`` int64, a permutation.
 
     A Hugging Face tokenizer keeps its own ids; symbols that it does not know, such as NPM's, come after them. Raises
@@ -55,11 +57,12 @@ def exported_ids(interface: Any) -> Tensor:
     """
     ids = torch.arange(len(interface.task.source_dictionary))
     if isinstance(interface.bpe, HuggingFaceBPE):
-        tokenizer, symbols = interface.bpe.tokenizer, interface.task.source_dictionary.symbols
-        own = torch.from_numpy(tokenizer.hf_ids)
-        if symbols[SPECIAL_SYMBOLS : len(own) - 1] != tokenizer.symbols:
+        tokenizer = interface.bpe.tokenizer
+        symbols = interface.task.source_dictionary.symbols
+        tokenizer_ids = torch.from_numpy(tokenizer.hf_ids)
+        if symbols[SPECIAL_SYMBOLS : len(tokenizer_ids) - 1] != tokenizer.symbols:
             raise ValueError(f"the model's dict.txt was not made from its Hugging Face tokenizer; {REMEDY}")
-        ids[: len(own)] = own
+        ids[: len(tokenizer_ids)] = tokenizer_ids
     if not torch.equal(ids.sort().values, torch.arange(len(ids))):
         raise ValueError(
             "the model's Hugging Face tokenizer has ids without tokens, or no separate tokens for unknown and "
@@ -68,7 +71,7 @@ def exported_ids(interface: Any) -> Tensor:
     return ids
 
 
-def fast_tokenizer(interface: Any) -> Any:
+def fast_tokenizer(interface: "MlsmHubInterface") -> Any:
     """The ``transformers.PreTrainedTokenizerFast`` of the exported model.
 
     A Hugging Face tokenizer gets the symbols that only the dictionary has, and reads text beside masks as in training.
@@ -77,20 +80,20 @@ def fast_tokenizer(interface: Any) -> Any:
 
     if not isinstance(interface.bpe, HuggingFaceBPE):
         return _tokenizer_from_sentencepiece(interface)
-    own = interface.bpe.tokenizer
-    tokenizer = AutoTokenizer.from_pretrained(
-        own.folder,
+    source = interface.bpe.tokenizer
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        source.folder,
         trust_remote_code=False,
         model_max_length=int(interface.model.max_positions()),
         # BERT's tokenizer also gives token types, for which the model has one row
         model_input_names=["input_ids", "attention_mask"],
     )
-    further = interface.task.source_dictionary.symbols[len(own.hf_ids) :]
+    further = interface.task.source_dictionary.symbols[len(source.hf_ids) :]
     tokenizer.add_tokens([AddedToken(symbol, special=True) for symbol in further], special_tokens=True)
     return reading_as_trained(tokenizer)
 
 
-def _tokenizer_from_sentencepiece(interface: Any) -> Any:
+def _tokenizer_from_sentencepiece(interface: "MlsmHubInterface") -> Any:
     """A tokenizer that gives fairseq's ids; raises ValueError if the SentencePiece model is not of type unigram."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -121,18 +124,25 @@ def _tokenizer_from_sentencepiece(interface: Any) -> Any:
         ]
     )
     tokenizer.decoder = decoders.Metaspace(replacement=SENTENCEPIECE_BEGIN, prepend_scheme="always")
-    forms = {"single": "<s> $A </s>", "pair": "<s> $A </s> </s> $B </s>"}
     ends = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing(**forms, special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=int(interface.model.max_positions()),
-        **{**SPECIAL, "mask_token": AddedToken("<mask>", lstrip=True, special=True)},
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token=AddedToken("<mask>", lstrip=True, special=True),
     )
 
 
 @torch.no_grad()
-def export(interface: Any, output: PathLike, lines: Sequence[str], *, overwrite: bool = False) -> ExportProof:
+def export(
+    interface: "MlsmHubInterface", output: PathLike, lines: Sequence[str], *, overwrite: bool = False
+) -> ExportProof:
     """Write configuration, weights (safetensors) and tokenizer, load them again, and compare.
 
     A masked-LM head that was not trained is left out; ``AutoModel`` opens such a folder. ``overwrite`` replaces another
@@ -150,7 +160,8 @@ def export(interface: Any, output: PathLike, lines: Sequence[str], *, overwrite:
         raise ValueError(f"an export needs {error.name}: pip install 'mlsm_plugin[hf]'") from None
     check_exportable(interface)
     interface.eval().float().cpu()
-    ids, no_head = exported_ids(interface), why_untrained(interface.cfg)
+    ids = exported_ids(interface)
+    no_head = why_untrained(interface.cfg)
     model = stock_model(interface, ids)
     with new_model_folder(output, overwrite=overwrite) as folder:
         save_pretrained(folder, model if no_head is None else model.base_model, fast_tokenizer(interface))
@@ -160,14 +171,14 @@ def export(interface: Any, output: PathLike, lines: Sequence[str], *, overwrite:
         kind = transformers.AutoModelForMaskedLM if no_head is None else transformers.AutoModel
         written = kind.from_pretrained(folder).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        found = compare(interface, ids, tokenizer, written, lines, word="exported", head=no_head is None)
+        comparison = compare(interface, ids, tokenizer, written, lines, word="exported", head=no_head is None)
     vocabulary = vocabulary_difference(interface)
-    return ExportProof(**vars(found), latent_atoms=interface.num_atoms, vocabulary=vocabulary, no_head=no_head)
+    return ExportProof(**vars(comparison), latent_atoms=interface.num_atoms, vocabulary=vocabulary, no_head=no_head)
 
 
-def _latent_head(interface: Any, model: Any, has_head: bool) -> dict[str, Tensor]:
+def _latent_head(interface: "MlsmHubInterface", model: Any, has_head: bool) -> dict[str, Tensor]:
     """The weights of the latent head, and of the first half of the masked-LM head if no file has that."""
-    found = dict(model_parts.lm_head(interface.model).atom_projection.state_dict())
+    weights = dict(model_parts.lm_head(interface.model).atom_projection.state_dict())
     if not has_head:
-        found |= head_transform(model, model.state_dict())
-    return {name: values.float().contiguous() for name, values in found.items()}
+        weights |= head_transform(model, model.state_dict())
+    return {name: values.float().contiguous() for name, values in weights.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_directory
 from mlsm_plugin.core.files.hf_files import WEIGHTS, first_line, hf_folder, import_transformers
-from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_model, supported_config
+from mlsm_plugin.core.hidden_states.hf_encoder import check_vocabulary, load_library_model, supported_config
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import configuration_of, write_untrained
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceTextTokenizer
 from mlsm_plugin.hub import deberta_import, from_pretrained, modernbert_import, roberta_import
@@ -20,11 +20,17 @@ CHECKPOINT = "model.pt"
 MASKED_LM = ("--task", "plain_masked_lm", "--criterion", "masked_lm")
 # as Min et al. (2022) query their models: the mask is that of RoBERTa, and probabilities of closed sets are flatter
 NPM = (
-    *("--task", "nonparametric_masked_lm", "--span-mask-symbols", "shared"),
-    *("--criterion", "span_contrastive", "--closed-set-temperature", "5.0"),
+    "--task",
+    "nonparametric_masked_lm",
+    "--span-mask-symbols",
+    "shared",
+    "--criterion",
+    "span_contrastive",
+    "--closed-set-temperature",
+    "5.0",
 )
 # by the type of the library's model
-KINDS = {
+IMPORT_MODULES = {
     "deberta-v2": deberta_import,
     "modernbert": modernbert_import,
     **dict.fromkeys(roberta_import.TYPES, roberta_import),
@@ -34,7 +40,7 @@ EMBEDDINGS = "embeddings.word_embeddings.weight"
 
 @dataclass(frozen=True)
 class ImportProof(Comparison):
-    """What was found when the written files were loaded."""
+    """The result of a comparison with the written files, loaded again."""
 
     flags: tuple[str, ...]  # of ``fairseq-train``, which make the same model for the same objective
 
@@ -43,24 +49,26 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
     """Write a checkpoint, ``dict.txt`` and the tokenizer, load them, and compare with Hugging Face's model.
 
     The checkpoint is that of an untrained ``plain_masked_lm`` or, if ``npm`` says whether it retrieves a ``phrase`` or
-    a ``single`` token, of ``nonparametric_masked_lm``; the head may then be missing, and is drawn. The dictionary is
-    the one that ``mlsm binarize`` makes with this tokenizer. ValueError if the model is none that an encoder of ours
-    can compute, its weights or its tokenizer cannot be read, ids differ, a logit differs by more than 1e-4, or the
-    folder is not new. Nothing appears in it unless the comparison on ``lines`` of text succeeds.
+    a ``single`` token, of ``nonparametric_masked_lm``; the head may then be missing, and is initialized at random. The
+    dictionary is the one that ``mlsm binarize`` makes with this tokenizer.
+
+    Raises ValueError if none of our encoders can compute the model, its weights or its tokenizer cannot be read, ids
+    differ, a logit differs by more than 1e-4, or the folder is not new. Nothing appears in it unless the comparison on
+    ``lines`` of text succeeds.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists already; an import needs a new folder")
     transformers = import_transformers()
     folder = hf_folder(name, weights=True)
-    config = supported_config(folder, sorted(KINDS))
-    kind = KINDS[config.model_type]
+    config = supported_config(folder, sorted(IMPORT_MODULES))
+    kind = IMPORT_MODULES[config.model_type]
     kind.check_importable(config, folder)
     tokenizer = HuggingFaceTextTokenizer(folder)
     check_vocabulary(tokenizer.tokenizer, int(config.vocab_size), folder)
     state = lightning_weights(folder)
     new_head = None if npm is None else "and not trained"
-    model = load_model(folder, config, "AutoModelForMaskedLM", state=state, new_head=new_head).float().eval()
+    model = load_library_model(folder, config, "AutoModelForMaskedLM", state=state, new_head=new_head).float().eval()
     ids = torch.from_numpy(tokenizer.tokenizer.hf_ids)
     flags = [*(MASKED_LM if npm is None else (*NPM, "--span-mode", npm)), "--arch", kind.ARCHITECTURE]
     flags += kind.architecture_flags(config)
@@ -71,8 +79,8 @@ def import_model(name: PathLike, output: PathLike, lines: Sequence[str], *, npm:
         interface = from_pretrained(temporary)
         # as it is: that of HuggingFaceTextTokenizer takes special tokens as text
         theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        found = compare(interface, ids, theirs, model, lines, word="imported", masked=False)
-    return ImportProof(**vars(found), flags=tuple(flags))
+        comparison = compare(interface, ids, theirs, model, lines, word="imported", masked=False)
+    return ImportProof(**vars(comparison), flags=tuple(flags))
 
 
 def lightning_weights(folder: Path) -> dict[str, Tensor] | None:

@@ -20,7 +20,9 @@ class DenoisingHubInterface(torch.nn.Module):
 
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__()
-        self.cfg, self.task, self.model = cfg, task, model
+        self.cfg = cfg
+        self.task = task
+        self.model = model
         self.bpe = encoders.build_bpe(cfg.bpe)
         self.dictionary = task.source_dictionary
         self.sentinels = task.sentinels.tolist()
@@ -75,10 +77,9 @@ class DenoisingHubInterface(torch.nn.Module):
         return self._filled(source.tolist(), target, scores)
 
     def _filled(self, source: list[int], target: list[int], scores: list[float]) -> Infilling:
-        marks = {"sentinels": self.sentinels, "eos": self.dictionary.eos()}
-        whole, found = filled(source, target, scores, **marks)
+        whole, filled_gaps = filled(source, target, scores, sentinels=self.sentinels, eos=self.dictionary.eos())
         fillers = [
-            Filler(self.dictionary[token], self._joined([self.dictionary[one] for one in ids]), score)
-            for token, ids, score in found
+            Filler(self.dictionary[token], self._joined([self.dictionary[number] for number in ids]), score)
+            for token, ids, score in filled_gaps
         ]
         return Infilling(self.decode(whole), tuple(fillers), self.decode(target))

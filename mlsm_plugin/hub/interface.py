@@ -104,7 +104,8 @@ class MlsmHubInterface(RobertaHub):
         if (why := why_untrained(self.cfg)) is not None:
             raise ValueError(f"{why}: it cannot fill masks")
         assert masked_input.count(MASK) == 1, f"{masked_input!r} needs one <mask>"
-        dictionary, (ids, places) = self.task.source_dictionary, self._encode_with_masks(masked_input)
+        dictionary = self.task.source_dictionary
+        ids, places = self._encode_with_masks(masked_input)
         ids, (place,) = cut_around_masks(ids, places, length=1, limit=int(self.model.max_positions()))
         with utils.model_eval(self.model):
             logits = self.model(torch.tensor([ids], device=self.device))[0][0, place].float()
@@ -112,7 +113,8 @@ class MlsmHubInterface(RobertaHub):
         probabilities[[*special_symbols(dictionary), self.task.mask_idx]] = 0
         before, after = masked_input.split(MASK)
         filled = []
-        for probability, index in zip(*(found.tolist() for found in probabilities.topk(topk)), strict=True):
+        best, indices = probabilities.topk(topk)
+        for probability, index in zip(best.tolist(), indices.tolist(), strict=True):
             symbol = dictionary[index]
             if isinstance(self.bpe, HuggingFaceBPE):
                 start, token = self.bpe.tokenizer.continued(before, symbol)
@@ -140,8 +142,8 @@ class MlsmHubInterface(RobertaHub):
 
         store = datastore if isinstance(datastore, PhraseDatastore) else PhraseDatastore(datastore)
         settings = {"k": min(FillingSettings.k, len(store)), **settings}
-        found = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=topk)
-        return found[0] if len(found) == 1 else found
+        phrases = PhraseFiller(self, store, FillingSettings(**settings)).fill(text, topk=topk)
+        return phrases[0] if len(phrases) == 1 else phrases
 
     @torch.no_grad()
     def predict_labels(
@@ -159,21 +161,23 @@ class MlsmHubInterface(RobertaHub):
         """
         if not self.has_classification_head(head):
             raise ValueError("this model has no classification head: fine-tune it with `mlsm finetune`")
-        check_known((one for own in texts for one in own), self.bpe, self.task.source_dictionary, self.max_unk_rate)
+        check_known(
+            (text for parts in texts for text in parts), self.bpe, self.task.source_dictionary, self.max_unk_rate
+        )
         limit = int(self.model.max_positions())
-        encoded = [self.encode(*own) for own in texts]
+        encoded = [self.encode(*parts) for parts in texts]
         if too_long := sum(len(tokens) > limit for tokens in encoded):
             logger.warning("%d of %d texts are longer than the model's positions and are cut", too_long, len(encoded))
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        found: list[tuple[Any, float]] = [("", 0.0)] * len(encoded)
+        predictions: list[tuple[Any, float]] = [("", 0.0)] * len(encoded)
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = data_utils.collate_tokens([encoded[i][:limit] for i in chosen], self.task.source_dictionary.pad())
             with utils.model_eval(self.model):
                 logits = self.model(batch.to(self.device), features_only=True, classification_head_name=head)[0].float()
             for i, row in zip(chosen, logits.cpu(), strict=True):
-                found[i] = self._label_of(row)
-        return found
+                predictions[i] = self._label_of(row)
+        return predictions
 
     def _label_of(self, logits: Tensor) -> tuple[Any, float]:
         if self.is_regression:

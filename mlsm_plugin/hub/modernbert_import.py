@@ -1,7 +1,7 @@
-"""What becomes of a ``ModernBertForMaskedLM`` of Hugging Face that is imported as ``mlsm_modern`` (``hf_import``)."""
+"""Import of a ``ModernBertForMaskedLM`` of Hugging Face as ``mlsm_modern`` (see ``hf_import``)."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,6 +9,10 @@ from torch import Tensor
 from mlsm_plugin.core.files.hf_files import GLOBAL, LOCAL, global_every
 from mlsm_plugin.fairseq_plugin.models.mlsm_modern import MlsmModernModel
 from mlsm_plugin.hub.stock_models import encoder_flags, library_classes, modernbert_names, renamed
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 ARCHITECTURE = "mlsm_modern"
 OF_MLSM_MODERN = {
@@ -19,7 +23,7 @@ OF_MLSM_MODERN = {
 }
 
 
-def check_importable(config: Any, folder: Path) -> None:
+def check_importable(config: "PretrainedConfig", folder: Path) -> None:
     """Raise ValueError unless ``mlsm_modern`` computes what a model with this configuration computes."""
     library_classes()  # raises an error where transformers is too old
     for name, value in OF_MLSM_MODERN.items():
@@ -38,9 +42,10 @@ def check_importable(config: Any, folder: Path) -> None:
         )
 
 
-def architecture_flags(config: Any) -> list[str]:
+def architecture_flags(config: "PretrainedConfig") -> list[str]:
     """Flags of ``fairseq-train`` that make the model of a ``ModernBertConfig``."""
-    positions, rope = int(config.max_position_embeddings), config.rope_parameters
+    positions = int(config.max_position_embeddings)
+    rope = config.rope_parameters
     values: dict[str, Any] = {
         "attention_window": 0,
         "rope_theta": float(rope[GLOBAL]["rope_theta"]),
@@ -57,7 +62,7 @@ def architecture_flags(config: Any) -> list[str]:
     return encoder_flags(MlsmModernModel, config, positions, values)
 
 
-def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:
+def imported_weights(state: dict[str, Tensor], ids: Tensor, config: "PretrainedConfig") -> dict[str, Tensor]:
     """Weights of ``mlsm_modern`` from the state dict of a ``ModernBertForMaskedLM``, float32.
 
     ``ids`` has for each id of the dictionary Hugging Face's. Without a bias of the output, the bias is 0.

@@ -1,7 +1,7 @@
-"""What becomes of a RoBERTa, XLM-R, CamemBERT or BERT of Hugging Face that is imported as ``mlsm_roberta``."""
+"""Import of a RoBERTa, XLM-R, CamemBERT or BERT of Hugging Face as ``mlsm_roberta`` (see ``hf_import``)."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +12,10 @@ from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.fairseq_plugin.models.mlsm_roberta import MlsmRobertaModel
 from mlsm_plugin.hub.stock_models import TOKEN_TYPES, bert_name, encoder_flags, renamed, roberta_names
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
 ARCHITECTURE = "mlsm_roberta"
 TYPES = ("bert", "camembert", "roberta", "xlm-roberta")
 OF_MLSM_ROBERTA = {
@@ -21,14 +25,14 @@ OF_MLSM_ROBERTA = {
 }
 
 
-def check_importable(config: Any, folder: Path) -> None:
+def check_importable(config: "PretrainedConfig", folder: Path) -> None:
     """Raise ValueError unless ``mlsm_roberta`` computes what a model with this configuration computes."""
     for name, value in OF_MLSM_ROBERTA.items():
         if getattr(config, name, value) != value:
             raise ValueError(f"{folder} has {name} {getattr(config, name)}; only {value} can be imported")
 
 
-def architecture_flags(config: Any) -> list[str]:
+def architecture_flags(config: "PretrainedConfig") -> list[str]:
     """Flags of ``fairseq-train`` that make the model of a ``RobertaConfig`` or ``BertConfig``."""
     positions = positions_of(config)
     values = {
@@ -40,7 +44,7 @@ def architecture_flags(config: Any) -> list[str]:
     return encoder_flags(MlsmRobertaModel, config, positions, values)
 
 
-def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict[str, Tensor]:
+def imported_weights(state: dict[str, Tensor], ids: Tensor, config: "PretrainedConfig") -> dict[str, Tensor]:
     """Weights of ``mlsm_roberta`` from the state dict of a ``RobertaForMaskedLM`` or ``BertForMaskedLM``, float32.
 
     ``ids`` has for each id of the dictionary Hugging Face's. Every token is of the first type, of which the embedding
@@ -48,7 +52,7 @@ def imported_weights(state: dict[str, Tensor], ids: Tensor, config: Any) -> dict
     """
     named = bert_name if config.model_type == "bert" else str
     names = {ours: named(theirs) for theirs, ours in roberta_names(range(int(config.num_hidden_layers))).items()}
-    found = renamed(state, names, ids)
-    used = found[model_parts.POSITIONS][-positions_of(config) :] + state[named(TOKEN_TYPES)][0].float()
-    found[model_parts.POSITIONS] = torch.cat([used.new_zeros(FAIRSEQ_PAD + 1, used.size(1)), used])
-    return found | {f"{model_parts.ENCODER}version": torch.tensor([3.0])}  # as fairseq writes it
+    weights = renamed(state, names, ids)
+    used = weights[model_parts.POSITIONS][-positions_of(config) :] + state[named(TOKEN_TYPES)][0].float()
+    weights[model_parts.POSITIONS] = torch.cat([used.new_zeros(FAIRSEQ_PAD + 1, used.size(1)), used])
+    return weights | {f"{model_parts.ENCODER}version": torch.tensor([3.0])}  # as fairseq writes it

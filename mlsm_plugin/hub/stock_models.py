@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from mlsm_plugin.fairseq_plugin.compat import model_parts
 from mlsm_plugin.fairseq_plugin.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
 from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTransformer
 from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hub.interface import MlsmHubInterface
 
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
@@ -67,7 +70,8 @@ DEBERTA_HEADS = {  # dense layer and norm of both heads that the library has
     True: ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     False: ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm"),
 }
-JOINT, PARTS = "qkv_proj", ("query", "key", "value")
+JOINT = "qkv_proj"
+PARTS = ("query", "key", "value")
 # what a DebertaV2 has that computes what ours computes
 OF_MLSM_DEBERTA: dict[str, Any] = {
     **dict.fromkeys(("relative_attention", "share_att_key", "tie_word_embeddings"), True),
@@ -80,7 +84,7 @@ OF_MLSM_DEBERTA: dict[str, Any] = {
 }
 
 
-def stock_model(interface: Any, ids: Tensor) -> Any:
+def stock_model(interface: "MlsmHubInterface", ids: Tensor) -> Any:
     """Hugging Face's model that computes what ours computes.
 
     It is a ``RobertaForMaskedLM``, a ``ModernBertForMaskedLM`` or a ``DebertaV2ForMaskedLM``.
@@ -89,7 +93,8 @@ def stock_model(interface: Any, ids: Tensor) -> Any:
     """
     from transformers import DebertaV2ForMaskedLM, RobertaForMaskedLM
 
-    state, encoder = interface.model.state_dict(), model_parts.sentence_encoder(interface.model)
+    state = interface.model.state_dict()
+    encoder = model_parts.sentence_encoder(interface.model)
     if isinstance(encoder, DebertaTransformer):
         model: Any = DebertaV2ForMaskedLM(deberta_config(interface, ids))
         weights = deberta_weights(state, ids)
@@ -103,12 +108,14 @@ def stock_model(interface: Any, ids: Tensor) -> Any:
     return model.eval()
 
 
-def roberta_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.RobertaConfig``; arguments and errors as of :func:`stock_model`."""
+def roberta_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
+    """The ``transformers.RobertaConfig``; arguments and errors as for :func:`stock_model`."""
     from transformers import RobertaConfig
 
-    args, encoder = interface.model.args, model_parts.sentence_encoder(interface.model)
-    positions, norm = model_parts.position_embeddings(encoder), model_parts.embedding_norm(encoder)
+    args = interface.model.args
+    encoder = model_parts.sentence_encoder(interface.model)
+    positions = model_parts.position_embeddings(encoder)
+    norm = model_parts.embedding_norm(encoder)
     if getattr(args, "encoder_normalize_before", False) or model_parts.final_norm(encoder) is not None:
         raise ValueError(
             "a model with --encoder-normalize-before cannot be exported: stock RoBERTa lacks its layer norms"
@@ -165,16 +172,16 @@ def bert_name(name: str) -> str:
 
 
 def roberta_weights(state: Mapping[str, Tensor], ids: Tensor, pad: int) -> dict[str, Tensor]:
-    """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`.
+    """Weights of ``RobertaForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`.
 
     Positions begin after the dictionary's padding id ``pad``, and in the exported model after ``ids[pad]``.
     """
-    found = renamed(state, roberta_names(model_parts.layer_numbers(state)), ids.argsort())
-    positions = found[POSITIONS]
+    weights = renamed(state, roberta_names(model_parts.layer_numbers(state)), ids.argsort())
+    positions = weights[POSITIONS]
     unused = positions.new_zeros(int(ids[pad]) + 1, positions.size(1))
-    found[POSITIONS] = torch.cat([unused, positions[pad + 1 :]])
-    found[TOKEN_TYPES] = torch.zeros(1, positions.size(1))
-    return found
+    weights[POSITIONS] = torch.cat([unused, positions[pad + 1 :]])
+    weights[TOKEN_TYPES] = torch.zeros(1, positions.size(1))
+    return weights
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str], rows: Tensor) -> dict[str, Tensor]:
@@ -223,11 +230,13 @@ def library_classes() -> tuple[Any, Any]:
     return ModernBertConfig, ModernBertForMaskedLM
 
 
-def modernbert_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.ModernBertConfig``; arguments and errors as of :func:`stock_model`."""
-    encoder, dictionary = model_parts.sentence_encoder(interface.model), interface.task.source_dictionary
+def modernbert_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
+    """The ``transformers.ModernBertConfig``; arguments and errors as for :func:`stock_model`."""
+    encoder = model_parts.sentence_encoder(interface.model)
+    dictionary = interface.task.source_dictionary
     size: ModernSize = encoder.size
-    begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
+    begin = int(ids[dictionary.bos()])
+    end = int(ids[dictionary.eos()])
     windows = {"local_attention": size.window} if size.window else {}
     return library_classes()[0](
         vocab_size=size.num_symbols,
@@ -256,7 +265,7 @@ def modernbert_config(interface: Any, ids: Tensor) -> Any:
 
 
 def modernbert_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
+    """Weights of ``ModernBertForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`."""
     return renamed(state, modernbert_names(len(model_parts.layer_numbers(state))), ids.argsort())
 
 
@@ -289,35 +298,36 @@ def deberta_names(layers: int, *, legacy: bool = True) -> dict[str, str]:
 
 def divided(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of ``mlsm_deberta`` with the projections to queries, keys and values apart."""
-    found = dict(state)
+    weights = dict(state)
     for name in [name for name in state if JOINT in name]:
-        parts = zip(PARTS, found.pop(name).chunk(len(PARTS)), strict=True)
-        found |= {name.replace(JOINT, part): rows for part, rows in parts}
-    return found
+        parts = zip(PARTS, weights.pop(name).chunk(len(PARTS)), strict=True)
+        weights |= {name.replace(JOINT, part): rows for part, rows in parts}
+    return weights
 
 
 def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`divided`."""
-    found: dict[str, list[Tensor]] = {}
+    parts_of_name: dict[str, list[Tensor]] = {}
     for name, values in state.items():
         for part in PARTS:
             name = name.replace(f".{part}.", f".{JOINT}.")
-        found.setdefault(name, []).append(values)
-    return {name: torch.cat(values) for name, values in found.items()}
+        parts_of_name.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in parts_of_name.items()}
 
 
 def deberta_weights(state: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Weights of ``DebertaV2ForMaskedLM`` from the state dict of a model; ``ids`` as of :func:`stock_model`."""
+    """Weights of ``DebertaV2ForMaskedLM`` from the state dict of a model; ``ids`` as for :func:`stock_model`."""
     return renamed(divided(state), deberta_names(len(model_parts.layer_numbers(state))), ids.argsort())
 
 
-def deberta_config(interface: Any, ids: Tensor) -> Any:
-    """The ``transformers.DebertaV2Config``; arguments as of :func:`stock_model`."""
+def deberta_config(interface: "MlsmHubInterface", ids: Tensor) -> Any:
+    """The ``transformers.DebertaV2Config``; arguments as for :func:`stock_model`."""
     from transformers import DebertaV2Config
 
     size: DebertaSize = model_parts.sentence_encoder(interface.model).size
     dictionary = interface.task.source_dictionary
-    begin, end = int(ids[dictionary.bos()]), int(ids[dictionary.eos()])
+    begin = int(ids[dictionary.bos()])
+    end = int(ids[dictionary.eos()])
     special = {"bos_token_id": begin, "cls_token_id": begin, "eos_token_id": end, "sep_token_id": end}
     special["pad_token_id"] = int(ids[dictionary.pad()])
     settings: dict[str, Any] = {**OF_MLSM_DEBERTA, **special, "position_buckets": size.buckets or -1}

@@ -162,7 +162,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
             return figures
         arguments = run.training.arguments(run.output / "checkpoints")  # lets the ranks find each other
         with arguments.main_process_first(desc="preparing the text"):
-            new = folder.found is None
+            new = folder.recorded_plan is None
             if new:
                 check_new_model_folder(run.output / MODEL)
             folder.begin()
@@ -244,7 +244,7 @@ class _Run:
     def _processes(self) -> int:
         """Their number for the plan: it decides batches and updates, but any number may read what is finished."""
         folder, now = PlannedFolder(self.output, {}), self.process.world_size
-        there: int = (folder.found or {}).get("processes", now)
+        there: int = (folder.recorded_plan or {}).get("processes", now)
         if there != now and not folder.is_sealed:
             raise ValueError(
                 f"the number of processes is {there} in {self.output} and {now} now; start {there} (several: with "

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import hf_folder
-from mlsm_plugin.core.hidden_states.hf_encoder import load_model, supported_config
+from mlsm_plugin.core.hidden_states.hf_encoder import load_library_model, supported_config
 from mlsm_plugin.core.masking.span_corruption import filled
 from mlsm_plugin.core.text.hf_tokenizer import load_fast_tokenizer
 from mlsm_plugin.core.text.infilled_text import Filler, Infilling, check_has_gap, sentinel_symbols, sentinels_in
@@ -25,7 +25,9 @@ class T5Infiller:
 
     def __init__(self, name: PathLike) -> None:
         folder = hf_folder(name, weights=True)
-        self.model = load_model(folder, supported_config(folder, ["t5"]), "T5ForConditionalGeneration").float().eval()
+        self.model = (
+            load_library_model(folder, supported_config(folder, ["t5"]), "T5ForConditionalGeneration").float().eval()
+        )
         self.tokenizer = load_fast_tokenizer(folder)
         vocabulary = self.tokenizer.get_vocab()
         number = next(n for n in range(len(vocabulary) + 1) if f"<extra_id_{n}>" not in vocabulary)

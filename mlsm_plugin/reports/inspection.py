@@ -3,14 +3,13 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fairseq import utils
 from scipy.sparse import csr_matrix
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
-from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text
+from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, optional, text
 from mlsm_plugin.core.files.model_files import checkpoint_of
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.code_store import INSPECTED_CHECK, META_FILE, CodeStore
@@ -50,8 +49,8 @@ def inspect(
         OSError: a file is missing, or the page cannot be written.
     """
     figures = None if quality is None else _read_quality(quality)
-    data_bin, found = find_codes(Path(folder), None if codes is None else Path(codes), split)
-    summaries, store = summarize_split(data_bin, split, found, max_tokens=max_tokens)
+    data_bin, code_folder = find_codes(Path(folder), None if codes is None else Path(codes), split)
+    summaries, store = summarize_split(data_bin, split, code_folder, max_tokens=max_tokens)
     facts = {"data": f"{data_bin.name}, {split}", "tokens": f"{store.num_tokens:,}"}
     if max_tokens < store.num_tokens:
         facts["tokens"] = f"the first {max_tokens:,} of {store.num_tokens:,}"
@@ -77,16 +76,21 @@ def find_codes(folder: Path, chosen: Path | None = None, split: str = "train") -
     newest = newest_whole(folder) if (folder / "stages.json").is_file() else None  # the best may be of another stage
     state = read_state(newest[0] if newest else checkpoint_of(folder))
     task = config_in(state).task
-    both = (task.data, getattr(task, "latent_codes", None) or task.data)
-    data, codes = (Path(utils.split_paths(paths)[0]) for paths in both)
+    data = Path(utils.split_paths(task.data)[0])
+    codes = Path(utils.split_paths(getattr(task, "latent_codes", None) or task.data)[0])
     if not (data / "dict.txt").exists():
         raise FileNotFoundError(f"{folder} was trained on {data}, which does not exist; pass the binarized dataset")
     if chosen is None and (folder / "stages.json").is_file():
         codes = _codes_of_last_stage(folder, data)
-    if ((store := (chosen or codes) / f"{split}.codes") / META_FILE).is_file():
-        found = {CODES_OVER: CodeStore(store).meta.get("fingerprints", {}).get("dictionary")}
-        which = f"the codes in {store}", f"those that {folder} predicts", "pass --codes with those"
-        check_same_codes(state.get("task_state") or {}, found, *which)
+    store = (chosen or codes) / f"{split}.codes"
+    if (store / META_FILE).is_file():
+        check_same_codes(
+            before=state.get("task_state") or {},
+            now={CODES_OVER: CodeStore(store).meta.get("fingerprints", {}).get("dictionary")},
+            codes=f"the codes in {store}",
+            others=f"those that {folder} predicts",
+            remedy="pass --codes with those",
+        )
     print(f"{folder} was trained on {data}, which is read")
     return data, chosen or codes
 
@@ -98,7 +102,8 @@ def _codes_of_last_stage(folder: Path, data: Path) -> Path:
         return coded[0]
     for stage in stages:
         if (stage / "dictionary" / META_FILE).is_file():
-            model, dictionary = str(stage / "model.pt"), str(stage / "dictionary")
+            model = str(stage / "model.pt")
+            dictionary = str(stage / "dictionary")
             command = shlex.join(["mlsm", "encode", str(data), "--auxiliary", model, "--dictionary", dictionary])
             raise FileNotFoundError(
                 f"{folder} has no stored codes (--latent-source online stores none); make some with "
@@ -156,19 +161,20 @@ def _facts(store: CodeStore, summaries: list[AtomSummary]) -> dict[str, str]:
     return facts
 
 
-def _read_quality(path: PathLike) -> dict[str, Any]:
+def _read_quality(path: PathLike) -> JsonObject:
     try:
-        found: dict[str, Any] = check_json(read_json(path), QUALITY, path)
+        quality: JsonObject = check_json(read_json(path), QUALITY, path)
     except ValueError:
         raise ValueError(
             f"{path} is not a file that `mlsm evaluate dictionary --output` wrote; pass that one"
         ) from None
-    return found
+    return quality
 
 
-def _quality_facts(quality: dict[str, Any], store: CodeStore, path: object) -> dict[str, str]:
+def _quality_facts(quality: JsonObject, store: CodeStore, path: object) -> dict[str, str]:
     """The figures by their names, as ``mlsm evaluate dictionary`` prints them."""
-    judged, coded = quality["dictionary"]["fingerprint"], store.meta["fingerprints"].get("dictionary")
+    judged = quality["dictionary"]["fingerprint"]
+    coded = store.meta["fingerprints"].get("dictionary")
     if judged != coded:
         raise ValueError(
             f"{path} judges another dictionary (SHA-256 {judged[:12]}) than the one of these codes "

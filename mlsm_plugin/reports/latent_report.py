@@ -155,11 +155,13 @@ def _keep_best(kept: _Occurrences, entries: _Occurrences, num_atoms: int, contex
     bar = np.full(num_atoms, np.inf)
     np.minimum.at(bar, kept.atoms, kept.weights)
     bar[types_kept < contexts] = 0.0
-    found = kept.joined(entries[np.flatnonzero(entries.weights > bar[entries.atoms])])
+    candidates = kept.joined(entries[np.flatnonzero(entries.weights > bar[entries.atoms])])
     # each text once, and first the best of each type
-    found = found[_places((found.atoms, _window_hashes(found.windows)), (-found.weights, found.order)) == 0]
-    of_known_type = _places((found.atoms, found.types), (-found.weights, found.order)) > 0
-    return found[_places((found.atoms,), (of_known_type, -found.weights, found.order)) < contexts]
+    candidates = candidates[
+        _places((candidates.atoms, _window_hashes(candidates.windows)), (-candidates.weights, candidates.order)) == 0
+    ]
+    of_known_type = _places((candidates.atoms, candidates.types), (-candidates.weights, candidates.order)) > 0
+    return candidates[_places((candidates.atoms,), (of_known_type, -candidates.weights, candidates.order)) < contexts]
 
 
 def _window_hashes(windows: np.ndarray) -> np.ndarray:
@@ -194,12 +196,15 @@ def _read_window(window: Sequence[int], symbols: Sequence[str], joined_by: str, 
         text = joined_by.join(" \u00b6 " if piece == SENTENCE_END else piece for piece in pieces)
         return re.sub(r"\s+", " ", text.replace(SENTENCEPIECE_BEGIN, " "))
 
-    left, token, right = read(window[:middle]), read(window[middle : middle + 1]), read(window[middle + 1 :])
+    left = read(window[:middle])
+    token = read(window[middle : middle + 1])
+    right = read(window[middle + 1 :])
     if token.startswith(" ") or (joined_by and left):
         left += " "
     if token.endswith(" ") or (joined_by and right):
         right = " " + right
-    left, right = re.sub(r"\s+", " ", left).lstrip(), re.sub(r"\s+", " ", right).rstrip()
+    left = re.sub(r"\s+", " ", left).lstrip()
+    right = re.sub(r"\s+", " ", right).rstrip()
     return {"left": left, "token": token.strip() or SENTENCEPIECE_BEGIN, "right": right, "weight": weight}
 
 

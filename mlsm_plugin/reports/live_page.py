@@ -1,4 +1,4 @@
-"""A page that follows runs: one HTML file with their curves, which the browser loads anew."""
+"""A page that follows runs: one HTML file with their curves, which the browser reloads."""
 
 import base64
 import html
@@ -35,7 +35,8 @@ def watch(files: Sequence[Path], picture: PathLike, page: PathLike, draw: Callab
     ``files`` are the logs; a run is over when fairseq-train says so, and logs nothing for ten minutes. ValueError as of
     ``draw``, but a log without progress is waited for.
     """
-    title, seen = ", ".join(map(str, files)), None
+    title = ", ".join(map(str, files))
+    seen = None
     while True:
         now = [file.stat().st_size for file in files]
         quiet = all(time.time() - file.stat().st_mtime >= QUIET for file in files)

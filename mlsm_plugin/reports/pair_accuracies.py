@@ -12,19 +12,19 @@ ACCURACIES = values(fields({"accuracy": number}))
 CHECKPOINT = fields({"words": optional(whole()), "fields": ACCURACIES, "folders": ACCURACIES, "mean": number})
 
 
-def words_of(name: PathLike) -> int | None:
+def words_seen_by(name: PathLike) -> int | None:
     """The words that a checkpoint called ``chck_10M`` has seen; None for other names."""
     match = re.fullmatch(r"chck_(\d+)M", Path(name).name)
     return int(match.group(1)) * 1_000_000 if match else None
 
 
-def accuracies_of(found: Mapping[str, Any]) -> dict[str, float]:
+def accuracies_of(figures: Mapping[str, Any]) -> dict[str, float]:
     """What a table and a plot show of the figures of ``evaluate_pairs``: of fields, folders, and the mean of these."""
-    shown = {name: own["accuracy"] for name, own in found["fields"].items()}
-    for folder, own in found["folders"].items():
+    shown = {name: group["accuracy"] for name, group in figures["fields"].items()}
+    for folder, group in figures["folders"].items():
         name = Path(folder).name or folder
-        shown[folder if name in shown else name] = own["accuracy"]
-    return shown | ({"mean": found["mean"]} if len(found["folders"]) > 1 else {})
+        shown[folder if name in shown else name] = group["accuracy"]
+    return shown | ({"mean": figures["mean"]} if len(figures["folders"]) > 1 else {})
 
 
 def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None:
@@ -40,9 +40,11 @@ def read_accuracies(path: PathLike) -> dict[str, list[tuple[int, float]]] | None
         return None
     models = check_json(content["models"], values(CHECKPOINT), path)
     curves: dict[str, list[tuple[int, float]]] = {}
-    for own in sorted((own for own in models.values() if own["words"] is not None), key=lambda own: own["words"]):
-        for name, accuracy in accuracies_of(own).items():
-            curves.setdefault(name, []).append((own["words"], accuracy))
+    for model in sorted(
+        (model for model in models.values() if model["words"] is not None), key=lambda model: model["words"]
+    ):
+        for name, accuracy in accuracies_of(model).items():
+            curves.setdefault(name, []).append((model["words"], accuracy))
     if not curves:
         raise ValueError(f"{path} has no model whose name says how many words it has seen, such as chck_10M")
     return curves

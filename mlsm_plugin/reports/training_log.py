@@ -1,4 +1,4 @@
-"""The curves of trainings: read from fairseq's logs, in either of its formats, simple and JSON, and drawn."""
+"""Read the curves of trainings from fairseq's logs (simple or JSON), and draw them."""
 
 import logging
 import math
@@ -6,16 +6,35 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, parse_json
 from mlsm_plugin.reports.pair_accuracies import read_accuracies
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # metrics of speed and progress, not of the objective
 HOUSEKEEPING = frozenset(
-    {"epoch", "update", "num_updates", "wps", "ups", "wpb", "bsz", "lr", "gnorm", "clip", "train_wall", "wall",
-     "gb_free", "loss_scale", "cuda_gb_allocated", "cuda_gb_reserved"}
-)  # fmt: skip
+    {
+        "epoch",
+        "update",
+        "num_updates",
+        "wps",
+        "ups",
+        "wpb",
+        "bsz",
+        "lr",
+        "gnorm",
+        "clip",
+        "train_wall",
+        "wall",
+        "gb_free",
+        "loss_scale",
+        "cuda_gb_allocated",
+        "cuda_gb_reserved",
+    }
+)
 LAST_PANELS = {"lr": "learning rate", "gnorm": "gradient norm", "wps": "tokens per second"}
 PROGRESS = re.compile(r"epoch (\d+): +\d+ / \d+ (.*=.*)")
 SUMMARY = re.compile(r"epoch (\d+) \| (.*)")
@@ -52,7 +71,7 @@ def read_training_log(path: PathLike) -> TrainingLog:
     """Read the log of a run, which may have been stopped and resumed; for repeated updates the later value wins.
 
     The JSON of ``mlsm evaluate pairs`` over checkpoints gives accuracies over words. ValueError if the log has no line
-    of fairseq's progress (:class:`NoProgressError`), or as of :func:`read_accuracies`.
+    of fairseq's progress (:class:`NoProgressError`), or as for :func:`read_accuracies`.
     """
     if Path(path).suffix == ".json" and (accuracies := read_accuracies(path)) is not None:
         return TrainingLog(valid=accuracies, unit="words seen")
@@ -123,14 +142,14 @@ def log_file_of(run: PathLike) -> Path:
         return path
     if not path.is_dir():
         raise FileNotFoundError(f"{run} does not exist; pass the log of fairseq-train, or the folder that it is in")
-    found = sorted(path.glob("*.log"))
-    if (path / "train.log") in found:
+    files = sorted(path.glob("*.log"))
+    if (path / "train.log") in files:
         return path / "train.log"
-    if not found:
+    if not files:
         raise FileNotFoundError(f"{run} has no *.log; keep the output of fairseq-train: ... 2>&1 | tee {run}/train.log")
-    if len(found) > 1:
-        raise ValueError(f"{run} has several logs, pass one of them: {', '.join(file.name for file in found)}")
-    return found[0]
+    if len(files) > 1:
+        raise ValueError(f"{run} has several logs, pass one of them: {', '.join(file.name for file in files)}")
+    return files[0]
 
 
 def draw_curves(
@@ -168,15 +187,15 @@ def draw_curves(
     return len(panels)
 
 
-def _draw_panel(axis: Any, name: str, logs: Sequence[tuple[str, TrainingLog]]) -> None:
+def _draw_panel(axis: "Axes", name: str, logs: Sequence[tuple[str, TrainingLog]]) -> None:
     for number, (run, log) in enumerate(logs):
         color = f"C{number}"
         if name in log.train:
             axis.plot(*zip(*log.train[name], strict=True), color=color, label=f"{run}, training", linewidth=1.2)
         if name in log.valid and name not in LAST_PANELS:
             label = f"{run}, validation" if log.unit == "updates" else run
-            style = {"color": color, "linestyle": "--", "marker": "o", "markersize": 4, "label": label}
-            axis.plot(*zip(*log.valid[name], strict=True), **style)
+            updates, values = zip(*log.valid[name], strict=True)
+            axis.plot(updates, values, color=color, linestyle="--", marker="o", markersize=4, label=label)
     axis.set_title(LAST_PANELS.get(name, name.replace("_", " ")))
     units = [log.unit for _, log in logs if name in log.train or name in log.valid]
     axis.set_xlabel(units[0])

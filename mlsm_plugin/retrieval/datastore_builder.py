@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, copy_file, sha256_of_files, write_npy
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.model_files import DICTIONARY_NAME
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import START_ANEW, PlannedFolder
@@ -44,7 +45,7 @@ class DatastoreWriter(ShardedStoreWriter):
 
     parts = ("keys", "positions")
 
-    def __init__(self, directory: PathLike, plan: dict[str, Any], shard_tokens: list[int]) -> None:
+    def __init__(self, directory: PathLike, plan: JsonObject, shard_tokens: list[int]) -> None:
         advice = f"{START_ANEW}, or choose another --output"
         super().__init__(PlannedFolder(directory, plan, advice=advice), len(shard_tokens))
         self._shard_tokens = shard_tokens
@@ -56,7 +57,8 @@ class DatastoreWriter(ShardedStoreWriter):
 
     def whole_shard(self, index: int) -> int | None:
         """Number of keys of a shard if its files are whole, else None; reads only headers."""
-        keys, positions = (npy_header(self._path(index, part)) for part in self.parts)
+        keys = npy_header(self._path(index, "keys"))
+        positions = npy_header(self._path(index, "positions"))
         if keys is None or positions is None or len(positions.shape) != 1:
             return None
         number = positions.shape[0]
@@ -76,7 +78,7 @@ class DatastoreWriter(ShardedStoreWriter):
         warn_of_full_disk(existing, per_token * sum(self._shard_tokens[shard] for shard in shards))
 
     def write_shard(self, index: int, keys: np.ndarray, positions: np.ndarray) -> None:
-        """Write keys ``(n, dim)``, then the positions ``(n,)`` of their tokens; errors as of :meth:`_write_parts`."""
+        """Write keys ``(n, dim)``, then the positions ``(n,)`` of their tokens; errors as for :meth:`_write_parts`."""
         assert len(keys) == len(positions) <= self._shard_tokens[index]
         self._write_parts(index, {"keys": keys, "positions": positions})
 
@@ -97,7 +99,8 @@ class DatastoreWriter(ShardedStoreWriter):
 
     def _write_tokens(self, file: IO[bytes], tokens: Iterable[np.ndarray]) -> None:
         """Write the text as an npy file, piece by piece, so that a build never holds the whole text in memory."""
-        number, written = self.folder.plan["num_tokens"], 0
+        number = self.folder.plan["num_tokens"]
+        written = 0
         header = {"descr": TOKEN_DTYPE.str, "fortran_order": False, "shape": (number,)}
         np.lib.format.write_array_header_1_0(file, header)
         for piece in tokens:
@@ -107,7 +110,8 @@ class DatastoreWriter(ShardedStoreWriter):
 
     def _has_text(self) -> bool:
         """Whether the files that belong to no shard are whole."""
-        tokens, blocks = (npy_header(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE))
+        tokens = npy_header(self.directory / TOKENS_FILE)
+        blocks = npy_header(self.directory / BLOCKS_FILE)
         text_is_whole = tokens is not None and tokens.shape == (self.folder.plan["num_tokens"],)
         return text_is_whole and blocks is not None and (self.directory / DICTIONARY_NAME).is_file()
 
@@ -145,7 +149,8 @@ class DatastoreBuilder:
         batch_tokens: int = 8192,
     ) -> None:
         self.settings = settings
-        self.data_bin, self.batch_tokens = Path(data_bin), batch_tokens
+        self.data_bin = Path(data_bin)
+        self.batch_tokens = batch_tokens
         self.encoder = FairseqEncoder(
             checkpoint, data_bin, layer=FairseqEncoder.layers_of(checkpoint), device=device, fp16=fp16
         )
@@ -174,7 +179,7 @@ class DatastoreBuilder:
                 first = last
             offset += reader.num_tokens
 
-    def _planned(self, checkpoint: PathLike, fp16: bool) -> dict[str, Any]:
+    def _planned(self, checkpoint: PathLike, fp16: bool) -> JsonObject:
         settings = self.settings
         return {
             "format": FORMAT,
@@ -216,11 +221,11 @@ class DatastoreBuilder:
         """
         if self.writer.is_complete:
             return True
-        wanted = self.writer.missing(process)
-        self.writer.warn_of_full_disk(wanted)
-        total = sum(self.shards[index].num_tokens for index in wanted)
+        missing = self.writer.missing(process)
+        self.writer.warn_of_full_disk(missing)
+        total = sum(self.shards[index].num_tokens for index in missing)
         with Progress(total=total, desc="keys", unit="token", unit_scale=True) as progress:
-            for index in wanted:
+            for index in missing:
                 if not self.writer.has_shard(index):  # another process may have written it
                     self.writer.write_shard(index, *self._keys_of(self.shards[index]))
                 progress.update(self.shards[index].num_tokens)
@@ -233,13 +238,14 @@ class DatastoreBuilder:
     def _keys_of(self, shard: _Shard) -> tuple[np.ndarray, np.ndarray]:
         """Keys ``(n, dim)`` of a shard and the positions ``(n,)`` of their tokens."""
         reader = shard.reader
-        positions, keys = [np.zeros(0, np.int64)], [np.zeros((0, self.encoder.dim), self.settings.dtype)]
+        positions = [np.zeros(0, np.int64)]
+        keys = [np.zeros((0, self.encoder.dim), self.settings.dtype)]
         blocks = (part for index in shard.blocks for part in reader.block(index))
         for chunk in chunks_of(blocks, 4 * self.batch_tokens, with_bos=True):
-            found, hidden = hidden_states_of(chunk, reader, self.encoder, max_tokens=self.batch_tokens)
-            kept = self._kept(reader, found)
-            positions.append(found[kept] + shard.offset)
-            keys.append(self._rounded(hidden.cpu().numpy()[kept], found[kept]))
+            chunk_positions, hidden = hidden_states_of(chunk, reader, self.encoder, max_tokens=self.batch_tokens)
+            kept = self._kept(reader, chunk_positions)
+            positions.append(chunk_positions[kept] + shard.offset)
+            keys.append(self._rounded(hidden.cpu().numpy()[kept], chunk_positions[kept]))
         return np.concatenate(keys), np.concatenate(positions)
 
     def _rounded(self, hidden: np.ndarray, positions: np.ndarray) -> np.ndarray:

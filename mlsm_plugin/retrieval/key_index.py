@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 INDEX_FILE = "index.faiss"
 INDEX_META_FILE = "index.json"
 META_CHECK = fields({"kind": text, "similarity": text, "of": text})
-KINDS = ("none", "flat", "ivfpq")
+INDEX_KINDS = ("none", "flat", "ivfpq")
 KEYS_PER_CENTROID = 39  # faiss asks for at least this many for each of the 256 centroids of a part of a vector
 LEAST_KEYS = KEYS_PER_CENTROID * 256
 PART_WIDTH = 2  # smallest width of a product quantizer's parts
-RESCORED = 8  # an approximate index is asked for so many times the wanted keys, which are then compared exactly
+RESCORED = 8  # an approximate index returns this many times the requested keys, which are then compared exactly
 
 
 def faiss_or_none() -> Any:
@@ -60,7 +60,9 @@ class KeyIndex:
     """
 
     def __init__(self, index: Any, kind: str, similarity: str) -> None:
-        self._index, self.kind, self.similarity = index, kind, similarity
+        self._index = index
+        self.kind = kind
+        self.similarity = similarity
 
     @classmethod
     def open(cls, directory: Path) -> "KeyIndex | None":
@@ -117,11 +119,11 @@ class KeyIndex:
         if self.kind == "flat":
             rows: np.ndarray = self._index.search(queries, k)[1]
             return rows
-        wanted = min(RESCORED * k, self._index.ntotal)
+        count = min(RESCORED * k, self._index.ntotal)
         probes = min(self._index.nlist, max(32, self._index.nlist // 16))
         while True:
             self._index.nprobe = probes
-            rows = self._index.search(queries, wanted)[1]
+            rows = self._index.search(queries, count)[1]
             if probes == self._index.nlist or (rows >= 0).all():
                 return rows
             probes = min(self._index.nlist, 4 * probes)  # the searched lists held too few keys

@@ -26,14 +26,7 @@ from mlsm_plugin.core.files.planned_folder import META_FILE, PLAN_FILE
 from mlsm_plugin.core.files.sharded_store import shard_path
 from mlsm_plugin.core.losses.span_contrastive import similarities
 from mlsm_plugin.fairseq_plugin.coding.fairseq_encoder import FairseqEncoder
-from mlsm_plugin.retrieval.datastore_builder import (
-    BLOCKS_FILE,
-    CHUNK_ENTRIES,
-    FORMAT,
-    TOKENS_FILE,
-    DatastoreBuilder,
-    DatastoreWriter,
-)
+from mlsm_plugin.retrieval.datastore_builder import BLOCKS_FILE, CHUNK_ENTRIES, FORMAT, TOKENS_FILE, DatastoreBuilder
 from mlsm_plugin.retrieval.key_index import KeyIndex, training_size
 from mlsm_plugin.retrieval.settings import DatastoreSettings
 
@@ -66,11 +59,12 @@ class PhraseDatastore:
                 raise ValueError(f"{directory} is not complete: run the same `mlsm npm datastore` again to resume")
             raise FileNotFoundError(f"{directory} is not a datastore; make one with `mlsm npm datastore`")
         self.meta = read_json(self.directory / META_FILE)
-        found = self.meta.get("format") if isinstance(self.meta, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"{directory} has format {found}, this version reads format {FORMAT}")
+        version = self.meta.get("format") if isinstance(self.meta, dict) else None
+        if version != FORMAT:
+            raise ValueError(f"{directory} has format {version}, this version reads format {FORMAT}")
         check_json(self.meta, META_CHECK, self.directory / META_FILE)
-        self.tokens, self.block_starts = (_opened(self.directory / name) for name in (TOKENS_FILE, BLOCKS_FILE))
+        self.tokens = _opened(self.directory / TOKENS_FILE)
+        self.block_starts = _opened(self.directory / BLOCKS_FILE)
         self._first_rows = np.cumsum([0, *self.meta["shard_keys"]])
         self._first_positions = self._read_first_positions()
         self.index = KeyIndex.open(self.directory)
@@ -84,7 +78,7 @@ class PhraseDatastore:
         settings: DatastoreSettings | None = None,
         **options: Any,
     ) -> "PhraseDatastore":
-        """Build what is missing of a datastore, and open it; arguments and errors as of :class:`DatastoreBuilder`."""
+        """Build what is missing of a datastore, and open it; arguments and errors as for :class:`DatastoreBuilder`."""
         builder = DatastoreBuilder(data_bin, checkpoint, directory, settings or DatastoreSettings(), **options)
         if not builder.build():
             raise ValueError(f"{directory}: shards are missing, another process may be deleting them")
@@ -106,7 +100,8 @@ class PhraseDatastore:
 
     def _read_first_positions(self) -> np.ndarray:
         """The position of each shard's first key; for an empty shard that of the next shard."""
-        firsts, following = [], self.meta["num_tokens"]
+        firsts = []
+        following = self.meta["num_tokens"]
         for shard in reversed(range(len(self.meta["shard_keys"]))):
             keys, positions = self._shard(shard)
             expected = (self.meta["shard_keys"][shard], self.meta["dim"])
@@ -127,17 +122,18 @@ class PhraseDatastore:
     def check_belongs_to(self, checkpoint: PathLike) -> None:
         """Raise ValueError unless the keys were made with this checkpoint."""
         expected = self.meta.get("fingerprints", {}).get("checkpoint", "unknown")
-        found = FairseqEncoder.fingerprint_of(checkpoint)
-        if expected != found:
+        fingerprint = FairseqEncoder.fingerprint_of(checkpoint)
+        if expected != fingerprint:
             raise ValueError(
                 f"{self.directory} was built with another checkpoint (SHA-256 {expected[:12]}) than {checkpoint} "
-                f"({found[:12]}); build a datastore with the latter"
+                f"({fingerprint[:12]}); build a datastore with the latter"
             )
 
     def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and positions, mapped anew each time: a large datastore has more shards than a process may have maps."""
-        keys, positions = (shard_path(self.directory, shard, part) for part in DatastoreWriter.parts)
-        return map_npy(keys, ndim=2), map_npy(positions, ndim=1)
+        """Keys and positions, mapped at each call: a large datastore has more shards than a process may have maps."""
+        keys = map_npy(shard_path(self.directory, shard, "keys"), ndim=2)
+        positions = map_npy(shard_path(self.directory, shard, "positions"), ndim=1)
+        return keys, positions
 
     def _chunks(self, device: torch.device) -> Iterator[Tensor]:
         """All keys in order, ``(c, dim)`` float32 on ``device``, a bounded number at a time."""
@@ -183,8 +179,10 @@ class PhraseDatastore:
         candidates = index.candidates(queries.cpu().numpy(), k)
         keys = torch.from_numpy(self.keys_of(candidates.ravel())).to(queries.device).view(*candidates.shape, self.dim)
         pairs = zip(queries, keys, strict=True)
-        found = torch.cat([similarities(query[None], own, index.similarity) for query, own in pairs])
-        scores, order = found.topk(k, dim=1)
+        exact_scores = torch.cat(
+            [similarities(query[None], candidate_keys, index.similarity) for query, candidate_keys in pairs]
+        )
+        scores, order = exact_scores.topk(k, dim=1)
         return scores, torch.from_numpy(candidates).to(queries.device).gather(1, order)
 
     def positions_of(self, rows: np.ndarray) -> np.ndarray:
@@ -195,13 +193,13 @@ class PhraseDatastore:
         """Keys ``(n, dim)`` float32 of rows ``(n,)``."""
         return self._look_up(rows, 0, np.zeros((len(rows), self.dim), np.float32))
 
-    def _look_up(self, rows: np.ndarray, part: int, found: np.ndarray) -> np.ndarray:
-        """``found`` filled with what a part of the shards holds in ``rows`` (n,)."""
+    def _look_up(self, rows: np.ndarray, part: int, values: np.ndarray) -> np.ndarray:
+        """``values`` filled with what a part of the shards holds in ``rows`` (n,)."""
         shards = np.searchsorted(self._first_rows, rows, side="right") - 1
         for shard in np.unique(shards):
             chosen = shards == shard
-            found[chosen] = self._shard(int(shard))[part][rows[chosen] - self._first_rows[shard]]
-        return found
+            values[chosen] = self._shard(int(shard))[part][rows[chosen] - self._first_rows[shard]]
+        return values
 
     def rows_of(self, positions: np.ndarray) -> np.ndarray:
         """Rows of the keys of tokens, -1 for a token without a key: int64, of the shape of ``positions``."""
@@ -209,8 +207,10 @@ class PhraseDatastore:
         rows = np.full(len(flat), -1, np.int64)
         shards = np.searchsorted(self._first_positions, flat, side="right") - 1
         for shard in np.unique(shards[shards >= 0]):
-            chosen, there = np.flatnonzero(shards == shard), self._shard(int(shard))[1]
-            first, last = (np.searchsorted(there, flat[chosen], side) for side in ("left", "right"))
+            chosen = np.flatnonzero(shards == shard)
+            positions_of_keys = self._shard(int(shard))[1]
+            first = np.searchsorted(positions_of_keys, flat[chosen], side="left")
+            last = np.searchsorted(positions_of_keys, flat[chosen], side="right")
             rows[chosen[first < last]] = self._first_rows[shard] + first[first < last]
         return rows.reshape(np.shape(positions))
 
@@ -233,11 +233,12 @@ def _opened(path: Path) -> np.ndarray:
     return array
 
 
-def _merged(best: Tensor, rows: Tensor, found: list[Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of ``best`` (n, b), with their ``rows``, and of ``found``, whose rows begin with ``first``."""
-    if not found:
+def _merged(best: Tensor, rows: Tensor, waiting: list[Tensor], first: int, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of ``best`` (n, b), with their ``rows``, and of ``waiting``, whose rows begin at ``first``."""
+    if not waiting:
         return best, rows
-    new, places = torch.cat(found, dim=1).topk(min(k, sum(scores.size(1) for scores in found)), dim=1)
-    scores, rows = torch.cat([best, new], dim=1), torch.cat([rows, places + first], dim=1)
+    new, places = torch.cat(waiting, dim=1).topk(min(k, sum(scores.size(1) for scores in waiting)), dim=1)
+    scores = torch.cat([best, new], dim=1)
+    rows = torch.cat([rows, places + first], dim=1)
     best, order = scores.topk(min(k, scores.size(1)), dim=1)
     return best, rows.gather(1, order)

@@ -1,7 +1,7 @@
 """Filling masks with phrases of a corpus (Min et al., 2022, section 3.3)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, 
 from mlsm_plugin.fairseq_plugin.text.symbol_files import special_symbols
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.settings import FillingSettings
+
+if TYPE_CHECKING:
+    from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,11 @@ class PhraseCandidate:
 class PhraseFiller:
     """Fills masks with phrases of a datastore, which was made with ``interface``, a loaded model."""
 
-    def __init__(self, interface: Any, datastore: PhraseDatastore, settings: FillingSettings | None = None) -> None:
-        self.interface, self.datastore = interface, datastore
+    def __init__(
+        self, interface: "RobertaHub", datastore: PhraseDatastore, settings: FillingSettings | None = None
+    ) -> None:
+        self.interface = interface
+        self.datastore = datastore
         self.settings = settings or FillingSettings()
         task = interface.task
         self.dictionary = task.source_dictionary
@@ -59,10 +65,10 @@ class PhraseFiller:
     def continue_text(self, text: str, *, steps: int) -> str:
         """Append the best phrase for a mask at the end of ``text``, ``steps`` times."""
         for _ in range(steps):
-            found = self.fill(f"{text} {MASK}", topk=1)[-1]
-            if not found:
+            phrases = self.fill(f"{text} {MASK}", topk=1)[-1]
+            if not phrases:
                 break
-            text = f"{text} {found[0].phrase}"
+            text = f"{text} {phrases[0].phrase}"
         return text
 
     @torch.no_grad()
@@ -129,17 +135,23 @@ class PhraseFiller:
     def _allowed(self, spans: np.ndarray) -> np.ndarray:
         """The spans that lie in one block, hold no special symbol and, if the settings ask for it, are whole words."""
         store = self.datastore
-        begins, ends = spans[:, 0], spans[:, 0] + spans[:, 1] - 1
+        begins = spans[:, 0]
+        ends = spans[:, 0] + spans[:, 1] - 1
         inside = (begins >= 0) & (ends < len(store.tokens))
-        spans, begins, ends = spans[inside], begins[inside], ends[inside]
+        spans = spans[inside]
+        begins = begins[inside]
+        ends = ends[inside]
         same = store.block_of(begins) == store.block_of(ends)
-        spans, begins, ends = spans[same], begins[same], ends[same]
+        spans = spans[same]
+        begins = begins[same]
+        ends = ends[same]
         if len(spans) == 0:
             return spans
         positions = store.positions_of_blocks(np.unique(store.block_of(begins)))
         ids = np.asarray(store.tokens[positions], dtype=np.int64)
         specials = np.cumsum(np.isin(ids, self._special))
-        start, stop = np.searchsorted(positions, begins), np.searchsorted(positions, ends)
+        start = np.searchsorted(positions, begins)
+        stop = np.searchsorted(positions, ends)
         kept = (specials[stop] == specials[start]) & ~np.isin(ids[start], self._special)
         if not self.settings.any_pieces:
             first, last = word_boundaries(ids, store.block_of(positions), self._pieces)
@@ -164,7 +176,9 @@ class PhraseFiller:
             text = self._text(self.datastore.tokens[position : position + length])
             by_phrase.setdefault(text, []).append(Occurrence(position, length, score))
         alpha = self.settings.length_alpha
-        scores = {text: sum(own.score * own.length**alpha for own in found) for text, found in by_phrase.items()}
+        scores = {
+            text: sum(hit.score * hit.length**alpha for hit in occurrences) for text, occurrences in by_phrase.items()
+        }
         candidates = []
         for text in sorted(scores, key=lambda text: (-scores[text], text))[: max(50, self.settings.k)]:
             best = sorted(by_phrase[text], key=lambda occurrence: -occurrence.score)[: self.settings.contexts]
@@ -173,7 +187,8 @@ class PhraseFiller:
 
     def context(self, occurrence: Occurrence) -> str:
         """The text around an occurrence, within its block, with the phrase between ``[[`` and ``]]``."""
-        store, width = self.datastore, self.settings.context_tokens
+        store = self.datastore
+        width = self.settings.context_tokens
         block = store.positions_of_blocks(store.block_of(np.array([occurrence.position])))
         begin = max(int(block[0]), occurrence.position - width)
         stop = occurrence.position + occurrence.length

@@ -10,7 +10,7 @@ DTYPES = ("float16", "float32")
 
 @dataclass(frozen=True)
 class DatastoreSettings:
-    """What decides the keys; ``stopwords`` get none where they are one token. ValueError if a value is out of range."""
+    """What decides the keys; ``stopwords`` that are one token get none. ValueError if a value is out of range."""
 
     splits: list[str] = option(["train"], metavar="SPLIT", help="splits of the binarized dataset, in this order")
     blocks: BlockSettings = field(default_factory=lambda: BlockSettings(256))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
 from mlsm_plugin.fairseq_plugin.text.masked_text import MASK, cut_around_masks, encode_masked_text
 from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 from mlsm_plugin.retrieval.phrase_filling import PhraseFiller
+
+if TYPE_CHECKING:
+    from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
 
 CHUNK_TOKENS = 1 << 22  # of the text that are compared with a word at once
 
@@ -38,22 +41,22 @@ def read_verbalizer(path: PathLike) -> dict[str, list[str]]:
     A line that begins with ``#`` and has no tab is a comment. ValueError if a line has another form, or a label that
     has one already, or there are fewer than two labels. Labels that look alike get a warning.
     """
-    found: dict[str, list[str]] = {}
+    words_of_label: dict[str, list[str]] = {}
     for number, line in numbered_lines(path):
         label, tab, words = line.partition("\t")
         if line.startswith("#") and not tab:
             continue
         if line.startswith("# "):
             raise ValueError(f"{path}, line {number}: a comment has no tab, and a label does not begin with '# '")
-        if label.strip() in found:
+        if label.strip() in words_of_label:
             raise ValueError(f"{path}, line {number}: {label.strip()!r} has words already; give each label one line")
-        found[label.strip()] = [word.strip() for word in words.split(",") if word.strip()]
-        if not tab or not found[label.strip()]:
+        words_of_label[label.strip()] = [word.strip() for word in words.split(",") if word.strip()]
+        if not tab or not words_of_label[label.strip()]:
             raise ValueError(f"{path}, line {number}: expected a label, a tab, and words with commas between them")
-    if len(found) < 2:
-        raise ValueError(f"{path} has {len(found)} labels; at least 2 are needed")
-    warn_of_similar_labels(found, str(path))
-    return found
+    if len(words_of_label) < 2:
+        raise ValueError(f"{path} has {len(words_of_label)} labels; at least 2 are needed")
+    warn_of_similar_labels(words_of_label, str(path))
+    return words_of_label
 
 
 def read_texts(path: PathLike, labels: list[str], *, header: bool = False) -> list[LabelledText]:
@@ -61,24 +64,26 @@ def read_texts(path: PathLike, labels: list[str], *, header: bool = False) -> li
 
     ValueError if there is no text, a text has a tab, a label is not in ``labels``, or only some lines have a label.
     """
-    found: list[LabelledText] = []
+    items: list[LabelledText] = []
     for number, line in islice(numbered_lines(path), int(header), None):
         where = f"{path}, line {number}"
         label, tab, text = line.partition("\t")
-        text, own = (text, label.strip()) if tab else (line, None)
+        text_label = label.strip() if tab else None
+        if not tab:
+            text = line
         if not text.strip():
             raise ValueError(f"{where} has no text")
         if "\t" in text.strip():
             raise ValueError(f"{where} has more than one tab; expected label and text, or text alone")
-        if own is not None and own not in labels:
-            hint = "" if found or header else "; if it names the columns, pass --header"
-            raise ValueError(f"{where}: label {own!r} is not in the verbalizer ({', '.join(labels)}){hint}")
-        found.append(LabelledText(text.strip(), own, where))
-    if not found:
+        if text_label is not None and text_label not in labels:
+            hint = "" if items or header else "; if it names the columns, pass --header"
+            raise ValueError(f"{where}: label {text_label!r} is not in the verbalizer ({', '.join(labels)}){hint}")
+        items.append(LabelledText(text.strip(), text_label, where))
+    if not items:
         raise ValueError(f"{path} holds no text")
-    if len({item.label is None for item in found}) > 1:
+    if len({item.label is None for item in items}) > 1:
         raise ValueError(f"{path}: only some lines have a label; give all lines one, or none")
-    return found
+    return items
 
 
 class RetrievalClassifier:
@@ -86,23 +91,25 @@ class RetrievalClassifier:
 
     The score of a word is the sum over its occurrences of exp(start score) and exp(end score), each divided by the sum
     over the occurrences of all words of all labels: a closed set. Of a word, at most ``max_occurrences`` are used,
-    evenly spread over the corpus. ValueError as of :func:`label_ids`, or if no word of a label is in the corpus.
+    evenly spread over the corpus. ValueError as for :func:`label_ids`, or if no word of a label is in the corpus.
     """
 
     def __init__(
         self, filler: PhraseFiller, verbalizer: dict[str, list[str]], *, max_occurrences: int = 10_000
     ) -> None:
-        self.filler, self.labels, self.was_cut = filler, list(verbalizer), filler.was_cut
+        self.filler = filler
+        self.labels = list(verbalizer)
+        self.was_cut = filler.was_cut
         self.temperature = temperature_of(filler.interface.cfg, filler.datastore.dim, closed_set=True)
         rows: list[np.ndarray] = []
         for label, words in label_ids(filler.interface, verbalizer).items():
             rows.append(np.concatenate([self._occurrences(ids, max_occurrences) for ids in words]))
             if len(rows[-1]) == 0:
                 raise ValueError(f"no word of the label {label!r} is in the corpus: {', '.join(verbalizer[label])}")
-        self.owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(own) for own in rows]))
-        both = (filler.datastore.keys_of(column) for column in np.concatenate(rows).T)
+        self.owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(label_rows) for label_rows in rows]))
+        keys_of_ends = (filler.datastore.keys_of(column) for column in np.concatenate(rows).T)
         # of the first and of the last tokens of the words
-        self.keys = [torch.from_numpy(keys).to(filler.interface.device) for keys in both]
+        self.keys = [torch.from_numpy(keys).to(filler.interface.device) for keys in keys_of_ends]
 
     def _occurrences(self, ids: Sequence[int], limit: int) -> np.ndarray:
         """Rows of the keys of the first and the last token of a word: ``(n, 2)``."""
@@ -125,8 +132,9 @@ class RetrievalClassifier:
 class ParametricClassifier:
     """Scores labels by the masked-LM head: the sum over their words of the geometric mean probability of the pieces."""
 
-    def __init__(self, interface: Any, verbalizer: dict[str, list[str]]) -> None:
-        self.interface, self.labels = interface, list(verbalizer)
+    def __init__(self, interface: "RobertaHub", verbalizer: dict[str, list[str]]) -> None:
+        self.interface = interface
+        self.labels = list(verbalizer)
         self.dictionary = interface.task.source_dictionary
         self.words = list(label_ids(interface, verbalizer).values())
 
@@ -163,7 +171,7 @@ class ParametricClassifier:
         return logits.float().log_softmax(dim=-1).cpu()
 
 
-def word_ids(interface: Any, word: str) -> list[int]:
+def word_ids(interface: "RobertaHub", word: str) -> list[int]:
     """Ids of a word of a verbalizer; raises ValueError if the vocabulary cannot write it."""
     dictionary = interface.task.source_dictionary
     ids = dictionary.encode_line(interface.bpe.encode(f" {word}"), append_eos=False, add_if_not_exist=False).tolist()
@@ -172,7 +180,7 @@ def word_ids(interface: Any, word: str) -> list[int]:
     return ids
 
 
-def label_ids(interface: Any, verbalizer: dict[str, list[str]]) -> dict[str, list[tuple[int, ...]]]:
+def label_ids(interface: "RobertaHub", verbalizer: dict[str, list[str]]) -> dict[str, list[tuple[int, ...]]]:
     """The ids of the words of each label, repeated ones once.
 
     ValueError if all words of a label are words of another one, so that it can never have the larger score, or the
@@ -205,7 +213,7 @@ def _places(store: PhraseDatastore, ids: Sequence[int]) -> Iterator[np.ndarray]:
 
 
 def classify(
-    interface: Any,
+    interface: "RobertaHub",
     items: Sequence[LabelledText],
     verbalizer: dict[str, list[str]],
     template: str,
@@ -236,9 +244,9 @@ def classify(
         raise ValueError(f"{why}: --parametric needs a masked LM; pass --datastore instead")
     else:
         classifier = ParametricClassifier(interface, verbalizer)
-    found = []
+    predictions = []
     for item in Progress(items, unit="text"):
         text = template.replace("{}", item.text.replace(MASK, " "))
         shares = classifier.probabilities(text)
-        found.append((classifier.labels[int(shares.argmax())], float(shares.max()), classifier.was_cut(text)))
-    return found
+        predictions.append((classifier.labels[int(shares.argmax())], float(shares.max()), classifier.was_cut(text)))
+    return predictions

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlsm_plugin.reports.pair_accuracies import accuracies_of, read_accuracies, words_of
+from mlsm_plugin.reports.pair_accuracies import accuracies_of, read_accuracies, words_seen_by
 from mlsm_plugin.reports.training_log import read_training_log
 
 
@@ -26,7 +26,7 @@ def test_names_say_the_words() -> None:
         "chck_1K": None,
         "my_chck_1M": None,
     }
-    assert {name: words_of(name) for name in words} == words
+    assert {name: words_seen_by(name) for name in words} == words
 
 
 def test_columns_are_fields_folders_and_their_mean() -> None:

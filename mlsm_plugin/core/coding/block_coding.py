@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mlsm_plugin.core.coding.coder_fit import check_width
 from mlsm_plugin.core.coding.split_coder import CodingSettings, SplitCoder
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.process_rank import SINGLE_PROCESS, ProcessRank
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.files.sharded_store import MissingShardsError, warn_of_full_disk
@@ -38,7 +38,7 @@ class CodingFigures:
     empty_tokens: int = 0  # those of them whose codes are empty
     inexact_tokens: int = 0  # those of them whose codes do not reach the required accuracy
     missing_shards: int = 0  # that other processes have not written yet
-    meta: dict[str, Any] | None = None  # content of the store's meta.json; None while shards are missing
+    meta: JsonObject | None = None  # content of the store's meta.json; None while shards are missing
 
 
 def encode_blocks(
@@ -72,17 +72,21 @@ def encode_blocks(
     figures = CodingFigures(writer.directory, writer.num_shards)
     missing = writer.missing_shards()
     figures.already_complete = not missing and writer.is_sealed
-    own = [shard for shard in missing if process.owns(shard[0])]
-    if own:
+    own_shards = [shard for shard in missing if process.owns(shard[0])]
+    if own_shards:
         if process.rank == 0 and writer.num_shards < process.world_size:
             logger.warning(
                 "%s: %d processes share %d shards, so that some have nothing to do; use a smaller --shard-tokens",
-                *(name, process.world_size, writer.num_shards),
+                name,
+                process.world_size,
+                writer.num_shards,
             )
-        tokens_of_others = sum(stop - start for _, start, stop in missing) - sum(stop - start for _, start, stop in own)
+        tokens_of_others = sum(stop - start for _, start, stop in missing) - sum(
+            stop - start for _, start, stop in own_shards
+        )
         encoder = open_model()
         check_width(encoder, coder)
-        _write_shards(SplitCoder(name, reader, encoder, coder, settings), writer, own, figures, tokens_of_others)
+        _write_shards(SplitCoder(name, reader, encoder, coder, settings), writer, own_shards, figures, tokens_of_others)
     figures.missing_shards = len(writer.missing_shards())
     if not figures.missing_shards:
         try:
@@ -108,7 +112,7 @@ def shard_boundaries(reader: TokenBlocks, shard_tokens: int) -> list[int]:
 
 def store_meta(
     coder: SparseCoder, settings: CodingSettings, *, split: str, auxiliary: str, blocks: BlockSettings | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """What ``plan.json`` and ``meta.json`` of a store say; arguments are those of :func:`encode_blocks`."""
     return {
         "n_atoms": coder.num_atoms,
@@ -139,7 +143,8 @@ def _write_shards(
                 progress.update(stop - start)
                 continue
             rows = ShardRows(stop - start, writer.num_atoms)
-            counted, why_empty = 0, None
+            counted = 0
+            why_empty = None
             for chunk in coder.coded_chunks(range(*np.searchsorted(coder.reader.starts, (start, stop)))):
                 rows.add(chunk.positions - start, chunk.coded.codes, chunk.coded.gap)
                 why_empty = why_empty or chunk.why_empty

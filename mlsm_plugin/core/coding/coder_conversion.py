@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.coding.settings import CoderImport
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import META_FILE, PlannedFolder
 from mlsm_plugin.core.hidden_states.encoder import check_layer
@@ -30,42 +30,47 @@ def import_coder(
     model, or another coder is there.
     """
     source, output = _apart(source, output)
-    made = read_any_format(source, normalize=settings.normalize, transpose=settings.transpose, lambda_=settings.lambda_)
-    origin = _origin(settings, made.meta["dim"])
-    made.meta |= origin
+    coder = read_any_format(
+        source, normalize=settings.normalize, transpose=settings.transpose, lambda_=settings.lambda_
+    )
+    origin = _origin(settings, coder.meta["dim"])
+    coder.meta |= origin
 
     def fingerprint() -> str:
-        if kind_of(output).kind != made.meta["kind"]:
+        if kind_of(output).kind != coder.meta["kind"]:
             return "of another kind"
         # a dictionary need not say its lambda
-        there = AtomDictionary.load(output) if isinstance(made, AtomDictionary) else SaeCoder.load(output, NoOptions())
-        return there.fingerprint
+        existing = (
+            AtomDictionary.load(output) if isinstance(coder, AtomDictionary) else SaeCoder.load(output, NoOptions())
+        )
+        return existing.fingerprint
 
     with only_writer(output):
         if not overwrite and (output / META_FILE).exists():
-            _check_same(output, fingerprint, made.fingerprint, "dictionary")
-            wanted = {**origin, **{name: made.meta[name] for name in ("lambda",) if name in made.meta}}
-            if PlannedFolder(output, wanted, plan_file=None, advice=ADVICE.capitalize()).is_complete():
+            _check_same(output, fingerprint, coder.fingerprint, "dictionary")
+            plan = {**origin, **{name: coder.meta[name] for name in ("lambda",) if name in coder.meta}}
+            if PlannedFolder(output, plan, plan_file=None, advice=ADVICE.capitalize()).is_complete():
                 return None
-        # of what was there or was begun; meta.json goes first and comes last
+        # the files of an earlier coder; meta.json is removed first and written last
         for name in (META_FILE, ATOMS_FILE, *(f"{tensor}.npy" for tensor in SaeWeights._fields)):
             (output / name).unlink(missing_ok=True)
-        made.save(output)
-    return made
+        coder.save(output)
+    return coder
 
 
-def _origin(settings: CoderImport, dim: int) -> dict[str, Any]:
+def _origin(settings: CoderImport, dim: int) -> JsonObject:
     """What ``meta.json`` says of the hidden states that the dictionary is for."""
-    layer, auxiliary = settings.layer, settings.auxiliary
-    found: dict[str, Any] = {} if layer is None else {"layer": layer}
+    layer = settings.layer
+    auxiliary = settings.auxiliary
+    origin: JsonObject = {} if layer is None else {"layer": layer}
     if auxiliary:
         model = source_of(auxiliary)
-        found["auxiliary_fingerprint"] = model.fingerprint_of(auxiliary)
+        origin["auxiliary_fingerprint"] = model.fingerprint_of(auxiliary)
         if layer is not None:
             check_layer(layer, model.layers_of(auxiliary), auxiliary)
         if (width := model.width_of(auxiliary)) not in (None, dim):
             raise ValueError(f"the dictionary is {dim} wide, but the hidden states of {auxiliary} are {width} wide")
-    return found
+    return origin
 
 
 def export_sae(source: PathLike, output: PathLike, *, overwrite: bool = False) -> SaeCoder | None:
@@ -85,18 +90,19 @@ def export_sae(source: PathLike, output: PathLike, *, overwrite: bool = False) -
 
 
 def _apart(source: PathLike, output: PathLike) -> tuple[Path, Path]:
-    """The two as paths; raises ValueError if the output would lie in the place of the source."""
-    source, output = Path(source), Path(output)
+    """Both as paths; raises ValueError if the output would replace the source."""
+    source = Path(source)
+    output = Path(output)
     if output.resolve() in (source.resolve(), source.resolve().parent if source.is_file() else None):
         raise ValueError(f"{source} would be read from and written to; choose another folder for the result")
     return source, output
 
 
-def _check_same(output: Path, fingerprint: Callable[[], str], wanted: str, what: str) -> None:
+def _check_same(output: Path, fingerprint: Callable[[], str], expected: str, what: str) -> None:
     """Raise ValueError unless what is in a folder can be read and has the fingerprint that is wanted."""
     try:
-        found = fingerprint()
+        existing = fingerprint()
     except ValueError as error:
         raise ValueError(f"{error}; {ADVICE}") from None
-    if found != wanted:
+    if existing != expected:
         raise ValueError(f"{output} holds another {what}; {ADVICE}")

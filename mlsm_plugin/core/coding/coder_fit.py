@@ -1,4 +1,4 @@
-"""Checks that auxiliary model, coder and text belong together, made before anything is coded."""
+"""Checks that the auxiliary model, the coder and the text fit, before anything is coded."""
 
 from typing import Any
 
@@ -36,13 +36,14 @@ def check_positions(encoder: HiddenStateEncoder, tokens_per_sample: int) -> None
 
 
 def fitting_fingerprint(auxiliary: PathLike, coder: SparseCoder, layer: int) -> str:
-    """SHA-256 of the auxiliary model, of which ``coder`` codes a layer.
+    """SHA-256 of the auxiliary model whose layer ``coder`` codes.
 
     FileNotFoundError or ValueError if the model does not exist; ValueError if the coder belongs to another model or
     layer, or its codes would be arbitrary.
     """
     fingerprint = source_of(auxiliary).fingerprint_of(auxiliary)
-    learned_from, learned_layer = (coder.meta.get(name) for name in ("auxiliary_fingerprint", "layer"))
+    learned_from = coder.meta.get("auxiliary_fingerprint")
+    learned_layer = coder.meta.get("layer")
     if learned_from not in (None, fingerprint):
         raise ValueError(
             f"the dictionary was learned from another auxiliary checkpoint (SHA-256 {learned_from[:12]}) than the "

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import atomic_open
 from mlsm_plugin.core.files.hf_files import first_line
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.metric_log import MetricLog
 from mlsm_plugin.core.files.output_lock import only_writer
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, differences
@@ -40,13 +41,16 @@ HEALTH_TOKENS = 20_000  # on which the health of the dictionary is measured
 CHECKPOINT_FILE = "training.pt"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # parts of a plan that decide only how sums are rounded: the training of an SAE resumes with other ones
-NEUTRAL = ("threads", "batch_tokens")
+ROUNDING_OPTIONS = ("threads", "batch_tokens")
 LASSO = "lasso"
 CODERS = (LASSO, "topk", "batchtopk")
 # options that only one kind of coder has, and the defaults of each kind
 LASSO_DEFAULTS: dict[str, Any] = {"lambda_": 0.05, "iterations": 1000, "backend": "torch", "batch_size": 400}
 SAE_DEFAULTS: dict[str, Any] = {"k": 32, "matryoshka": [], "learning_rate": 3e-3, "batch_size": 256}
-METHODS = {"spams": "spams.trainDL", "torch": "online"}  # what the meta.json of a dictionary calls each backend
+METHOD_OF_BACKEND = {
+    "spams": "spams.trainDL",
+    "torch": "online",
+}  # what the meta.json of a dictionary calls each backend
 
 
 @dataclass(frozen=True)
@@ -58,29 +62,34 @@ class LearningSettings(ModelRun):
 
     layer: int = layer()
     coder: str = option(
-        LASSO, choices=CODERS,
+        LASSO,
+        choices=CODERS,
         help="lasso: a dictionary for exact sparse codes; topk, batchtopk: a sparse autoencoder (docs/dictionaries.md)",
-    )  # fmt: skip
+    )
     atoms: int = option(3000, least=1, help="number of latent properties")
     tokens: int = option(
-        1_000_000, least=1,
+        1_000_000,
+        least=1,
         help="hidden states to learn from; those of an SAE are not kept, and may be read several times",
-    )  # fmt: skip
+    )
     batch_size: int | None = option(None, least=1, help="hidden states in a mini-batch (default: 400; of an SAE: 256)")
     lambda_: float | None = option(None, above=0, help="lasso: weight of the L1 penalty (default: 0.05)")
     iterations: int | None = option(None, least=1, help="lasso: number of mini-batches (default: 1000)")
     backend: str | None = option(
-        None, choices=tuple(METHODS),
+        None,
+        choices=tuple(METHOD_OF_BACKEND),
         help="lasso: torch: online learning with the active-set solver; spams: spams.trainDL, on the CPU (default: "
         "torch)",
-    )  # fmt: skip
+    )
     k: int | None = option(
         None, least=1, help="SAE: active latents of a token, on average with batchtopk (default: 32)"
     )
     matryoshka: list[int] | None = option(
-        None, least=1, metavar="M",
+        None,
+        least=1,
+        metavar="M",
         help="SAE: sizes of prefixes, ascending; the first M latents of each also have to reconstruct alone",
-    )  # fmt: skip
+    )
     learning_rate: float | None = option(None, above=0, help="SAE: largest learning rate of Adam (default: 0.003)")
     seed: int = seed("of the sample and the first atoms")
     log: MetricLog = field(default_factory=MetricLog)
@@ -89,12 +98,12 @@ class LearningSettings(ModelRun):
         check(self)
         if self.coder == LASSO and self.log != MetricLog():
             raise ValueError(f"a log of the training needs coder topk or batchtopk; {LASSO} has no updates to log")
-        own, other = (LASSO_DEFAULTS, SAE_DEFAULTS) if self.coder == LASSO else (SAE_DEFAULTS, LASSO_DEFAULTS)
-        for name in other.keys() - own.keys():
+        defaults = LASSO_DEFAULTS if self.coder == LASSO else SAE_DEFAULTS
+        for name in (LASSO_DEFAULTS | SAE_DEFAULTS).keys() - defaults.keys():
             if getattr(self, name) is not None:
                 owner = " or ".join(coder for coder in CODERS if (coder == LASSO) != (self.coder == LASSO))
                 raise ValueError(f"{name} does not go with coder {self.coder}; leave it out, or choose {owner}")
-        for name, default in own.items():
+        for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         if self.tokens < self.atoms:
@@ -122,7 +131,7 @@ def sae_settings(settings: LearningSettings) -> SaeSettings:
 
 def learning_plan(
     settings: LearningSettings, *, auxiliary: str, split: str, blocks: BlockSettings | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """What decides the coder, as ``meta.json`` will have it; arguments are those of :func:`learn_into`."""
     lasso = settings.coder == LASSO
     names = ("iterations",) if lasso else ("k", "matryoshka", "learning_rate", "tokens")
@@ -134,7 +143,7 @@ def learning_plan(
         "fp16": settings.fp16,
         **({"requested_tokens": settings.tokens} if lasso else {}),  # the sample may be smaller
         "n_atoms": settings.atoms,
-        "method": METHODS[str(settings.backend)] if lasso else settings.coder,
+        "method": METHOD_OF_BACKEND[str(settings.backend)] if lasso else settings.coder,
         **{name: getattr(settings, name) for name in (*names, "batch_size", "seed", "batch_tokens")},
         **({"threads": settings.threads} if settings.threads else {}),
         "split_fingerprint": split,
@@ -163,7 +172,7 @@ def learn_into(
         blocks: how the text was cut; None if it consists of blocks.
     """
     plan = learning_plan(settings, auxiliary=auxiliary, split=split, blocks=blocks)
-    deciding = {name: value for name, value in plan.items() if name not in NEUTRAL}
+    deciding = {name: value for name, value in plan.items() if name not in ROUNDING_OPTIONS}
     advice = "Pass --overwrite to replace it, or choose another --output"
     with only_writer(output):
         if not overwrite and PlannedFolder(output, deciding, plan_file=None, advice=advice).is_complete():
@@ -198,7 +207,7 @@ def learn_into(
 
 
 def _learned(
-    settings: LearningSettings, plan: dict[str, Any], stream: HiddenStateStream, output: Path, *, overwrite: bool
+    settings: LearningSettings, plan: JsonObject, stream: HiddenStateStream, output: Path, *, overwrite: bool
 ) -> tuple[LassoCoder | SaeCoder, np.ndarray]:
     """The learned coder, and normalized hidden states to judge it on."""
     # the order of the sums depends on the threads
@@ -235,7 +244,7 @@ def learn_sae(
     settings: SaeSettings,
     *,
     output: Path,
-    plan: dict[str, Any],
+    plan: JsonObject,
     overwrite: bool = False,
     log: MetricLog | None = None,
 ) -> SparseAutoencoder:
@@ -243,7 +252,7 @@ def learn_sae(
 
     The state is saved to ``training.pt`` in ``output`` about once a minute. On one thread, a resumed training ends in
     the same bytes as one that never stopped. ``plan`` is everything that decides the result, as values that JSON can
-    hold; a resumed training may have other :data:`NEUTRAL` ones, and with ``overwrite`` another plan starts anew.
+    hold; a resumed training may differ in :data:`ROUNDING_OPTIONS`, and with ``overwrite`` another plan starts anew.
     ValueError if the checkpoint is damaged or was begun with another plan, or the sample has too few different rows.
     """
     path = output / CHECKPOINT_FILE
@@ -277,29 +286,30 @@ def learn_sae(
         return train_sae(trainer, rows, after_update=save, log=write)
 
 
-def _checkpoint(path: Path, plan: dict[str, Any], device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
+def _checkpoint(path: Path, plan: JsonObject, device: torch.device, *, overwrite: bool) -> dict[str, Tensor] | None:
     """The state in a checkpoint of this plan, or None."""
     if not path.is_file():
         return None
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-        found, state = json.loads(content["plan"]), content["state"]
+        recorded = json.loads(content["plan"])
+        state = content["state"]
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("its state does not consist of tensors")
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         if overwrite:
             return None
         raise _damaged(path, error) from None
-    wanted = json.loads(json.dumps(plan))
-    if isinstance(found, dict):
-        found = {name: wanted[name] if name in NEUTRAL else found.get(name) for name in wanted}
-    named = differences(found, wanted)
-    if named and not overwrite:
+    requested = json.loads(json.dumps(plan))
+    if isinstance(recorded, dict):
+        recorded = {name: requested[name] if name in ROUNDING_OPTIONS else recorded.get(name) for name in requested}
+    changes = differences(recorded, requested)
+    if changes and not overwrite:
         raise ValueError(
-            f"{path} belongs to a training that was begun with other settings: {'; '.join(named[:4])}. "
+            f"{path} belongs to a training that was begun with other settings: {'; '.join(changes[:4])}. "
             "Pass --overwrite to start anew, or the settings that it was begun with"
         )
-    return None if named else state
+    return None if changes else state
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:

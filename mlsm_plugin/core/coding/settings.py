@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from mlsm_plugin.core.files.settings import check, option
 
-STORE, ONLINE = "store", "online"
+STORE = "store"
+ONLINE = "online"
 
 
 @dataclass(frozen=True)

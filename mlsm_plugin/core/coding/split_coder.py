@@ -32,9 +32,11 @@ class CodingSettings(ModelRun):
     layer: int = layer()
     blocks: BlockSettings = field(default_factory=BlockSettings)
     coverage: float = option(
-        1.0, above=0, most=1,
+        1.0,
+        above=0,
+        most=1,
         help="share of the positions to code, drawn with --seed; training masks only coded positions",
-    )  # fmt: skip
+    )
     coverage_seed: int = seed("of --coverage", flag="--seed")
     latent_top: int | None = option(None, least=1, help="keep the N strongest atoms of each code")
     allow_inexact: bool = option(
@@ -69,14 +71,14 @@ class SplitCoder:
     settings: CodingSettings
 
     def coded_chunks(self, block_indices: Iterable[int]) -> Iterator[CodedChunk]:
-        """The codes of the wanted tokens of some blocks, about ``batch_tokens`` tokens of text at a time, in order.
+        """The codes of the tokens to code of some blocks, about ``batch_tokens`` tokens of text at a time, in order.
 
         On a CPU up to ``CHUNKS_AT_ONCE`` chunks are coded side by side, each with an equal share of the threads: the
         model runs on one chunk while another is read or solved. Only the coder's matrix products take all threads.
         ValueError if a hidden state is NaN or infinite, or codes are inexact and ``allow_inexact`` is off.
         """
         pieces = (piece for index in block_indices for piece in self.reader.block(int(index)))
-        wanted = (piece for piece in pieces if self._wanted(piece.tokens, piece.positions).any())
+        pieces_to_code = (piece for piece in pieces if self._is_coded(piece.tokens, piece.positions).any())
         threads = self.settings.threads or torch.get_num_threads()
         most = CHUNKS_AT_ONCE if self.encoder.device.type == "cpu" else 1
         workers = next(n for n in range(most, 0, -1) if threads % n == 0)
@@ -84,7 +86,7 @@ class SplitCoder:
         coming: deque[Future[CodedChunk]] = deque()
         with torch_threads(share), ThreadPoolExecutor(workers, "coding", _take_threads, (share,)) as pool:
             try:
-                for blocks in chunks_of(wanted, self.settings.batch_tokens):
+                for blocks in chunks_of(pieces_to_code, self.settings.batch_tokens):
                     coming.append(pool.submit(self._coded, blocks, threads, share))
                     if len(coming) == 2 * workers:
                         yield coming.popleft().result()
@@ -94,9 +96,9 @@ class SplitCoder:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _coded(self, blocks: list[Block], threads: int, share: int) -> CodedChunk:
-        """The codes of the wanted tokens of ``blocks``; ``share`` of the ``threads`` are free for them."""
+        """The codes of the tokens to code of ``blocks``; ``share`` of the ``threads`` are free for them."""
         positions, hidden = hidden_states_of(
-            blocks, self.reader, self.encoder, max_tokens=self.settings.batch_tokens, keep=self._wanted
+            blocks, self.reader, self.encoder, max_tokens=self.settings.batch_tokens, keep=self._is_coded
         )
         self._check_finite(positions, hidden)
         with torch_threads(threads):  # on their number the last bits of float32 products depend
@@ -107,9 +109,10 @@ class SplitCoder:
         kept = replace(coded, codes=strongest(codes, self.settings.latent_top))
         return CodedChunk(positions, kept, inexact, why_empty)
 
-    def _wanted(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _is_coded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Which tokens are coded (bool, any shape): content tokens at covered positions."""
-        coverage, seed = self.settings.coverage, self.settings.coverage_seed
+        coverage = self.settings.coverage
+        seed = self.settings.coverage_seed
         covered = covered_positions(positions.numpy(), coverage=coverage, seed=seed)
         return self.reader.content_mask(tokens) & torch.from_numpy(covered)
 
@@ -137,6 +140,6 @@ class SplitCoder:
 
 
 def _take_threads(number: int) -> None:
-    """Let torch use so many threads in this new thread."""
+    """Let torch use ``number`` threads in this new thread."""
     torch.get_num_threads()  # a thread's first call takes over the number that any other thread has set last
     torch.set_num_threads(number)

@@ -41,8 +41,8 @@ def atomic_open(path: PathLike, mode: str = "wb", *, keep_existing: bool = False
     replaced. What killed processes left in the folder is removed when a process first writes there. ValueError if the
     path is a device, a pipe or the like, which must not become a file. The ``mode`` is ``"wb"`` or ``"w"`` (UTF-8).
 
-    With ``keep_existing``, of several processes, perhaps on several machines, that write the file at the same time, the
-    first wins, and not the last. On a file system without hard links, a file that appears at the same moment is
+    With ``keep_existing``, if several processes (perhaps on several machines) write the file at the same time, the
+    first one wins instead of the last. On a file system without hard links, a file that appears at the same moment is
     replaced.
     """
     _check_not_special(path)
@@ -86,7 +86,7 @@ def write_npy(path: PathLike, array: np.ndarray) -> None:
         np.save(types.SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
-def write_json(path: PathLike, value: Any, *, keep_existing: bool = False) -> None:
+def write_json(path: PathLike, value: object, *, keep_existing: bool = False) -> None:
     """Write ``value`` as indented JSON, atomically; the order of keys is kept.
 
     A file that already has this content is not written again. Arguments and errors are those of :func:`atomic_open`.
@@ -170,7 +170,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _remove_unless_locked(leftover: Path) -> None:
-    with suppress(OSError):  # somebody else's, or gone
+    with suppress(OSError):  # it belongs to another user, or is gone
         descriptor = os.open(leftover, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,7 +183,7 @@ def _remove_unless_locked(leftover: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that JSON text says; ValueError if it is not JSON, or is nested too deeply."""
+    """The value of a JSON text; ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -238,11 +238,11 @@ def _move(folder: Path, path: Path) -> None:
             time.sleep(0.1)
         items = sorted(folder.iterdir())
         for item in items:
-            there = path / item.name
-            if there.is_dir() and not there.is_symlink():
-                shutil.rmtree(there)
+            existing = path / item.name
+            if existing.is_dir() and not existing.is_symlink():
+                shutil.rmtree(existing)
             else:
-                there.unlink(missing_ok=True)
+                existing.unlink(missing_ok=True)
         for item in items:
             os.replace(item, path / item.name)
     finally:

@@ -1,13 +1,16 @@
-"""Whether the weights of a model are numbers, which those of a training that has diverged are not."""
+"""Whether the weights of a model are finite; those of a diverged training are not."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.core.files.atomic_files import PathLike
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def check_finite_weights(weights: Iterable[tuple[str, Any]], source: PathLike) -> None:
-    """Raise ValueError, which names ``source``, if one of these tensors, with their names, has NaN or infinity."""
+
+def check_finite_weights(weights: Iterable[tuple[str, "Tensor"]], source: PathLike) -> None:
+    """Raise ValueError if one of these named tensors has NaN or infinity; the error names ``source``."""
     for name, values in weights:
         if values.is_floating_point() and not bool(values.isfinite().all()):
             raise ValueError(

@@ -4,10 +4,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json
+from mlsm_plugin.core.files.json_checks import JsonObject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig
 
 HF_PREFIX = "hf:"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -21,7 +28,7 @@ def is_hf(name: PathLike) -> bool:
     return os.fspath(name).startswith(HF_PREFIX)
 
 
-def import_transformers() -> Any:
+def import_transformers() -> ModuleType:
     """Import ``transformers`` without its progress bars and advice; ValueError if it is not installed."""
     _leave_out_broken_torchaudio()
     try:
@@ -34,7 +41,7 @@ def import_transformers() -> Any:
 
 
 def _leave_out_broken_torchaudio() -> None:
-    """Hide a torchaudio of another torch from transformers, which imports any; fairseq requires it, of any build."""
+    """Hide a torchaudio that was built for another torch from transformers, which imports it if it is installed."""
     try:
         import torchaudio  # noqa: F401
     except ImportError:
@@ -46,7 +53,7 @@ def _leave_out_broken_torchaudio() -> None:
 def hf_folder(name: PathLike, *, weights: bool = False) -> Path:
     """The local folder of ``hf:FOLDER`` or ``hf:HUB-NAME``; the files of a hub name are downloaded once.
 
-    Without a network, a model counts that is in Hugging Face's cache. ``weights``: also get those of the model, and its
+    Without a network, the model is taken from Hugging Face's cache. ``weights``: also get those of the model, and its
     latent head if it has one. ValueError if there is no such folder, and the hub has no such model or cannot be
     reached.
     """
@@ -67,16 +74,16 @@ def hf_folder(name: PathLike, *, weights: bool = False) -> Path:
         raise ValueError(f"{name} is not a local folder, and the hub does not offer it: {first_line(error)}") from None
 
 
-def _snapshot(name: str, *, weights: bool, **where: Any) -> Path:
+def _snapshot(name: str, *, weights: bool, local_files_only: bool = False) -> Path:
     """The folder of a hub name; without weights, ``transformers`` takes it from its cache if there is no network."""
     from huggingface_hub import list_repo_files, snapshot_download
 
-    wanted = list(FILES)
+    patterns = list(FILES)
     if weights:
-        there = set(list_repo_files(name))
-        chosen = next((file for file in WEIGHTS if file in there), WEIGHTS[0])
-        wanted += [chosen, SHARDS.get(chosen, chosen), LATENT_HEAD]
-    return Path(snapshot_download(name, allow_patterns=wanted, **where))
+        available = set(list_repo_files(name))
+        chosen = next((file for file in WEIGHTS if file in available), WEIGHTS[0])
+        patterns += [chosen, SHARDS.get(chosen, chosen), LATENT_HEAD]
+    return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local_files_only))
 
 
 @contextmanager
@@ -103,21 +110,23 @@ def weight_files(folder: Path) -> list[Path]:
     raise ValueError(f"{folder} has no weights ({' or '.join(WEIGHTS[::2])})")
 
 
-GLOBAL, LOCAL = "full_attention", "sliding_attention"  # the types of ModernBERT's layers
-GLOBAL_EVERY = 3  # of the published ModernBERT
+# the types of ModernBERT's layers
+GLOBAL = "full_attention"
+LOCAL = "sliding_attention"
+GLOBAL_EVERY = 3  # every third layer of the published ModernBERT is global
 PLAIN_ANGLES = {"rope_type", "rope_theta"}
-# The projection of a head has its bias by two names. Version 5 computes with this one, and version 4 up to 4.50 reads
-# only this one of RoBERTa; later ones let the other one count.
+# The bias of a head's projection has two names. Version 5 computes with this one, and versions up to 4.50 read only
+# this one for RoBERTa; later versions 4 use the other one.
 DECODER_BIAS = ".decoder.bias"
-# of a DeBERTa whose configuration says that it is not "legacy"; only then transformers reads it, and 4.51 fails with it
+# transformers reads this head only if the configuration of a DeBERTa is not "legacy", and version 4.51 fails with it
 HEAD_OF_DEBERTA = "lm_predictions.lm_head."
 LEGACY_HEAD = "cls.predictions."
 
 
 def save_pretrained(folder: PathLike, *parts: Any) -> None:
-    """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
+    """Write models and fast tokenizers with ``save_pretrained``, so that ``transformers`` 4 and 5 can both read them.
 
-    Version 4 does not open what it cannot compute, such as a ModernBERT with scaled rotary positions. OSError if the
+    Version 4 fails on a model that it cannot compute, such as a ModernBERT with scaled rotary positions. OSError if the
     folder cannot be written.
     """
     folder = Path(folder)
@@ -127,32 +136,33 @@ def save_pretrained(folder: PathLike, *parts: Any) -> None:
                 weights = portable_weights(part.state_dict())
                 part.save_pretrained(folder, state_dict=weights)
                 legacy = any(name.startswith(LEGACY_HEAD) for name in weights)
-                _change(folder / "config.json", _add_keys_of_models, legacy)
+                _change(folder / "config.json", partial(_add_keys_of_models, legacy=legacy))
             else:
                 part.save_pretrained(folder)
-                _change(folder / "tokenizer_config.json", _change_keys_of_tokenizers, list(part.model_input_names))
+                change_keys = partial(_change_keys_of_tokenizers, inputs=list(part.model_input_names))
+                _change(folder / "tokenizer_config.json", change_keys)
 
 
-def _change(path: Path, change: Callable[..., None], *further: Any) -> None:
+def _change(path: Path, change: Callable[[JsonObject], None]) -> None:
     config = read_json(path)
-    change(config, *further)
+    change(config)
     write_json(path, dict(sorted(config.items())))
 
 
-def portable_weights(weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights of a model by the names by which both versions read them."""
-    found = {}
+def portable_weights(weights: "dict[str, Tensor]") -> "dict[str, Tensor]":
+    """The weights of a model under the names that both versions of ``transformers`` read."""
+    portable = {}
     for name, values in weights.items():
         if name.startswith(HEAD_OF_DEBERTA):
             part = name.removeprefix(HEAD_OF_DEBERTA)
             name = LEGACY_HEAD + (part if part == "bias" else f"transform.{part}")
-        found[name] = values
+        portable[name] = values
     if any(name.startswith(HEAD_OF_DEBERTA) for name in weights):
-        found[f"{LEGACY_HEAD}decoder.bias"] = found[f"{LEGACY_HEAD}bias"]
-    for name in [name for name in found if name.endswith(DECODER_BIAS)]:
+        portable[f"{LEGACY_HEAD}decoder.bias"] = portable[f"{LEGACY_HEAD}bias"]
+    for name in [name for name in portable if name.endswith(DECODER_BIAS)]:
         # transformers leaves out a second name of a tensor
-        found[other_name_of_bias(name)] = found[name].clone()
-    return found
+        portable[other_name_of_bias(name)] = portable[name].clone()
+    return portable
 
 
 def other_name_of_bias(name: str) -> str:
@@ -160,7 +170,7 @@ def other_name_of_bias(name: str) -> str:
     return name.removesuffix(DECODER_BIAS) + ".bias" if name.endswith(DECODER_BIAS) else name
 
 
-def _add_keys_of_models(config: dict[str, Any], legacy: bool) -> None:
+def _add_keys_of_models(config: JsonObject, legacy: bool) -> None:
     if legacy and config.get("legacy") is False:
         config["legacy"] = True
     if "dtype" in config:
@@ -169,13 +179,13 @@ def _add_keys_of_models(config: dict[str, Any], legacy: bool) -> None:
         config |= _keys_of_version_4(config.get("layer_types"), config.get("rope_parameters"))
 
 
-def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | None) -> dict[str, Any]:
-    """What version 4 reads of a ModernBERT in the place of two keys of version 5; empty without them."""
+def _keys_of_version_4(types: Sequence[str] | None, angles: JsonObject | None) -> JsonObject:
+    """The keys of a ModernBERT that version 4 reads instead of two keys of version 5; empty without these."""
     if types is None or angles is None:
         return {}
     plain = all(angles[kind].keys() == PLAIN_ANGLES and angles[kind]["rope_type"] == "default" for kind in {*types})
     thetas = {kind: (angles.get(kind) or {}).get("rope_theta") for kind in (GLOBAL, LOCAL)}
-    # None is what version 4 cannot compute with; without the key, it would take its default
+    # version 4 cannot compute with None, but would take its default if the key were missing
     return {
         "global_attn_every_n_layers": global_every(types),
         "global_rope_theta": thetas[GLOBAL] if plain else None,
@@ -183,12 +193,12 @@ def _keys_of_version_4(types: Sequence[str] | None, angles: dict[str, Any] | Non
     }
 
 
-def check_read(config: Any, folder: Path) -> None:
-    """ValueError if transformers 4 took defaults for the layers or angles of a ModernBERT of version 5."""
+def check_read(config: "PretrainedConfig", folder: Path) -> None:
+    """Raise ValueError if transformers 4 read default layers or angles for a ModernBERT of version 5."""
     if config.model_type != "modernbert" or not hasattr(config, "global_rope_theta"):  # version 5 has no such field
         return
-    said = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))
-    wrong = [name for name, value in said.items() if getattr(config, name) != value]
+    expected = _keys_of_version_4(getattr(config, "layer_types", None), getattr(config, "rope_parameters", None))
+    wrong = [name for name, value in expected.items() if getattr(config, name) != value]
     if wrong:
         raise ValueError(
             f"{folder} was written by transformers 5, and the installed version reads other values of "
@@ -207,9 +217,9 @@ def global_every(layer_types: Sequence[str]) -> int | None:
     return None
 
 
-def _change_keys_of_tokenizers(config: dict[str, Any], inputs: list[str]) -> None:
+def _change_keys_of_tokenizers(config: JsonObject, inputs: list[str]) -> None:
     if config.get("tokenizer_class") == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # whose inputs are others in version 4
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # in version 4 it has other inputs
     config["model_input_names"] = inputs
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")

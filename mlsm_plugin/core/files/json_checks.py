@@ -1,18 +1,19 @@
 """Check what a JSON file holds where it is read: types and ranges, before anything is made from it.
 
-A check is a function that gets a value and returns None, or what it should be instead.
+A check is a function that takes a value and returns None, or what is wrong with the value.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Check = Callable[[Any], str | None]
+JsonObject = dict[str, Any]  # an object of JSON, or of a configuration of such values
+Check = Callable[[object], str | None]
 LARGEST = 1 << 48  # of counts of tokens, atoms or bytes
 
 
-def check_json(value: Any, check: Check, where: object) -> Any:
-    """``value``, if it is what ``check`` wants; else ValueError names the place in ``where``, a file."""
+def check_json(value: object, check: Check, where: object) -> Any:
+    """``value`` if it passes ``check``; else ValueError names the file ``where`` and the place in it."""
     problem = check(value)
     if problem is not None:
         raise ValueError(
@@ -25,38 +26,38 @@ def check_json(value: Any, check: Check, where: object) -> Any:
 def whole(least: int = 0, most: int = LARGEST) -> Check:
     """A whole number from ``least`` to ``most``."""
 
-    def check(value: Any) -> str | None:
+    def check(value: object) -> str | None:
         good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
         return None if good else f"{shown(value)} is not a whole number from {least} to {most}"
 
     return check
 
 
-def number(value: Any) -> str | None:
+def number(value: object) -> str | None:
     """A finite number."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
     return None if good else f"{shown(value)} is not a finite number"
 
 
-def text(value: Any) -> str | None:
+def text(value: object) -> str | None:
     """Text."""
     return None if isinstance(value, str) else f"{shown(value)} is not text"
 
 
-def anything(value: Any) -> str | None:
+def anything(value: object) -> str | None:
     """Any value."""
     return None
 
 
 def optional(check: Check) -> Check:
-    """null, or what ``check`` wants."""
+    """null, or a value that passes ``check``."""
     return lambda value: None if value is None else check(value)
 
 
 def list_of(check: Check) -> Check:
-    """A list whose items are what ``check`` wants."""
+    """A list whose items pass ``check``."""
 
-    def check_all(value: Any) -> str | None:
+    def check_all(value: object) -> str | None:
         if not isinstance(value, list):
             return f"{shown(value)} is not a list"
         problems = ((place, check(item)) for place, item in enumerate(value))
@@ -68,7 +69,7 @@ def list_of(check: Check) -> Check:
 def fields(needed: Mapping[str, Check] = {}, known: Mapping[str, Check] = {}) -> Check:
     """A dictionary with the ``needed`` keys; if it has ``known`` keys, their values are checked, too."""
 
-    def check_all(value: Any) -> str | None:
+    def check_all(value: object) -> str | None:
         if not isinstance(value, dict):
             return f"{shown(value)} is not a dictionary"
         for name, check in {**needed, **known}.items():
@@ -85,11 +86,11 @@ def fields(needed: Mapping[str, Check] = {}, known: Mapping[str, Check] = {}) ->
 
 
 def values(check: Check) -> Check:
-    """A dictionary whose values are what ``check`` wants."""
+    """A dictionary whose values pass ``check``."""
     return lambda value: fields(dict.fromkeys(value, check) if isinstance(value, dict) else {})(value)
 
 
-def shown(value: Any, most: int = 40) -> str:
-    """A value for an error message, at most so many characters of it."""
+def shown(value: object, most: int = 40) -> str:
+    """A value for an error message, cut to ``most`` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."

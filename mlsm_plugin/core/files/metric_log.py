@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from mlsm_plugin.core.files.settings import option
 
-Sink = Callable[[Mapping[str, float], int], None]  # of figures by name, and the number of the update
+Sink = Callable[[Mapping[str, float], int], None]  # takes figures by name, and the number of the update
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class MetricLog:
 
     @contextmanager
     def opened(self) -> Iterator[Sink]:
-        """What writes the figures of an update; ValueError if a package is missing."""
+        """The function that logs the figures of an update; ValueError if a package is missing."""
         sinks: list[Sink] = []
         with ExitStack() as stack:
             if self.tensorboard_logdir is not None:
@@ -42,7 +42,7 @@ class MetricLog:
             yield write
 
 
-def _package(name: str) -> Any:
+def _package(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:

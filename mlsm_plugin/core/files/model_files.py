@@ -1,4 +1,4 @@
-"""Where checkpoints and tokenizers lie: the files of a folder, and what is said of one that is missing."""
+"""Where checkpoints and tokenizers are: the files of a folder, and the errors for missing ones."""
 
 import difflib
 import logging
@@ -66,8 +66,8 @@ def missing_checkpoint(path: PathLike, kind: str = "checkpoint") -> FileNotFound
         return FileNotFoundError(f"{path} does not exist; pass the --save-dir of a training run, or a checkpoint")
     names = [file.name for file in path.parent.glob("*.pt")]
     nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0)
-    there = f"; {path.parent} has {_listed(nearest, len(names))}" if names else ""
-    return FileNotFoundError(f"{kind} {path} does not exist{there}")
+    available = f"; {path.parent} has {_listed(nearest, len(names))}" if names else ""
+    return FileNotFoundError(f"{kind} {path} does not exist{available}")
 
 
 def _listed(names: Sequence[str], number: int | None = None) -> str:
@@ -93,7 +93,7 @@ def tokenizer_files(folder: PathLike) -> list[Path]:
 
 
 def copy_tokenizer(source: PathLike, folder: PathLike) -> None:
-    """Copy the dictionary and the tokenizer, each file atomically; what lies beside checkpoints stays as it is.
+    """Copy the dictionary and the tokenizer, each file atomically; files beside checkpoints stay as they are.
 
     ValueError if the folder has checkpoints of another vocabulary.
     """

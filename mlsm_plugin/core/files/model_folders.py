@@ -1,4 +1,4 @@
-"""The folder of a model of Hugging Face: nothing of another model may be left in it, which would be read with it."""
+"""The folder of a Hugging Face model: no file of another model may be left in it, since it would be read, too."""
 
 import filecmp
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ FILES_OF_MODELS = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-# what may lie beside a model: its card, and what a repository has
+# files that may be beside a model: its card, and those of a repository
 BESIDE_MODELS = (".*", "*.md", "LICENSE*")
 
 
@@ -41,7 +41,7 @@ def new_model_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Pat
     """Fill a temporary folder with a model; its content is moved to ``path`` when the block succeeds.
 
     ``overwrite`` removes the files of another model there. ValueError without it, unless they are the same as the new
-    ones, or if the folder holds something else than a model.
+    ones, or if the folder holds anything but a model.
     """
     path = Path(path)
     check_model_folder(path)
@@ -49,33 +49,35 @@ def new_model_folder(path: PathLike, *, overwrite: bool = False) -> Iterator[Pat
         yield folder
         stale = [file for file in _files_of_models(path) if overwrite or not _is_same(file, folder / file.name)]
         if stale and not overwrite:
-            there = f"{path} holds another model already ({stale[0].name})"
-            raise ValueError(f"{there}; name a new folder, or pass --overwrite to replace it")
+            problem = f"{path} holds another model already ({stale[0].name})"
+            raise ValueError(f"{problem}; name a new folder, or pass --overwrite to replace it")
         for file in stale:
             file.unlink()
 
 
 def check_new_model_folder(path: PathLike) -> None:
-    """Raise ValueError if a folder that a command makes inside its output holds a model, or something else."""
+    """Raise ValueError if a folder that a command makes inside its output holds a model, or anything else."""
     check_model_folder(path)
     if models := _files_of_models(Path(path)):
         raise ValueError(f"{path} holds another model already ({models[0].name}); choose another --output")
 
 
 def check_model_folder(path: PathLike) -> None:
-    """Raise ValueError if a folder holds something else than a model and what lies beside one."""
+    """Raise ValueError if a folder holds files that are neither of a model nor usual beside one."""
     path = Path(path)
     models = _files_of_models(path)
     beside = {file for pattern in BESIDE_MODELS for file in path.glob(pattern)}
-    others = sorted({*path.glob("*")} - {*models} - beside)
-    if others:
-        raise ValueError(f"{path} holds other files than those of a model, such as {others[0].name}; name a new folder")
+    foreign = sorted({*path.glob("*")} - {*models} - beside)
+    if foreign:
+        raise ValueError(
+            f"{path} holds other files than those of a model, such as {foreign[0].name}; name a new folder"
+        )
 
 
 def _files_of_models(path: Path) -> list[Path]:
-    found = {file for pattern in FILES_OF_MODELS for file in path.glob(pattern) if not file.is_dir()}
-    return sorted(found)
+    files = {file for pattern in FILES_OF_MODELS for file in path.glob(pattern) if not file.is_dir()}
+    return sorted(files)
 
 
-def _is_same(file: Path, other: Path) -> bool:
-    return other.is_file() and filecmp.cmp(file, other, shallow=False)
+def _is_same(file: Path, replacement: Path) -> bool:
+    return replacement.is_file() and filecmp.cmp(file, replacement, shallow=False)

@@ -1,4 +1,4 @@
-"""Whether work is already done: one mechanism for everything that takes long and may be interrupted.
+"""Whether work is already done: one mechanism for all long work that may be interrupted.
 
 A plan holds everything that decides the result, as values that JSON can hold. The plan is written first
 (``plan.json``) and the seal last (``meta.json``, or another file); a folder without its seal is incomplete. A run with
@@ -11,10 +11,9 @@ A folder that has only a seal (``plan_file=None``) cannot be resumed: it is comp
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, parse_json, read_json, remove_leftovers, write_json
-from mlsm_plugin.core.files.json_checks import check_json, fields
+from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields
 
 PLAN_FILE = "plan.json"
 META_FILE = "meta.json"
@@ -24,37 +23,42 @@ SHOWN_VALUES = 6  # longer lists are shown by their length and their ends
 SHOWN_DIFFERENCES = 4
 
 
-def differences(found: Any, wanted: Any) -> list[str]:
-    """The differences between the plan that was found and the one that is wanted; a key that is missing is None.
+def differences(recorded: object, requested: object) -> list[str]:
+    """The differences between a recorded and a requested plan; a missing key counts as None.
 
     Keys of ``meta`` are shown without this prefix, as users know them.
     """
-    pairs = {_name(keys): values for keys, *values in _differing(found, wanted)}
-    return [f"{name} is {shorten(there)} there and {shorten(now)} now" for name, (there, now) in sorted(pairs.items())]
+    pairs = {_name(keys): (before, now) for keys, before, now in _differing(recorded, requested)}
+    return [
+        f"{name} is {shorten(before)} there and {shorten(now)} now" for name, (before, now) in sorted(pairs.items())
+    ]
 
 
-def shorten(value: Any) -> str:
+def shorten(value: object) -> str:
     """``value`` for an error message; a long list shows its length and ends."""
     if isinstance(value, list) and len(value) > SHOWN_VALUES:
         return f"[{', '.join(map(repr, value[:3]))}, ..., {value[-1]!r}] ({len(value)} values)"
     return repr(value)
 
 
-def _differing(found: Any, wanted: Any, keys: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """(keys, value found, value wanted) of each difference; for two long lists of equal length, only the first."""
-    if isinstance(found, dict) and wanted is None:
-        wanted = {}
-    if isinstance(wanted, dict) and found is None:
-        found = {}
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in {**found, **wanted}:
-            yield from _differing(found.get(key), wanted.get(key), (*keys, key))
-    elif found != wanted:
-        if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted) > SHOWN_VALUES:
-            place = next(i for i, (there, now) in enumerate(zip(found, wanted, strict=True)) if there != now)
-            yield from _differing(found[place], wanted[place], (*keys, place))
-        else:
-            yield keys, found, wanted
+def _differing(
+    recorded: object, requested: object, keys: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], object, object]]:
+    """(keys, recorded value, requested value) of each difference; of two long lists of one length, only the first."""
+    if isinstance(recorded, dict) and requested is None:
+        requested = {}
+    if isinstance(requested, dict) and recorded is None:
+        recorded = {}
+    if isinstance(recorded, dict) and isinstance(requested, dict):
+        for key in {**recorded, **requested}:
+            yield from _differing(recorded.get(key), requested.get(key), (*keys, key))
+    elif isinstance(recorded, list) and isinstance(requested, list) and len(recorded) == len(requested) > SHOWN_VALUES:
+        for place, (before, now) in enumerate(zip(recorded, requested, strict=True)):
+            if before != now:
+                yield from _differing(before, now, (*keys, place))
+                break
+    elif recorded != requested:
+        yield keys, recorded, requested
 
 
 def _name(keys: tuple[str | int, ...]) -> str:
@@ -66,21 +70,21 @@ def _name(keys: tuple[str | int, ...]) -> str:
 class PlannedFolder:
     """A folder that is filled according to a plan. Constructing this object writes nothing.
 
-    Without a ``plan_file``, only the seal holds the plan, among other things. ``advice`` is what the error message says
-    to do about another plan.
+    Without a ``plan_file``, only the seal holds the plan, among other things. ``advice`` ends the error about another
+    plan.
     """
 
     def __init__(
         self,
         directory: PathLike,
-        plan: dict[str, Any],
+        plan: JsonObject,
         *,
         plan_file: str | None = PLAN_FILE,
         seal_file: str = META_FILE,
         advice: str = START_ANEW,
     ) -> None:
         self.directory = Path(directory)
-        self.plan: dict[str, Any] = json.loads(json.dumps(plan))
+        self.plan: JsonObject = json.loads(json.dumps(plan))
         self._plan_path = None if plan_file is None else self.directory / plan_file
         self.seal_path = self.directory / seal_file
         self._advice = advice
@@ -91,7 +95,7 @@ class PlannedFolder:
         return self.seal_path.is_file()
 
     @property
-    def found(self) -> dict[str, Any] | None:
+    def recorded_plan(self) -> JsonObject | None:
         """The plan that the folder was begun with; None: it was not begun. ValueError names a damaged or lost file."""
         if self._plan_path is not None:
             plan = _read_if_there(self._plan_path)
@@ -103,7 +107,8 @@ class PlannedFolder:
 
     def differences(self) -> list[str]:
         """How the plan that the folder was begun with differs from this one; empty where it was not begun."""
-        return [] if (found := self.found) is None else differences(found, self.plan)
+        recorded = self.recorded_plan
+        return [] if recorded is None else differences(recorded, self.plan)
 
     def is_complete(self) -> bool:
         """Whether the work is done with this plan; raises as :meth:`check`."""
@@ -112,10 +117,10 @@ class PlannedFolder:
 
     def check(self) -> None:
         """Raise ValueError if the folder was begun with another plan; it names the differences, and what to do."""
-        if named := self.differences():
-            shown = named[:SHOWN_DIFFERENCES]
-            if len(named) > len(shown):
-                shown.append(f"and {len(named) - len(shown)} more differences")
+        if all_differences := self.differences():
+            shown = all_differences[:SHOWN_DIFFERENCES]
+            if len(all_differences) > len(shown):
+                shown.append(f"and {len(all_differences) - len(shown)} more differences")
             raise ValueError(f"{self.directory} was begun with other settings: {'; '.join(shown)}. {self._advice}")
 
     def begin(self) -> None:
@@ -137,18 +142,18 @@ class PlannedFolder:
         """Remove the seal: a folder must not look complete while a part of it is replaced."""
         self.seal_path.unlink(missing_ok=True)
 
-    def seal(self, content: dict[str, Any]) -> None:
+    def seal(self, content: JsonObject) -> None:
         """Remove the leftovers of interrupted runs, and write the seal; several processes may do so at once."""
         remove_leftovers(self.directory)
         write_json(self.seal_path, content)
 
-    def sealed_content(self) -> dict[str, Any]:
+    def sealed_content(self) -> JsonObject:
         """The content of the seal, which exists; ValueError if it is damaged."""
-        content: dict[str, Any] = check_json(read_json(self.seal_path), fields(), self.seal_path)
+        content: JsonObject = check_json(read_json(self.seal_path), fields(), self.seal_path)
         return content
 
 
-def _read_if_there(path: Path) -> dict[str, Any] | None:
+def _read_if_there(path: Path) -> JsonObject | None:
     """A plan or a seal. Deleting a damaged one would not help: nothing else says what the folder holds."""
     try:
         content = parse_json(path.read_bytes())

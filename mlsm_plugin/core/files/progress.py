@@ -14,21 +14,23 @@ LINE_WITH_TOTAL = "{desc}: {percentage:.0f}%, {n_fmt}/{total_fmt} {unit}, {elaps
 
 
 class Progress(tqdm):
-    """A bar of tqdm; where nobody sees one, a line every 20 seconds, none for shorter work.
+    """A tqdm bar; if stderr is not a terminal, a line every 20 seconds instead (none for shorter work).
 
-    A line is written even while nothing is done, so that a log says which part of the work is slow.
+    A line is written even while there is no progress, so that a log shows which part of the work is slow.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._over = threading.Event()
         lines = not (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        super().__init__(*arguments, **({"file": _Nowhere(), "desc": "progress"} if lines else {}) | options)
+        if lines:
+            options = {"file": _Nowhere(), "desc": "progress", **options}
+        super().__init__(*arguments, **options)
         if lines and not self.disable:
             self.bar_format = LINE_WITH_TOTAL if self.total else LINE
             threading.Thread(target=_write_lines, args=(weakref.ref(self), self._over), daemon=True).start()
 
     def close(self) -> None:
-        """End it, as tqdm does."""
+        """End the bar, as tqdm does."""
         self._over.set()
         super().close()
 

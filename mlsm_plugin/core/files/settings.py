@@ -39,9 +39,9 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def seed(help: str, **more: Any) -> Any:
+def seed(help: str, *, flag: str | None = None) -> Any:
     """A field that holds a random seed."""
-    return option(1, least=0, most=LARGEST_SEED, help=f"random seed {help}", **more)
+    return option(1, least=0, most=LARGEST_SEED, help=f"random seed {help}", flag=flag)
 
 
 def options_of(cls: type) -> dict[str, Field[Any]]:
@@ -54,7 +54,7 @@ def flag_of(field: Field[Any]) -> str:
     return field.metadata.get("flag") or "--" + field.name.strip("_").replace("_", "-")
 
 
-def check(settings: Any) -> None:
+def check(settings: object) -> None:
     """Raise ValueError if an option of a dataclass is not one of its choices, or out of its bounds."""
     for name, field in options_of(type(settings)).items():
         if (value := getattr(settings, name)) is None:
@@ -62,8 +62,11 @@ def check(settings: Any) -> None:
         if (choices := field.metadata.get("choices")) and value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and (wanted := _missed(field, number)):
-                raise ValueError(f"{name} must be {wanted}, got {number:,}")
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                continue
+            bounds = _violated_bounds(field, number)
+            if bounds is not None:
+                raise ValueError(f"{name} must be {bounds}, got {number:,}")
 
 
 def plain_type(declared: Any) -> tuple[type, bool]:
@@ -75,9 +78,11 @@ def plain_type(declared: Any) -> tuple[type, bool]:
     return (declared if declared in (int, float, bool) else str), False
 
 
-def _missed(field: Field[Any], value: float) -> str | None:
-    """The bounds that a value is out of; None: it is within."""
-    above, least, most = (field.metadata.get(name) for name in ("above", "least", "most"))
+def _violated_bounds(field: Field[Any], value: float) -> str | None:
+    """The bounds of an option if a value is out of them, for an error; None: it is within."""
+    above = field.metadata.get("above")
+    least = field.metadata.get("least")
+    most = field.metadata.get("most")
     if not math.isfinite(value):
         return "a finite number"
     if (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most):

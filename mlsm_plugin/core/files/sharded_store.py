@@ -49,7 +49,8 @@ class ShardedStoreWriter(ABC):
     """npy files of a shard in the order of writing; where the last one exists, the others are complete."""
 
     def __init__(self, folder: PlannedFolder, num_shards: int) -> None:
-        self.folder, self.num_shards = folder, num_shards
+        self.folder = folder
+        self.num_shards = num_shards
         self.directory = folder.directory
         self._begun = False
         folder.check()

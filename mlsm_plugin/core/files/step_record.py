@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
-from mlsm_plugin.core.files.json_checks import check_json, fields, number, text, values
+from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, text, values
 from mlsm_plugin.core.files.planned_folder import differences
 
 STEPS = values(fields({"signature": fields()}, {"seconds": number, "outputs": values(fields({"sha256": text}))}))
@@ -22,7 +21,7 @@ class Step:
 
     name: str  # unique in the chain
     run: Callable[[], object]  # makes the outputs; it raises where it fails
-    settings: dict[str, Any]  # decide the result, as values that JSON can hold; if they change, the step runs again
+    settings: JsonObject  # decide the result, as values that JSON can hold; if they change, the step runs again
     inputs: Sequence[Path]  # files whose contents, each for itself, decide the result
     outputs: Sequence[Path]  # files and folders that the step makes; renamed to *.old before it runs on other inputs
     checked: Sequence[Path] | None = None  # the outputs whose contents must stay; None: all
@@ -44,7 +43,7 @@ class StepRecord:
 
     def run(self, step: Step) -> None:
         """Run the step unless it is current; ValueError if the record is damaged."""
-        steps: dict[str, Any] = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
+        steps: JsonObject = check_json(read_json(self.path), STEPS, self.path) if self.path.exists() else {}
         known = steps.get(step.name, {})
         inputs = [sha256_of_files(path) for path in step.inputs]
         plan = json.loads(json.dumps({"settings": step.settings, "inputs": inputs, "after": self._before}))
@@ -69,8 +68,8 @@ class StepRecord:
         print(f"\n{step.name}:", flush=True)
         step.run()
         seconds = time.perf_counter() - start
-        made = fingerprints_of(checked)
-        steps[step.name] = {"signature": plan, "done": True, "seconds": round(seconds, 1), "outputs": made}
+        fingerprints = fingerprints_of(checked)
+        steps[step.name] = {"signature": plan, "done": True, "seconds": round(seconds, 1), "outputs": fingerprints}
         write_json(self.path, steps)
         self.rows.append((step.name, "done", seconds, _size(step.outputs), step.outputs[0]))
 
@@ -87,28 +86,29 @@ def _size(outputs: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def fingerprints_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+def fingerprints_of(paths: Iterable[Path]) -> dict[str, JsonObject]:
     """Size, time of change (ns) and SHA-256 of each file that exists, by its path; also of those below folders.
 
     Hidden files do not count.
     """
-    found = {}
+    fingerprints = {}
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.is_file() and not file.name.startswith("."):
-                status, content = file.stat(), sha256_of_files(file)
-                found[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": content}
-    return found
+                status = file.stat()
+                content = sha256_of_files(file)
+                fingerprints[str(file)] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": content}
+    return fingerprints
 
 
-def changed_file(recorded: Mapping[str, Any]) -> str | None:
-    """The first recorded file that is missing or has another content; with the same size and time it is not read."""
-    for path, own in recorded.items():
+def changed_file(recorded: Mapping[str, JsonObject]) -> str | None:
+    """The first recorded file that is missing or has changed; a file with the same size and time is not read."""
+    for path, fingerprint in recorded.items():
         if not os.path.isfile(path):
             return path
         status = os.stat(path)
-        same = (own.get("size"), own.get("mtime_ns")) == (status.st_size, status.st_mtime_ns)
-        if not same and sha256_of_files(path) != own["sha256"]:
+        same = (fingerprint.get("size"), fingerprint.get("mtime_ns")) == (status.st_size, status.st_mtime_ns)
+        if not same and sha256_of_files(path) != fingerprint["sha256"]:
             return path
     return None
 

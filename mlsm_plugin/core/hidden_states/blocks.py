@@ -43,12 +43,13 @@ def chunks_of(blocks: Iterable[Block], max_tokens: int, *, with_bos: bool = Fals
     chunk: list[Block] = []
     size = 0
     for block in blocks:
-        own = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
-        if chunk and size + own > max_tokens:
+        length = len(block.tokens) if with_bos else int((block.positions >= 0).sum())
+        if chunk and size + length > max_tokens:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
         chunk.append(block)
-        size += own
+        size += length
     if chunk:
         yield chunk
 
@@ -62,7 +63,8 @@ def batches_of(blocks: list[Block], *, pad: int, max_tokens: int) -> Iterator[tu
     while order:
         longest = len(blocks[order[0]].tokens)
         count = max(1, max_tokens // longest)
-        chosen, order = [blocks[i] for i in order[:count]], order[count:]
+        chosen = [blocks[i] for i in order[:count]]
+        order = order[count:]
         tokens = torch.full((len(chosen), longest), pad)
         positions = torch.full((len(chosen), longest), NO_POSITION)
         for row, block in enumerate(chosen):
@@ -81,10 +83,11 @@ def hidden_states_of(
 ) -> tuple[np.ndarray, Tensor]:
     """Hidden states of the content tokens of ``blocks``, in corpus order, ``max_tokens`` in one forward pass.
 
-    ``keep`` chooses others: of tokens and positions, which are wanted (all of one shape). The results are positions
-    ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
+    ``keep`` chooses other tokens: from tokens and positions, which ones to keep (all of one shape). The results are
+    positions ``(n,)`` int64, ascending, and hidden states ``(n, dim)`` float32 on the encoder's device.
     """
-    all_positions, all_hidden = [], []
+    all_positions = []
+    all_hidden = []
     for tokens, positions in batches_of(blocks, pad=reader.pad, max_tokens=max_tokens):
         kept = reader.content_mask(tokens) if keep is None else keep(tokens, positions)
         all_hidden.append(encoder.hidden_states_of(tokens, kept))

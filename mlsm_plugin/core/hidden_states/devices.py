@@ -25,8 +25,10 @@ def default_device(device: Device = None) -> torch.device:
         torch.empty(1, device=chosen).cpu()  # fails where there is no such device, and on one without memory
     except (RuntimeError, AssertionError, NotImplementedError):
         gpus = torch.cuda.device_count()
-        there = f"cpu, cuda:0 to cuda:{gpus - 1}" if gpus else "cpu"
-        raise ValueError(f"device {device} is not on this machine, which has {there}; pass one with --device") from None
+        available = f"cpu, cuda:0 to cuda:{gpus - 1}" if gpus else "cpu"
+        raise ValueError(
+            f"device {device} is not on this machine, which has {available}; pass one with --device"
+        ) from None
     return chosen
 
 

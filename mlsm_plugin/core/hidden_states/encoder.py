@@ -24,7 +24,7 @@ class TokenVectors(ABC):
         """
 
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """``(n, dim)`` as of :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
+        """``(n, dim)`` as for :meth:`hidden_states`, for the ``chosen`` tokens (bool ``(B, T)``) in their order.
 
         A source may save what the others cost.
         """

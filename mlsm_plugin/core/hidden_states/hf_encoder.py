@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from mlsm_plugin.core.files.hf_files import (
 from mlsm_plugin.core.hidden_states.devices import Device, default_device, half_products, placed
 from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, TokenVectors, check_layer
 from mlsm_plugin.core.text.hf_tokenizer import FAIRSEQ_PAD, HuggingFaceTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +61,14 @@ class LibraryEncoder(TokenVectors):
         fp16: bool | None = False,
     ) -> None:
         folder, config, self.tokenizer = model_and_tokenizer(name, tokenizer, weights=True)
-        self.layer, self.num_layers = layer, int(config.num_hidden_layers)
+        self.layer = layer
+        self.num_layers = int(config.num_hidden_layers)
         check_layer(layer, self.num_layers, folder)
         self.pad = self.tokenizer.pad_id
         self.max_tokens = positions_of(config)
         self.dim = int(config.hidden_size)
         self.device = default_device(device)
-        self._model = load_model(folder, _first_layers(config, layer)).float().eval()
+        self._model = load_library_model(folder, _first_layers(config, layer)).float().eval()
         if config.model_type == "modernbert" and layer < self.num_layers:
             self._model.final_norm = nn.Identity()  # follows the last layer only
         self._half = half_of(config, fp16)
@@ -82,17 +86,19 @@ class LibraryEncoder(TokenVectors):
 
     @torch.no_grad()
     def _hidden_states(self, ids: Tensor, attended: Tensor) -> Tensor:
-        batch = {"input_ids": ids, "attention_mask": attended.long()}
+        mask = attended.long()
         with half_products(self.device, half=self._half):
             if self._model.config.num_hidden_layers > self.layer:
                 with PATCHING:
-                    found: Tensor = self._model(**batch, output_hidden_states=True).hidden_states[self.layer]
+                    hidden: Tensor = self._model(
+                        input_ids=ids, attention_mask=mask, output_hidden_states=True
+                    ).hidden_states[self.layer]
             else:
-                found = self._model(**batch)[0]
-        return found.float()
+                hidden = self._model(input_ids=ids, attention_mask=mask)[0]
+        return hidden.float()
 
 
-def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
+def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> "PretrainedConfig":
     """The configuration of a model; raises ValueError if its type is not among ``types``, or it is misread."""
     transformers = import_transformers()
     try:
@@ -105,8 +111,8 @@ def supported_config(folder: Path, types: Sequence[str] = SUPPORTED) -> Any:
     return config
 
 
-def half_of(config: Any, half: bool | None) -> bool | None:
-    """``half`` as of :func:`half_products`; False for a model that overflows in half precision, with a log line."""
+def half_of(config: "PretrainedConfig", half: bool | None) -> bool | None:
+    """``half`` as for :func:`half_products`; False for a model that overflows in half precision, with a log line."""
     if config.model_type not in FLOAT32_ONLY:
         return half
     if half:
@@ -114,7 +120,7 @@ def half_of(config: Any, half: bool | None) -> bool | None:
     return False
 
 
-def _first_layers(config: Any, number: int) -> Any:
+def _first_layers(config: "PretrainedConfig", number: int) -> "PretrainedConfig":
     """``config``, changed to that of a model of the first ``number`` layers, or of more if there is no such model."""
     number = max(number, FEWEST_LAYERS.get(config.model_type, 0))
     if getattr(config, "layer_types", None) is not None:
@@ -123,7 +129,7 @@ def _first_layers(config: Any, number: int) -> Any:
     return config
 
 
-def positions_of(config: Any) -> int:
+def positions_of(config: "PretrainedConfig") -> int:
     """Longest sample in tokens that the model can take, or that it is made for if its positions are relative."""
     positions = int(config.max_position_embeddings)
     if config.model_type not in POSITIONS_AFTER_PADDING:
@@ -135,16 +141,18 @@ def positions_of(config: Any) -> int:
 
 def model_and_tokenizer(
     name: PathLike, tokenizer: HuggingFaceTokenizer | PathLike | None = None, *, weights: bool = False
-) -> tuple[Path, Any, HuggingFaceTokenizer]:
+) -> tuple[Path, "PretrainedConfig", HuggingFaceTokenizer]:
     """The folder of a model, its configuration, and its tokenizer (None: the one beside the model), which fit.
 
     ValueError if the model or the tokenizer does not exist or is not supported, or they do not fit.
     """
     folder = hf_folder(name, weights=weights)
     config = supported_config(folder)
-    found = tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer or folder)
-    check_vocabulary(found, int(config.vocab_size), folder)
-    return folder, config, found
+    loaded_tokenizer = (
+        tokenizer if isinstance(tokenizer, HuggingFaceTokenizer) else HuggingFaceTokenizer(tokenizer or folder)
+    )
+    check_vocabulary(loaded_tokenizer, int(config.vocab_size), folder)
+    return folder, config, loaded_tokenizer
 
 
 class KnowsIds(Protocol):
@@ -175,17 +183,17 @@ def check_positions(longest: int, positions: int, name: str) -> None:
         )
 
 
-def load_model(
+def load_library_model(
     folder: Path,
-    config: Any = None,
+    config: "PretrainedConfig | None" = None,
     kind: str = "AutoModel",
     *,
     state: dict[str, Tensor] | None = None,
     new_head: str | None = None,
 ) -> Any:
-    """A model of Hugging Face's class ``kind``; weights that are no part of it, as of later layers, are not loaded.
+    """A model of Hugging Face's class ``kind``.
 
-    Code from the hub never runs.
+    Weights that it does not have, such as those of later layers, are ignored. Code from the hub never runs.
 
     Args:
         folder: of the model.
@@ -199,13 +207,16 @@ def load_model(
         ValueError: the weights cannot be read, have other shapes, are not finite, or some of them are missing.
     """
     transformers = import_transformers()
-    how = {"config": config, "output_loading_info": True}
     try:
-        found = getattr(transformers, kind)
+        model_class = getattr(transformers, kind)
         if state is None:
-            model, info = found.from_pretrained(folder, trust_remote_code=False, **how)
-        else:  # the classes that choose a class want a folder
-            model, info = type(found.from_config(config)).from_pretrained(None, state_dict=state, **how)
+            model, info = model_class.from_pretrained(
+                folder, trust_remote_code=False, config=config, output_loading_info=True
+            )
+        else:  # the classes that choose a class need a folder
+            model, info = type(model_class.from_config(config)).from_pretrained(
+                None, state_dict=state, config=config, output_loading_info=True
+            )
     except Exception as error:  # transformers has no common error for damaged files and weights of other shapes
         raise ValueError(f"the weights of {folder} cannot be read: {first_line(error)}") from None
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name and "position_ids" not in name)
@@ -232,11 +243,12 @@ def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
 
     Version 4 of transformers writes one of the two, and version 5 has two parameters in a model that is not tied.
     """
-    weights, still_missing = dict(model.named_parameters()), []
+    weights = dict(model.named_parameters())
+    still_missing = []
     for name in missing:
-        other = other_name_of_bias(name)
-        if other in weights and other not in missing:
-            weights[name].data.copy_(weights[other].data)
+        second_name = other_name_of_bias(name)
+        if second_name in weights and second_name not in missing:
+            weights[name].data.copy_(weights[second_name].data)
         else:
             still_missing.append(name)
     return still_missing
@@ -245,11 +257,11 @@ def _without_second_biases(model: Any, missing: list[str]) -> list[str]:
 def load_masked_lm(name: PathLike, *, new_head: str | None = None) -> Any:
     """The masked LM in a folder or of a hub name, in float32 whatever the file has.
 
-    ``new_head`` is as of :func:`load_model`. ValueError if the model does not exist, cannot be read, or has no
+    ``new_head`` is as for :func:`load_library_model`. ValueError if the model does not exist, cannot be read, or has no
     masked-LM head where ``new_head`` is None.
     """
     folder = hf_folder(name, weights=True)
-    model = load_model(folder, kind="AutoModelForMaskedLM", new_head=new_head).float()
+    model = load_library_model(folder, kind="AutoModelForMaskedLM", new_head=new_head).float()
     check_read(model.config, folder)
     return model
 
@@ -258,7 +270,7 @@ class HuggingFaceEncoder(LibraryEncoder, HiddenStateEncoder):
     """A :class:`LibraryEncoder` for fairseq's ids.
 
     ``name`` is ``hf:`` followed by a folder or hub name, and ``data_bin`` a dataset that ``mlsm binarize --tokenizer``
-    made with the tokenizer of the model. ValueError if it is another one or none, or as of :class:`LibraryEncoder`.
+    made with the tokenizer of the model. ValueError if it is another one or none, or as for :class:`LibraryEncoder`.
     """
 
     def __init__(

@@ -15,9 +15,10 @@ class BlockSettings:
 
     tokens_per_sample: int = option(512, least=2, help="longest block in tokens, BOS included")
     sample_break_mode: str = option(
-        "complete", choices=("none", "complete", "complete_doc", "eos"),
+        "complete",
+        choices=("none", "complete", "complete_doc", "eos"),
         help="where blocks may end, as in fairseq-train",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -36,6 +37,6 @@ class ModelRun:
         check(self)
 
 
-def layer(**more: Any) -> Any:
+def layer() -> Any:
     """A field that holds the number of a layer."""
-    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...", **more)
+    return option(least=0, metavar="L", help="hidden state: 0 is the embeddings, 1 the first layer, ...")

@@ -41,8 +41,12 @@ class HiddenStateStream:
         seed: int = 1,
         buffer_rows: int = BUFFER_ROWS,
     ) -> None:
-        self.reader, self.encoder, self.batch_size, self.seed = reader, encoder, batch_size, seed
-        self.max_batch_tokens, self.buffer_rows = max_batch_tokens, max(buffer_rows, batch_size)
+        self.reader = reader
+        self.encoder = encoder
+        self.batch_size = batch_size
+        self.seed = seed
+        self.max_batch_tokens = max_batch_tokens
+        self.buffer_rows = max(buffer_rows, batch_size)
 
     def batches(self, skip: int = 0, stop: int = sys.maxsize) -> Generator[Tensor, None, None]:
         """Batches ``(batch_size, dim)`` float32 on the encoder's device, from number ``skip`` to before ``stop``.
@@ -75,7 +79,8 @@ class HiddenStateStream:
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(rows)
                     batches = torch.from_numpy(order[: count * size]).view(count, size)
                     yield self._hidden_states(blocks, rows, closed), batches[max(0, skip) : stop]
-                skip, stop = skip - count, stop - count
+                skip = skip - count
+                stop = stop - count
 
     def sample(self, most: int, *, device: Device = None) -> Tensor:
         """At most ``most`` hidden states ``(n, dim)`` float32 of different blocks; ``device`` None: the encoder's."""
@@ -85,13 +90,16 @@ class HiddenStateStream:
     def _buffers(self, epoch: int, buffer_rows: int) -> Iterator[tuple[list[int], int]]:
         """The blocks of each buffer of a pass, and the number of their rows."""
         blocks: list[int] = []
-        rows, none_yet = 0, True
+        rows = 0
+        none_yet = True
         for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.reader)).tolist():
             blocks.append(index)
             rows += sum(int(self.reader.content_mask(piece.tokens).sum()) for piece in self.reader.block(index))
             if rows >= buffer_rows:
                 yield blocks, rows
-                blocks, rows, none_yet = [], 0, False
+                blocks = []
+                rows = 0
+                none_yet = False
         if rows and (none_yet or rows >= self.batch_size):
             yield blocks, rows
         elif none_yet:
@@ -115,10 +123,10 @@ class HiddenStateStream:
             for first in range(0, len(blocks), BLOCKS_AT_ONCE):
                 chosen = blocks[first : first + BLOCKS_AT_ONCE]
                 pieces = [piece for index in chosen for piece in self.reader.block(index)]
-                _, found = hidden_states_of(
+                _, hidden = hidden_states_of(
                     pieces, self.reader, self.encoder, max_tokens=self.max_batch_tokens, keep=keep
                 )
-                rows[filled : filled + len(found)] = found
-                filled += len(found)
-                progress.update(len(found))
+                rows[filled : filled + len(hidden)] = hidden
+                filled += len(hidden)
+                progress.update(len(hidden))
         return rows

@@ -40,9 +40,9 @@ class _CrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + rows)
             part = logits[chunk].detach().requires_grad_(gradient is not None)
             with torch.enable_grad():
-                found = F.cross_entropy(part.to(dtype), targets[chunk], ignore_index=ignored, reduction="none")
-                total = found.sum()
-            losses[chunk] = found.detach()
+                chunk_losses = F.cross_entropy(part.to(dtype), targets[chunk], ignore_index=ignored, reduction="none")
+                total = chunk_losses.sum()
+            losses[chunk] = chunk_losses.detach()
             if gradient is not None:
                 gradient[chunk] = torch.autograd.grad(total, part)[0]
         if gradient is not None:

@@ -94,7 +94,7 @@ class LatentSemanticTerms(NamedTuple):
     """
 
     loss: Tensor  # latent_weight x KL + mlm_weight x MLM, summed, float32 scalar; to be divided by sample_size
-    sample_size: Any  # masked tokens that have a code; all masked tokens if latent_weight is 0
+    sample_size: Any  # int or Tensor: masked tokens that have a code; all masked tokens if latent_weight is 0
     latent: Tensor | None  # (n,) the latent loss in nats
     nonzeros: Tensor | None  # (n,) the atoms in the code
     mlm: Tensor | None  # (n,) the cross entropy in nats
@@ -121,7 +121,7 @@ def latent_semantic_terms(
     latent_target: str = "distribution",
     zero: Tensor | None = None,
     ignored: int = -100,
-    number: Any = None,
+    number: Tensor | int | None = None,
 ) -> LatentSemanticTerms:
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens after division.
 
@@ -137,7 +137,7 @@ def latent_semantic_terms(
         latent_weight, mlm_weight: not negative, not both 0.
         latent_target: a key of :data:`LATENT_LOSSES`.
         zero: a zero to begin with, which gives idle parameters a gradient of zeros.
-        ignored: target of a row that is none; these follow all others, and have no codes.
+        ignored: target of padding rows; these follow all others, and have no codes.
         number: how many rows are not ``ignored``, if that is known.
     """
     num_masked = sample_size = targets.ne(ignored).sum() if number is None else number
@@ -147,7 +147,8 @@ def latent_semantic_terms(
         assert codes is not None
         assert atom_logits is not None
         further = (0, 0, 0, len(targets) - len(codes["atoms"]))
-        atoms, weights = F.pad(codes["atoms"], further, value=-1), F.pad(codes["weights"], further)
+        atoms = F.pad(codes["atoms"], further, value=-1)
+        weights = F.pad(codes["weights"], further)
         latent = LATENT_LOSSES[latent_target](atom_logits, atoms, weights)
         nonzeros = weights.gt(0).sum(dim=1)
         sample_size = nonzeros.gt(0).sum() if codes.get("number") is None else codes["number"]
@@ -160,5 +161,6 @@ def latent_semantic_terms(
         some = num_masked.clamp(min=1) if isinstance(num_masked, Tensor) else max(num_masked, 1)
         scale = mlm_weight if nonzeros is None else mlm_weight * sample_size / some
         loss = loss + scale * mlm_sum
-        mlm, mlm_sum = mlm.detach(), mlm_sum.detach()
+        mlm = mlm.detach()
+        mlm_sum = mlm_sum.detach()
     return LatentSemanticTerms(loss, sample_size, latent, nonzeros, mlm, mlm_sum)

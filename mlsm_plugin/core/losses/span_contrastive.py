@@ -110,13 +110,15 @@ class _SpanLoss(torch.autograd.Function):
         temperature: float,
     ) -> tuple[Tensor, ...]:
         dtype = torch.promote_types(queries.dtype, torch.float32)
-        q, k = queries.detach().to(dtype), keys.detach().to(dtype)
+        q = queries.detach().to(dtype)
+        k = keys.detach().to(dtype)
         with_gradient = any(ctx.needs_input_grad[:2])
-        q_gradient, k_gradient = torch.zeros_like(q), torch.zeros_like(k)
+        q_gradient = torch.zeros_like(q)
+        k_gradient = torch.zeros_like(k)
         total = q.new_zeros((), dtype=torch.float64)
         losses = q.new_zeros(len(q))
-        found = torch.zeros(len(q), dtype=torch.bool, device=q.device)
-        counted = torch.zeros_like(found)
+        retrieved = torch.zeros(len(q), dtype=torch.bool, device=q.device)
+        counted = torch.zeros_like(retrieved)
         entries = CHUNK_ENTRIES if q.device.type == "cpu" else CHUNK_ENTRIES_GPU
         rows_at_once = max(1, entries // max(1, len(k)))
         for start in range(0, len(q), rows_at_once):
@@ -125,12 +127,13 @@ class _SpanLoss(torch.autograd.Function):
             has = positive.any(dim=1)
             scores = similarities(q[rows], k, similarity).div_(temperature).masked_fill_(~candidates[rows], -math.inf)
             of_positives = scores.masked_fill(~positive, -math.inf)
-            all_sum, positive_sum = scores.logsumexp(dim=1), of_positives.logsumexp(dim=1)
+            all_sum = scores.logsumexp(dim=1)
+            positive_sum = of_positives.logsumexp(dim=1)
             losses[rows][has] = (all_sum - positive_sum)[has]
             total += losses[rows][has].sum()
             counted[rows] = has
             if len(k):
-                found[rows] = positive.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1) & has
+                retrieved[rows] = positive.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1) & has
             if with_gradient:
                 # gradient of the scores: softmax over the candidates minus softmax over the positives
                 pull = (scores - all_sum[:, None]).exp_().sub_((of_positives - positive_sum[:, None]).exp_())
@@ -143,12 +146,12 @@ class _SpanLoss(torch.autograd.Function):
                     k_gradient += 2 * (pull.T @ q[rows] - pull.sum(dim=0)[:, None] * k)
         ctx.save_for_backward(q_gradient, k_gradient)
         ctx.dtypes = (queries.dtype, keys.dtype)
-        ctx.mark_non_differentiable(losses, found, counted)
-        return total.to(dtype), losses, found, counted
+        ctx.mark_non_differentiable(losses, retrieved, counted)
+        return total.to(dtype), losses, retrieved, counted
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         q_gradient, k_gradient = ctx.saved_tensors
         q_dtype, k_dtype = ctx.dtypes
         return (q_gradient * gradient).to(q_dtype), (k_gradient * gradient).to(k_dtype), None, None, None, None
@@ -201,7 +204,7 @@ def span_batch_terms(
         ngrams: ``(n, L)`` ids of each span; those after its length do not count.
         first: number among the ``S`` sequences of the first of the ``B``.
         single: a span is one token with one mask.
-        similarity, temperature: as of :func:`span_contrastive_terms`.
+        similarity, temperature: as for :func:`span_contrastive_terms`.
     """
     column = (tokens != NO_KEY).flatten()
     sequence_of_key = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.size(1))[column]
@@ -210,9 +213,9 @@ def span_batch_terms(
     if single:
         del places["end"]
     terms = {}
-    for name, found in places.items():
+    for name, occurs in places.items():
         queries = features[spans["sequence"], spans[f"query_{name}"]]
-        positives = found.flatten(1)[:, column]
+        positives = occurs.flatten(1)[:, column]
         terms[name] = span_contrastive_terms(
             queries, keys, positives, candidates, similarity=similarity, temperature=temperature
         )
@@ -233,20 +236,20 @@ def span_ngrams(context: Tensor, spans: dict[str, Tensor]) -> Tensor:
 
 
 def without_spans(spans: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``spans`` with none left."""
+    """``spans`` without any span."""
     return {name: values[:0] for name, values in spans.items()}
 
 
 def stacked(masked: Tensor, context: Tensor, pad: int) -> Tensor:
     """Both batches of ids ``(B, T')`` and ``(B, T)`` below each other, right-padded, for one forward pass."""
     width = max(masked.size(1), context.size(1))
-    both = masked.new_full((2 * len(masked), width), pad)
-    both[: len(masked), : masked.size(1)] = masked
-    both[len(masked) :, : context.size(1)] = context
-    return both
+    stack = masked.new_full((2 * len(masked), width), pad)
+    stack[: len(masked), : masked.size(1)] = masked
+    stack[len(masked) :, : context.size(1)] = context
+    return stack
 
 
-def found_spans(terms: dict[str, SpanTerms]) -> dict[str, Any]:
+def found_spans(terms: dict[str, SpanTerms]) -> dict[str, Tensor]:
     """How many spans were retrieved: ``num_starts_found``, ``num_ends_found`` if there are ends, ``num_found``."""
     counts = {f"num_{name}s_found": term.found.sum() for name, term in terms.items()}
     return {**counts, "num_found": torch.stack([term.found for term in terms.values()]).all(dim=0).sum()}

@@ -72,8 +72,8 @@ def sample_pairs(
         window: limit of the distance, at least 2.
         num_negatives: K, at least 1.
         generator: source of randomness, on the device of ``valid``.
-        pool_size: draw the negatives from a pool of so many valid tokens, in which those of the batch follow each
-            other; None: from the batch.
+        pool_size: number of valid tokens in a pool to draw the negatives from, in which those of the batch follow each
+            other; None: draw from the batch.
         first: index in the pool of the first valid token of the batch.
 
     Returns:
@@ -120,7 +120,8 @@ def _draw_others(
     valid: Tensor, starts: Tensor, counts: Tensor, pool_size: int, num_negatives: int, generator: torch.Generator
 ) -> Tensor:
     """Draw the negatives of each token as indices into the pool, where the sequences have ``starts``; -1 for none."""
-    starts, counts = starts[:, None, None], counts[:, None, None]
+    starts = starts[:, None, None]
+    counts = counts[:, None, None]
     drawn = _draw(pool_size - counts, torch.Size((*valid.shape, num_negatives)), generator)
     drawn += counts * (drawn >= starts)  # skips the token's own sequence
     return drawn.masked_fill_(~valid[:, :, None] | (counts == pool_size), NONE)
@@ -173,7 +174,7 @@ def contrastive_terms(
 
 
 def usable_anchors(anchors: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """The anchors ``(B, T)`` that have a positive and negatives, bool; arguments as of :func:`contrastive_terms`."""
+    """The anchors ``(B, T)`` that have a positive and negatives, bool; arguments as for :func:`contrastive_terms`."""
     return anchors & (positive != NONE) & (negative[:, :, 0] != NONE)
 
 
@@ -204,10 +205,10 @@ class _InfoNce(torch.autograd.Function):
         ctx: Any, semantics: Tensor, chosen: Tensor, candidates: Tensor, keys: Tensor | None, temperature: float
     ) -> tuple[Tensor, ...]:
         """From semantics (n, d), chosen (a,), candidates (a, 1 + K) with positives first, and keys (m, d)."""
-        own = unit_rows(semantics)
-        keys = own if keys is None else keys
-        gradient = torch.zeros_like(own) if ctx.needs_input_grad[0] else None
-        anchor = own[chosen]  # (a, d)
+        units = unit_rows(semantics)
+        keys = units if keys is None else keys
+        gradient = torch.zeros_like(units) if ctx.needs_input_grad[0] else None
+        anchor = units[chosen]  # (a, d)
         cosine = _cosines(anchor, keys, candidates)  # (a, 1 + K)
         logits = (cosine - cosine[:, :1]) / temperature
         losses = logits.logsumexp(dim=1)  # as the positive's logit is 0
@@ -223,7 +224,7 @@ class _InfoNce(torch.autograd.Function):
             ctx.save_for_backward(gradient)
         ctx.dtype = semantics.dtype
         ctx.mark_non_differentiable(*of_anchors)
-        return losses.double().sum().to(own.dtype), *of_anchors
+        return losses.double().sum().to(units.dtype), *of_anchors
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -1,7 +1,7 @@
 """Large tensors without page faults: glibc keeps the memory of freed ones for the next.
 
-By default glibc maps each block above 32 MB anew, and unmaps it when it is freed. The logits of 30,000 pieces are
-150 MB, and each training step then waits until the kernel has cleared all of that memory again: a fifth of the step.
+By default glibc maps memory for each block above 32 MB, and unmaps it when the block is freed. The logits of 30,000
+pieces are 150 MB, and each training step then waits until the kernel has cleared that memory: a fifth of the step.
 """
 
 import ctypes

@@ -41,7 +41,8 @@ def chosen_sizes(counts: Sequence[int], lengths: Sequence[int], share: float | N
     of the tokens that is chosen on average, nearly all batches of one shape get the same sizes, so that a compiled step
     need not be compiled again: there is room for five standard deviations more.
     """
-    chosen, most = sum(counts), max([1, *counts])
+    chosen = sum(counts)
+    most = max([1, *counts])
     if share is None:
         return chosen, most, max(1, chosen)
     longest = max([1, *lengths])
@@ -49,6 +50,6 @@ def chosen_sizes(counts: Sequence[int], lengths: Sequence[int], share: float | N
 
 
 def _room(share: float, tokens: int, needed: int) -> int:
-    """Room for so many as are ``needed`` or may be expected of the ``tokens``, rounded up, but not above these."""
+    """Room for the ``needed`` tokens, or for those that may be expected if more, rounded up; at most ``tokens``."""
     expected = share * tokens
     return min(tokens, ROUNDED_TO * math.ceil(max(expected + 5 * math.sqrt(expected), needed) / ROUNDED_TO))

@@ -1,9 +1,9 @@
-"""What becomes of masked tokens, and whether as much of a text is masked as was asked for."""
+"""What replaces masked tokens, and a check that as much of a text is masked as was asked for."""
 
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsInt
 
 import numpy as np
 
@@ -12,7 +12,9 @@ logger = logging.getLogger(__name__)
 ENOUGH_TOKENS = 10_000
 MOST_SAMPLES = 1000
 FEWEST_MASKS = 200  # expected ones; with fewer, chance alone may leave too little
-ENOUGH, LEAST = 0.5, 0.1  # of what should be there: less is a warning, and stops the run
+# of what should be masked or usable
+ENOUGH = 0.5  # less is a warning
+LEAST = 0.1  # less is an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,9 @@ def samples_to_look_at(number: int) -> list[int]:
     return np.random.default_rng(0).permutation(places).tolist()
 
 
-def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: float, *, remedy: str) -> None:
+def check_masked_share(
+    name: str, counts: Iterable[tuple[SupportsInt, SupportsInt]], asked: float, *, remedy: str
+) -> None:
     """Check that a text is masked about as much as asked for; warn below half of that, ValueError below a tenth.
 
     ``counts`` are, of samples, the number of masked tokens and that of all tokens but special ones, of which the share
@@ -59,15 +63,16 @@ def check_masked_share(name: str, counts: Iterable[tuple[Any, Any]], asked: floa
     """
     masked = content = 0
     for masked_of_sample, content_of_sample in counts:
-        masked, content = masked + int(masked_of_sample), content + int(content_of_sample)
+        masked = masked + int(masked_of_sample)
+        content = content + int(content_of_sample)
         if content >= max(ENOUGH_TOKENS, FEWEST_MASKS / asked):
             break
     if asked * content >= FEWEST_MASKS:
-        found = f"{masked / content:.2g} of the tokens of {name} are masked, and {asked:g} were asked for"
-        _judge(masked / (asked * content), f"only {found}; {remedy}")
+        shares = f"{masked / content:.2g} of the tokens of {name} are masked, and {asked:g} were asked for"
+        _judge(masked / (asked * content), f"only {shares}; {remedy}")
 
 
-def check_usable_share(needed: str, counts: Iterable[tuple[Any, Any]], *, remedy: str) -> None:
+def check_usable_share(needed: str, counts: Iterable[tuple[SupportsInt, SupportsInt]], *, remedy: str) -> None:
     """Check that most of what an objective learns from has what it needs; warn below half, ValueError below a tenth.
 
     ``counts`` are, of samples or batches, the number of those that have it and that of all, of which as many are read
@@ -75,7 +80,8 @@ def check_usable_share(needed: str, counts: Iterable[tuple[Any, Any]], *, remedy
     """
     usable = total = 0
     for usable_of_sample, total_of_sample in counts:
-        usable, total = usable + int(usable_of_sample), total + int(total_of_sample)
+        usable = usable + int(usable_of_sample)
+        total = total + int(total_of_sample)
         if total >= ENOUGH_TOKENS:
             break
     if total:

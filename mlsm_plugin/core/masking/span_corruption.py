@@ -8,10 +8,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlsm_plugin.core.masking.masked_share import check_usable_share
@@ -59,9 +59,9 @@ class SpanNoise:
         ValueError if they have less than a tenth of these spans. ``name`` is of the texts.
         """
         spans = (self.counts(length, num_sentinels)[1] for length in lengths)
-        wanted = (self.counts(length, length + self.further_sentinels)[1] for length in lengths)
+        expected = (self.counts(length, length + self.further_sentinels)[1] for length in lengths)
         remedy = f"pass more than {num_sentinels} sentinels, or shorter texts: the spans get longer instead"
-        check_usable_share(f"noise spans of {name} have a sentinel", zip(spans, wanted, strict=True), remedy=remedy)
+        check_usable_share(f"noise spans of {name} have a sentinel", zip(spans, expected, strict=True), remedy=remedy)
 
     def lengths(self, length: int, num_sentinels: int) -> tuple[int, int]:
         """The maximum lengths, EOS included, of source and target of a text of ``length`` tokens."""
@@ -123,7 +123,8 @@ def _rolled(begins: np.ndarray, lengths: np.ndarray, length: int, offset: int) -
     over = begins + lengths - length
     if over.max() > 0:
         last = int(over.argmax())
-        begins, lengths = np.append(begins, 0), np.append(lengths, over[last])
+        begins = np.append(begins, 0)
+        lengths = np.append(lengths, over[last])
         lengths[last] -= over[last]
     order = np.argsort(begins)
     return begins[order], lengths[order]
@@ -140,13 +141,14 @@ def _without(
     if not noise.any() and known.any():
         noise[rng.choice(np.flatnonzero(known))] = True
     edges = np.flatnonzero(np.diff(noise, prepend=False, append=False))
-    starts, sizes = edges[::2], edges[1::2] - edges[::2]
+    starts = edges[::2]
+    sizes = edges[1::2] - edges[::2]
     kept = np.sort(np.argsort(-sizes, kind="stable")[: len(begins)])
     return starts[kept], sizes[kept]
 
 
 def _covered(begins: np.ndarray, lengths: np.ndarray, number: int) -> np.ndarray:
-    """Which of so many tokens are in a span, bool."""
+    """Which of ``number`` tokens are in a span, ``(number,)`` bool."""
     edges = np.zeros(number + 1, np.int8)
     edges[begins] += 1
     edges[begins + lengths] -= 1
@@ -155,7 +157,7 @@ def _covered(begins: np.ndarray, lengths: np.ndarray, number: int) -> np.ndarray
 
 
 def corrupt_spans(
-    tokens: Any,
+    tokens: ArrayLike,
     *,
     noise_density: float = 0.15,
     mean_span_length: float = 3.0,
@@ -207,7 +209,8 @@ def corrupt_spans(
 def _written(
     tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, marks: np.ndarray, eos: int, *, closing: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    spans, noise = len(begins), _covered(begins, lengths, len(tokens))
+    spans = len(begins)
+    noise = _covered(begins, lengths, len(tokens))
     kept = ~noise
     kept[begins] = True
     marked = tokens.copy()
@@ -228,7 +231,7 @@ def _written(
     return source, target
 
 
-def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> dict[int, range]:
+def filler_places(target: ArrayLike, *, sentinels: Sequence[int] | np.ndarray, eos: int) -> dict[int, range]:
     """Where the tokens after each sentinel are in a target, up to the next sentinel or EOS.
 
     If a sentinel occurs twice, its first place counts.
@@ -236,11 +239,11 @@ def filler_places(target: Any, *, sentinels: Sequence[int] | np.ndarray, eos: in
     marks = set(np.asarray(sentinels).tolist())
     tokens = np.asarray(target).tolist()
     end = tokens.index(eos) if eos in tokens else len(tokens)
-    found: dict[int, range] = {}
+    places: dict[int, range] = {}
     for place in reversed([place for place in range(end) if tokens[place] in marks]):
-        found[tokens[place]] = range(place + 1, end)
+        places[tokens[place]] = range(place + 1, end)
         end = place
-    return found
+    return places
 
 
 def filled(
@@ -251,19 +254,21 @@ def filled(
     A filler is its sentinel, its ids, and the mean score of both; ``scores`` are log-probabilities of the target's
     tokens, in nats. Without its sentinel in the target, a filler is empty and has the score -inf.
     """
-    places, fillers, whole = filler_places(target, sentinels=sentinels, eos=eos), [], []
+    places = filler_places(target, sentinels=sentinels, eos=eos)
+    fillers = []
+    whole = []
     for token in source:
         if token not in sentinels:
             whole += [token] if token != eos else []
             continue
         place = places.get(token, range(0))
-        own = [scores[i] for i in (place.start - 1, *place)] if token in places else [-math.inf]
-        fillers.append((token, [target[i] for i in place], sum(own) / len(own)))
+        filler_scores = [scores[i] for i in (place.start - 1, *place)] if token in places else [-math.inf]
+        fillers.append((token, [target[i] for i in place], sum(filler_scores) / len(filler_scores)))
         whole += fillers[-1][1]
     return whole, fillers
 
 
-def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> dict[str, Tensor]:
+def collate_spans(pairs: Sequence[tuple[np.ndarray, np.ndarray]], *, pad: int, eos: int) -> dict[str, Tensor]:
     """Make a batch of sources and targets, as :func:`corrupt_spans` makes them, padded at the end.
 
     It has ``source`` (B, S), ``target`` (B, T) and ``decoder_input`` (B, T), the target shifted by one place, beginning
@@ -276,7 +281,7 @@ def collate_spans(pairs: Sequence[tuple[Any, Any]], *, pad: int, eos: int) -> di
     }
 
 
-def padded(rows: Iterable[Any], pad: int) -> Tensor:
+def padded(rows: Iterable[ArrayLike], pad: int) -> Tensor:
     """Whole numbers ``(T_i,)`` in one tensor ``(B, T)`` int64, padded at the end; it has one column or more."""
     tensors = [torch.from_numpy(np.asarray(row, np.int64)) for row in rows]
     result = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad)
@@ -287,7 +292,7 @@ class SpanCorruptionCollator:
     """A ``collate_fn`` for ``torch.utils.data.DataLoader`` that turns texts into a batch of :func:`collate_spans`.
 
     Every batch gets new spans. They depend on torch's random numbers, which torch seeds in each loader process, so that
-    ``torch.manual_seed`` makes them repeatable. ``sentinels``, ``eos`` and ``unk`` are as of :func:`corrupt_spans`.
+    ``torch.manual_seed`` makes them repeatable. ``sentinels``, ``eos`` and ``unk`` are as for :func:`corrupt_spans`.
     ValueError if two of these ids and ``pad`` are the same, or there are too few sentinels.
     """
 
@@ -301,16 +306,18 @@ class SpanCorruptionCollator:
         noise: SpanNoise | None = None,
     ) -> None:
         self.sentinels = checked_sentinels(sentinels, {"padding": pad, "</s>": eos}, unlearned=unk)
-        self.eos, self.pad, self.unk = eos, pad, unk
+        self.eos = eos
+        self.pad = pad
+        self.unk = unk
         self.noise = noise or SpanNoise()
         self.noise.check_enough(len(self.sentinels))
         self._lengths_are_checked = False
 
-    def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+    def __call__(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> dict[str, Tensor]:
         """Make a batch of ``texts``, as :meth:`pairs` takes them."""
         return collate_spans(self.pairs(texts), pad=self.pad, eos=self.eos)
 
-    def pairs(self, texts: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def pairs(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The source and the target of each text, with new spans; see :func:`corrupt_spans`.
 
         A text is its ids ``(n_i,)``, or a mapping with these as ``input_ids``. Padding around it and EOS at its end are
@@ -318,14 +325,26 @@ class SpanCorruptionCollator:
         ``attention_mask`` of a mapping leaves out text.
         """
         rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
-        how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
-        found = [self._text(text) for text in texts]
+        id_rows = [self._text(text) for text in texts]
         if not self._lengths_are_checked:
             self._lengths_are_checked = True
-            self.noise.check_lengths([len(ids) for ids in found if len(ids) > 1], len(self.sentinels), "the texts")
-        return [corrupt_spans(ids, **vars(self.noise), **how) for ids in found]
+            self.noise.check_lengths([len(ids) for ids in id_rows if len(ids) > 1], len(self.sentinels), "the texts")
+        return [
+            corrupt_spans(
+                ids,
+                noise_density=self.noise.noise_density,
+                mean_span_length=self.noise.mean_span_length,
+                rotate=self.noise.rotate,
+                closing_sentinel=self.noise.closing_sentinel,
+                sentinels=self.sentinels,
+                eos=self.eos,
+                rng=rng,
+                unk=self.unk,
+            )
+            for ids in id_rows
+        ]
 
-    def _text(self, text: Any) -> np.ndarray:
+    def _text(self, text: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
         """The ids of a text without padding and EOS around it, ``(n,)``."""
         ids = np.asarray(text["input_ids"] if isinstance(text, Mapping) else text)
         if ids.ndim != 1:

@@ -78,24 +78,29 @@ def _repeated_ngrams(text: _Text, max_length: int) -> Iterator[tuple[np.ndarray,
         if len(starts) == 0:
             return
         order = np.argsort(keys, kind="stable")
-        keys, starts = keys[order], starts[order]
+        keys = keys[order]
+        starts = starts[order]
         is_first = np.append(True, keys[1:] != keys[:-1])
         number = np.cumsum(is_first) - 1
         firsts = np.flatnonzero(is_first)
         sequence = text.sequence[starts]  # ascending within an n-gram, since the sort is stable
         lasts = np.append(firsts[1:], len(starts)) - 1
         in_several = (sequence[firsts] != sequence[lasts])[number]
-        starts, number = starts[in_several], number[in_several]
+        starts = starts[in_several]
+        number = number[in_several]
         at_word_end = text.ends[starts + length - 1]
         yield starts[at_word_end], number[at_word_end]
         goes_on = starts + length < len(text.tokens)
-        starts, number = starts[goes_on], number[goes_on]
+        starts = starts[goes_on]
+        number = number[goes_on]
         goes_on = (text.sequence[starts + length] == text.sequence[starts]) & ~text.special[starts + length]
-        starts, number = starts[goes_on], number[goes_on]
+        starts = starts[goes_on]
+        number = number[goes_on]
         # an n-gram can only be repeated if its first n - 1 tokens are: it is their number and its last token
         keys = number * text.vocabulary + text.tokens[starts + length]
         order = np.argsort(starts, kind="stable")
-        starts, keys = starts[order], keys[order]
+        starts = starts[order]
+        keys = keys[order]
 
 
 def _queues(
@@ -105,7 +110,8 @@ def _queues(
     queues = []
     for length, (starts, numbers) in enumerate(_repeated_ngrams(text, rules.max_length), start=1):
         order = rng.permutation(len(starts))
-        starts, numbers = starts[order], numbers[order]
+        starts = starts[order]
+        numbers = numbers[order]
         if length == 1:
             kept = ~pieces.punctuation[text.tokens[starts]] | (rng.random(len(starts)) < rules.punctuation_prob)
         else:
@@ -127,13 +133,14 @@ def _choose(
         queue = queues[length - 1]
         while queue:
             start, number = queue.pop()
-            done, own = masks.get((length, number), 0), int(text.sequence[start])
-            if done == rules.max_ngram_masks or spans_of[own] == rules.max_spans_per_sequence:
+            done = masks.get((length, number), 0)
+            sequence = int(text.sequence[start])
+            if done == rules.max_ngram_masks or spans_of[sequence] == rules.max_spans_per_sequence:
                 continue
             if covered.find(1, start, start + length) >= 0:
                 continue
             masks[length, number] = done + 1
-            spans_of[own] += 1
+            spans_of[sequence] += 1
             covered[start : start + length] = b"\1" * length
             chosen.append((start, length))
             return True
@@ -231,7 +238,10 @@ def _write_masks(
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """``tokens`` with masks in place of ``spans``, and the positions of the first and last mask of each span."""
     masks = [masking.start_mask] if masking.single else [masking.start_mask, masking.end_mask]
-    parts, places, done, written = [], [], 0, 0
+    parts = []
+    places = []
+    done = 0
+    written = 0
     for start, length in spans:
         parts += [tokens[done:start], masks]
         written += start - done + len(masks)

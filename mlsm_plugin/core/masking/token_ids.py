@@ -1,9 +1,9 @@
 """Ids that a user passes: whole numbers, those of padding left out, and special ones that differ from each other."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 LARGEST = np.iinfo(np.int32).max
 SENTINELS_REMEDY = (
@@ -12,7 +12,7 @@ SENTINELS_REMEDY = (
 )
 
 
-def checked_ids(values: Any, name: str) -> np.ndarray:
+def checked_ids(values: ArrayLike, name: str) -> np.ndarray:
     """The ids of a text, ``(n,)`` int64; ValueError unless they are whole numbers from 0 on. ``name`` is of the text.
 
     Fractions and strings are no ids, though numpy would turn them into some.
@@ -30,7 +30,7 @@ def no_ids(name: str) -> ValueError:
     return ValueError(f"{name} does not consist of token ids (whole numbers from 0 on)")
 
 
-def check_attention(ids: np.ndarray, attention_mask: Any, name: str) -> None:
+def check_attention(ids: np.ndarray, attention_mask: ArrayLike, name: str) -> None:
     """Raise ValueError if an ``attention_mask`` (n,) leaves out anything but padding of the ``ids`` (n,).
 
     This package attends to all ids but padding, which is one id, around the text and never in it.

@@ -59,13 +59,13 @@ def _marked_words(pieces: list[str], special: np.ndarray) -> tuple[np.ndarray, n
     }
     # a few pieces can look like those of another kind: \u0120 is also a letter of Maltese
     mark = max(marked, key=lambda mark: sum(marked[mark]))
-    found = np.array(marked[mark], bool)
-    if found.any():
+    has_mark = np.array(marked[mark], bool)
+    if has_mark.any():
         if mark == BYTE_LEVEL_BEGIN:  # does not mark the first word of a text: a piece after a special token begins one
-            return found, special
+            return has_mark, special
         if mark == WORDPIECE_GOES_ON:
-            return ~found & ~special, nothing
-        return (found, nothing) if mark == SENTENCEPIECE_BEGIN else (nothing, ~found)
+            return ~has_mark & ~special, nothing
+        return (has_mark, nothing) if mark == SENTENCEPIECE_BEGIN else (nothing, ~has_mark)
     raise ValueError(
         f"nothing in the vocabulary marks where words begin or end: {SENTENCEPIECE_BEGIN} or {BYTE_LEVEL_BEGIN} before "
         f"the first piece of a word, {WORDPIECE_GOES_ON} before the others, or {BPE_GOES_ON} after all but the last"
@@ -89,7 +89,7 @@ def word_boundaries(
     Args:
         tokens, sequence: the ids of all sequences, concatenated, and the number of the sequence of each, ``(N,)``.
         pieces: the classes of all ids. If they mark the ends of words, every sequence begins with a new word.
-        longest: the tokens of a word of more than so many tokens are words of their own.
+        longest: each token of a word that has more tokens counts as a word of its own.
     """
     special = pieces.special[tokens]
     first = np.append(True, sequence[1:] != sequence[:-1])
@@ -114,10 +114,10 @@ def in_long_words(begins: np.ndarray, longest: int = LONGEST_WORD) -> np.ndarray
     ``begins`` says which tokens begin a word, bool ``(N,)``; the first always does.
     """
     word = np.maximum(np.cumsum(begins) - 1, 0)
-    found: np.ndarray = np.bincount(word)[word] > longest
-    if found.any() and not current_process().daemon:  # each loader process would say it once more
+    in_long: np.ndarray = np.bincount(word)[word] > longest
+    if in_long.any() and not current_process().daemon:  # each loader process would say it once more
         _say_once(longest)
-    return found
+    return in_long
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 MUON_RATIO = 10.0  # the rate of Muon is this many times that of AdamW where nothing else is asked for
 BLOCK_ROWS = 64  # the usual width of an attention head
@@ -54,7 +55,7 @@ class BlockMuon(torch.optim.Optimizer):
         momentum: of Nesterov.
     """
 
-    def __init__(self, params: Any, *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(self, params: ParamsT, *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -108,17 +109,13 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(
             [*({**group, "muon": False} for group in others), {"params": list(matrices), "muon": True}], {}
         )
-        of_adamw: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        of_muon: dict[str, Any] = {
-            "lr": MUON_RATIO * lr if muon_lr is None else muon_lr,
-            "weight_decay": muon_weight_decay,
-        }
         adamw, muon = self._groups()
         try:
-            first: torch.optim.Optimizer = torch.optim.AdamW(adamw, fused=True, **of_adamw)
+            first = torch.optim.AdamW(adamw, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         except RuntimeError:  # no fused kernel where these parameters are
-            first = torch.optim.AdamW(adamw, foreach=True, **of_adamw)
-        self._parts = [first, BlockMuon(muon, momentum=momentum, **of_muon)]
+            first = torch.optim.AdamW(adamw, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=True)
+        rate = MUON_RATIO * lr if muon_lr is None else muon_lr
+        self._parts = [first, BlockMuon(muon, lr=rate, momentum=momentum, weight_decay=muon_weight_decay)]
         self._share()
 
     def _groups(self) -> list[list[dict[str, Any]]]:
@@ -128,7 +125,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def _share(self) -> None:
         """Let both parts work on the groups and the state of this optimizer."""
         for part, groups in zip(self._parts, self._groups(), strict=True):
-            part.param_groups, part.state = groups, self.state
+            part.param_groups = groups
+            part.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of both parts, with the settings of each group."""
@@ -149,7 +147,12 @@ class MuonAdamW(torch.optim.Optimizer):
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
     """The two-dimensional weights in the lists of layers of a model, but embeddings; each once."""
-    layers = [module for one in model.modules() if isinstance(one, nn.ModuleList) for module in one.modules()]
+    layers = [
+        module
+        for module_list in model.modules()
+        if isinstance(module_list, nn.ModuleList)
+        for module in module_list.modules()
+    ]
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     weights = {id(weight): weight for module in layers for weight in module.parameters(recurse=False)}
     return [weight for key, weight in weights.items() if weight.dim() == 2 and key not in embeddings]

@@ -93,21 +93,25 @@ def solve_with_active_set(
         return solve_batched(hidden, atoms, lambda_)
     prepared = _prepared(ArrayContents(atoms))
     rows = max(1, DENSE_ENTRIES // len(atoms))
-    codes, gaps, unsolved = [], [], []
+    codes = []
+    gaps = []
+    unsolved = []
     with ThreadPoolExecutor(threads or torch.get_num_threads()) as pool:
         for start in range(0, len(hidden), rows):
             batch = Batch.of(hidden[start : start + rows].numpy(), len(atoms))
             unsolved.append(start + _solve_batch(batch, prepared, lambda_, pool))
             codes.append(batch.codes(len(atoms)))
             gaps.append(batch.gaps)
-    result, gap, left = sp.vstack(codes, format="csr"), np.concatenate(gaps), np.concatenate(unsolved)
+    result = sp.vstack(codes, format="csr")
+    gap = np.concatenate(gaps)
+    left = np.concatenate(unsolved)
     if len(left):
-        others, other_gap = solve_batched(hidden[torch.from_numpy(left)], atoms, lambda_)
+        batched_codes, other_gap = solve_batched(hidden[torch.from_numpy(left)], atoms, lambda_)
         better = np.flatnonzero(other_gap < gap[left])
         order = np.arange(len(hidden))
         order[left[better]] = len(hidden) + better
         gap[left[better]] = other_gap[better]
-        result = sp.vstack([result, others], format="csr")[order]
+        result = sp.vstack([result, batched_codes], format="csr")[order]
     return result, gap
 
 
@@ -130,7 +134,8 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
     rows: np.ndarray = np.arange(len(batch.hidden))
     vectors = batch.hidden
     # the first working set holds all atoms of a small dictionary
-    limit, floor = (num_atoms if num_atoms <= 2 * dim else max(64, dim)), 0.0
+    limit = num_atoms if num_atoms <= 2 * dim else max(64, dim)
+    floor = 0.0
     for round_ in range(MAX_ROUNDS):
         part = torch.from_numpy(vectors).float()
         correlations = (part @ prepared.atoms32.T).numpy()
@@ -138,12 +143,29 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
         optimal = np.zeros(len(rows), np.bool_)
         tasks = [
             pool.submit(
-                advance_rows, first, min(first + ROWS_PER_TASK, len(rows)), rows, lambda_, batch.hidden, prepared.atoms,
-                prepared.atoms32.numpy(), prepared.gram, correlations, ranking, limit, floor, prepared.rounding,
-                batch.atoms, batch.weights, batch.sizes, batch.residuals, batch.gaps, optimal,
+                advance_rows,
+                first,
+                min(first + ROWS_PER_TASK, len(rows)),
+                rows,
+                lambda_,
+                batch.hidden,
+                prepared.atoms,
+                prepared.atoms32.numpy(),
+                prepared.gram,
+                correlations,
+                ranking,
+                limit,
+                floor,
+                prepared.rounding,
+                batch.atoms,
+                batch.weights,
+                batch.sizes,
+                batch.residuals,
+                batch.gaps,
+                optimal,
             )
             for first in range(0, len(rows), ROWS_PER_TASK)
-        ]  # fmt: skip
+        ]
         for task in tasks:
             task.result()
         rows = rows[~optimal]
@@ -151,7 +173,8 @@ def _solve_batch(batch: Batch, prepared: PreparedDictionary, lambda_: float, poo
             break
         vectors = batch.residuals[rows]
         # later working sets grow, so that a row cannot cycle for ever
-        limit, floor = min(num_atoms, max(32, dim // 3) * max(1, round_ // 4)), NEAR_VIOLATION * lambda_
+        limit = min(num_atoms, max(32, dim // 3) * max(1, round_ // 4))
+        floor = NEAR_VIOLATION * lambda_
     return rows
 
 

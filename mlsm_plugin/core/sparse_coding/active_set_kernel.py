@@ -17,7 +17,6 @@ interpreter lock, so that threads can share the rows of a batch. Names that seve
 # no `from __future__ import annotations`: numba reads these functions, not their annotations
 import logging
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -34,7 +33,9 @@ BINS = 512  # bins of the histogram that finds the strongest atoms without sorti
 # Refinement ends when a step is below this share of the largest weight, as the next step would be far smaller.
 REFINED = 1e-5
 MAX_REFINEMENTS = 6
-IN, OUT, SHUT = 0, 1, 2
+IN = 0
+OUT = 1
+SHUT = 2
 
 # fairseq opens the root logger, and numba would log its compilation
 logging.getLogger("numba").setLevel(logging.WARNING)
@@ -42,15 +43,11 @@ logging.getLogger("numba").setLevel(logging.WARNING)
 
 def compiled(function):
     """Compile ``function`` at its first call; cache it on disk for later processes if a folder can be written."""
-    options: dict[str, Any] = {
-        "nogil": True,
-        "fastmath": {"reassoc", "contract", "arcp", "nsz"},
-        "error_model": "numpy",
-    }
+    fastmath = {"reassoc", "contract", "arcp", "nsz"}
     try:
-        return njit(cache=True, **options)(function)
+        return njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(function)
     except RuntimeError:  # no folder of the package or the user can be written
-        return njit(**options)(function)
+        return njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
 
 
 @compiled
@@ -100,10 +97,10 @@ def fill_gram_row(gram, atoms, chosen, size, place, local_gram):
             local_gram[place, column] = source[chosen[column]]
         return
     for column in range(size):
-        other = atoms[chosen[column]]
+        column_atom = atoms[chosen[column]]
         total = np.float32(0)
-        for i in range(len(other)):
-            total += atoms[atom, i] * other[i]
+        for i in range(len(column_atom)):
+            total += atoms[atom, i] * column_atom[i]
         local_gram[place, column] = total
 
 
@@ -136,11 +133,14 @@ def leave(factor, support, size, member):
         for k in range(i + 2):
             factor[i, k] = factor[i + 1, k]
     for column in range(member, size - 1):
-        a, b = factor[column, column], factor[column, column + 1]
+        a = factor[column, column]
+        b = factor[column, column + 1]
         length = math.sqrt(a * a + b * b)
-        cosine, sine = a / length, b / length
+        cosine = a / length
+        sine = b / length
         for i in range(column, size - 1):
-            left, right = factor[i, column], factor[i, column + 1]
+            left = factor[i, column]
+            right = factor[i, column + 1]
             factor[i, column] = cosine * left + sine * right
             factor[i, column + 1] = cosine * right - sine * left
 
@@ -212,10 +212,12 @@ def exchange(factor, support, size, codes, gradient, working_size, local_gram, p
         step[i] /= factor[i, i]
         for k in range(i):
             step[k] -= step[i] * factor[i, k]
-    amount, leaver = math.inf, -1
+    amount = math.inf
+    leaver = -1
     for i in range(size):
         if step[i] > 0 and codes[support[i]] < amount * step[i]:
-            amount, leaver = codes[support[i]] / step[i], i
+            amount = codes[support[i]] / step[i]
+            leaver = i
     state[place] = SHUT
     if leaver < 0:
         return size
@@ -237,8 +239,9 @@ def exchange(factor, support, size, codes, gradient, working_size, local_gram, p
 
 
 @compiled
-def add_violators(threshold, gram, atoms, chosen, codes, gradient, working_size, factor, support, size, local_gram,
-                  state, step):  # fmt: skip
+def add_violators(
+    threshold, gram, atoms, chosen, codes, gradient, working_size, factor, support, size, local_gram, state, step
+):
     """Add up to ``BLOCK`` atoms that are OUT, those with the largest gradients above ``threshold``.
 
     Returns:
@@ -250,7 +253,8 @@ def add_violators(threshold, gram, atoms, chosen, codes, gradient, working_size,
         largest = threshold
         for k in range(working_size):
             if gradient[k] > largest and state[k] == OUT:
-                best, largest = k, gradient[k]
+                best = k
+                largest = gradient[k]
         if best < 0:
             break
         fill_gram_row(gram, atoms, chosen, working_size, best, local_gram)
@@ -264,8 +268,9 @@ def add_violators(threshold, gram, atoms, chosen, codes, gradient, working_size,
 
 
 @compiled
-def solve_working_set(lambda_, gram, atoms, chosen, gradient, codes, working_size, factor, support, local_gram,
-                      state, step):  # fmt: skip
+def solve_working_set(
+    lambda_, gram, atoms, chosen, gradient, codes, working_size, factor, support, local_gram, state, step
+):
     """Minimize over the working set, starting from ``codes`` and their ``gradient``; return the support size."""
     size = 0
     for k in range(working_size):
@@ -281,9 +286,20 @@ def solve_working_set(lambda_, gram, atoms, chosen, gradient, codes, working_siz
         for i in range(size):
             state[support[i]] = IN
         any_joined, size = add_violators(
-            lambda_ * (1 + SLACK), gram, atoms, chosen, codes, gradient, working_size, factor, support, size,
-            local_gram, state, step,
-        )  # fmt: skip
+            lambda_ * (1 + SLACK),
+            gram,
+            atoms,
+            chosen,
+            codes,
+            gradient,
+            working_size,
+            factor,
+            support,
+            size,
+            local_gram,
+            state,
+            step,
+        )
         if not any_joined:
             break
     return size
@@ -360,8 +376,27 @@ def certify(x, lambda_, penalty, atoms, correlation, residual, rounding):
 
 
 @compiled
-def advance_rows(first, last, rows, lambda_, hidden, atoms, atoms32, gram, correlations, ranking, limit, floor,
-                 rounding, support_atoms, support_weights, support_sizes, residuals, gaps, optimal):  # fmt: skip
+def advance_rows(
+    first,
+    last,
+    rows,
+    lambda_,
+    hidden,
+    atoms,
+    atoms32,
+    gram,
+    correlations,
+    ranking,
+    limit,
+    floor,
+    rounding,
+    support_atoms,
+    support_weights,
+    support_sizes,
+    residuals,
+    gaps,
+    optimal,
+):
     """Run a round of ``rows[first:last]``: certify each row, and solve those that are not optimal on new working sets.
 
     Args:
@@ -380,11 +415,16 @@ def advance_rows(first, last, rows, lambda_, hidden, atoms, atoms32, gram, corre
     num_atoms = len(atoms)
     depth = support_atoms.shape[1]
     capacity = min(num_atoms, limit + depth)
-    chosen, places = np.empty(capacity, np.int64), np.full(num_atoms, -1, np.int64)
-    codes, gradient, state = np.empty(capacity), np.empty(capacity), np.empty(capacity, np.int8)
+    chosen = np.empty(capacity, np.int64)
+    places = np.full(num_atoms, -1, np.int64)
+    codes = np.empty(capacity)
+    gradient = np.empty(capacity)
+    state = np.empty(capacity, np.int8)
     local_gram = np.empty((capacity, capacity), np.float32)
     # one more than the support can hold, as an atom is factored before it is refused
-    factor, support, step = np.zeros((depth + 1, depth + 1)), np.empty(depth + 1, np.int64), np.empty(depth + 1)
+    factor = np.zeros((depth + 1, depth + 1))
+    support = np.empty(depth + 1, np.int64)
+    step = np.empty(depth + 1)
     for index in range(first, last):
         row = rows[index]
         held = max(support_sizes[row], 0)
@@ -407,9 +447,19 @@ def advance_rows(first, last, rows, lambda_, hidden, atoms, atoms32, gram, corre
             lambda_, gram, atoms32, chosen, gradient, codes, size, factor, support, local_gram, state, step
         )
         count = refine(
-            hidden[row], lambda_, atoms, chosen, codes, gradient, factor, support, count, local_gram, step,
+            hidden[row],
+            lambda_,
+            atoms,
+            chosen,
+            codes,
+            gradient,
+            factor,
+            support,
+            count,
+            local_gram,
+            step,
             residuals[row],
-        )  # fmt: skip
+        )
         for k in range(count):
             support_atoms[row, k] = chosen[support[k]]
             support_weights[row, k] = codes[support[k]]

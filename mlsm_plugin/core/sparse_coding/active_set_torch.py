@@ -6,7 +6,7 @@ supports of a batch are padded to one length, so that one batched call factors a
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,6 +30,9 @@ ENTRIES_ELSEWHERE = 2**26
 # A Gram matrix with at most this many entries is kept in memory (16,384 atoms: 1 GiB in float32). Rows of a larger one
 # are computed when they are needed.
 GRAM_ENTRIES = 2**28
+
+
+Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
 class ArrayContents:
@@ -103,7 +106,8 @@ def solve_batched(hidden: Tensor, atoms: np.ndarray, lambda_: float) -> tuple[sp
     """What :func:`mlsm_plugin.core.sparse_coding.active_set.solve_with_active_set` does, on the device of the rows."""
     problem = _prepared(ArrayContents(atoms), hidden.device, lambda_)
     rows = max(1, ENTRIES.get(hidden.device.type, ENTRIES_ELSEWHERE) // len(atoms))
-    codes, gaps = [], []
+    codes = []
+    gaps = []
     for start in range(0, len(hidden), rows):
         batch_codes, batch_gaps = _solve_batch(hidden[start : start + rows], problem)
         codes.append(batch_codes)
@@ -121,7 +125,9 @@ def _prepared(contents: ArrayContents, device: torch.device, lambda_: float) -> 
 
 def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray]:
     """Grow, solve and check the supports in rounds; finished rows leave the batch."""
-    num_rows, num_atoms, lambda_ = len(x), len(problem.atoms), problem.lambda_
+    num_rows = len(x)
+    num_atoms = len(problem.atoms)
+    lambda_ = problem.lambda_
     gaps = x.new_ones(num_rows)
     finished: list[tuple[Tensor, Supports]] = []
     rows = torch.arange(num_rows, device=x.device)
@@ -146,9 +152,13 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
         given_up = stuck & (limits == 1)
         limits = torch.where(stuck, torch.ones_like(limits), torch.full_like(limits, BLOCK))
         leaving = optimal | given_up
-        leave, stay = leaving.nonzero().squeeze(1), (~leaving).nonzero().squeeze(1)
+        leave = leaving.nonzero().squeeze(1)
+        stay = (~leaving).nonzero().squeeze(1)
         finished.append((rows[leave], supports.select(leave)))
-        rows, x, limits, previous = rows[stay], x[stay], limits[stay], objective[stay]
+        rows = rows[stay]
+        x = x[stay]
+        limits = limits[stay]
+        previous = objective[stay]
         if len(rows) == 0:
             break
         supports = _joined(supports.select(stay).narrowed(), correlations[stay], lambda_ * (1 + SLACK), limits)
@@ -157,7 +167,7 @@ def _solve_batch(x: Tensor, problem: Problem) -> tuple[sp.csr_matrix, np.ndarray
     return _csr(finished, num_rows, num_atoms), gaps.cpu().numpy()
 
 
-def relative_gap_of_parts(x: Any, residual: Any, largest: Any, penalty: Any, lambda_: float) -> Any:
+def relative_gap_of_parts(x: Rows, residual: Rows, largest: Rows, penalty: Rows, lambda_: float) -> Rows:
     """An upper bound on how far each code is from optimal, relative to its objective, for numpy or torch.
 
     With ``r = x - a D`` and ``P(a) = 0.5 * ||r||^2 + lambda_ * sum(a)``, the point
@@ -198,11 +208,13 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
     Rows that are done stay for some solutions more, which leave them where they are. A GPU is waited for once in each
     solution, to learn how many are not done. ``correlations`` (n, n_atoms) are those of the hidden states and atoms.
     """
-    weights, held = supports.weights.clone(), supports.held.clone()
+    weights = supports.weights.clone()
+    held = supports.held.clone()
     active = torch.arange(len(weights), device=weights.device)
-    part, own = supports, correlations.gather(1, supports.atoms)
+    part = supports
+    products = correlations.gather(1, supports.atoms)
     for _ in range(MAX_SOLUTIONS):
-        step = _newton_step(part, own, problem)
+        step = _newton_step(part, products, problem)
         blocking = part.held & (part.weights + step <= 0)
         ratio = torch.where(blocking, part.weights / (-step).clip(min=torch.finfo(step.dtype).tiny), torch.inf)
         fraction = ratio.amin(dim=1, keepdim=True).clip(max=1.0) if ratio.shape[1] else step.new_ones(len(step), 1)
@@ -212,13 +224,17 @@ def _minimized(supports: Supports, correlations: Tensor, problem: Problem) -> Su
         unfinished = gone.any(dim=1)
         count = int(unfinished.sum())
         if count <= BUSY * len(active):
-            weights[active], held[active] = part.weights, part.held
+            weights[active] = part.weights
+            held[active] = part.held
             if count == 0:
                 break
             chosen = unfinished.nonzero().squeeze(1)
-            active, part, own = active[chosen], part.select(chosen), own[chosen]
+            active = active[chosen]
+            part = part.select(chosen)
+            products = products[chosen]
     else:
-        weights[active], held[active] = part.weights, part.held
+        weights[active] = part.weights
+        held[active] = part.held
     return Supports(supports.atoms, weights, held)
 
 
@@ -248,5 +264,7 @@ def _csr(finished: list[tuple[Tensor, Supports]], num_rows: int, num_atoms: int)
     for of_part, part in finished:
         row, column = part.held.nonzero(as_tuple=True)
         columns.append((of_part[row], part.atoms[row, column], part.weights[row, column]))
-    rows, atoms, weights = (torch.cat(each).cpu().numpy() for each in zip(*columns, strict=True))
+    rows = torch.cat([part_rows for part_rows, _, _ in columns]).cpu().numpy()
+    atoms = torch.cat([part_atoms for _, part_atoms, _ in columns]).cpu().numpy()
+    weights = torch.cat([part_weights for _, _, part_weights in columns]).cpu().numpy()
     return sp.csr_matrix((weights, (rows, atoms)), shape=(num_rows, num_atoms))

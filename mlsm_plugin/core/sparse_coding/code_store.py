@@ -21,13 +21,22 @@ them may seal the store. The order of the keys in ``plan.json`` and ``meta.json`
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
-from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, optional, text, values, whole
+from mlsm_plugin.core.files.json_checks import (
+    JsonObject,
+    check_json,
+    fields,
+    list_of,
+    number,
+    optional,
+    text,
+    values,
+    whole,
+)
 from mlsm_plugin.core.files.npy_files import map_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.files.sharded_store import shard_path
@@ -75,7 +84,7 @@ class CodeStore:
         self.directories = [Path(directory) for directory in directories]
         if not self.directories:
             raise ValueError("no code store was given; pass at least one directory")
-        self.metas: list[dict[str, Any]] = [_read_meta(directory) for directory in self.directories]
+        self.metas: list[JsonObject] = [_read_meta(directory) for directory in self.directories]
         self.meta = self.metas[0]
         self.num_atoms: int = self.meta["n_atoms"]
         self._shards: list[tuple[Path, int]] = []
@@ -96,7 +105,7 @@ class CodeStore:
     def __len__(self) -> int:
         return self.num_tokens
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JsonObject:
         return {**self.__dict__, "_maps": {}}
 
     def lookup(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +124,8 @@ class CodeStore:
             raise ValueError(f"position {wrong} is outside the store; it must be -1 or 0 to {self.num_tokens - 1}")
 
         shard_of = np.searchsorted(self._starts, positions, side="right") - 1  # -1 for position -1
-        begins, lengths = np.zeros_like(positions), np.zeros_like(positions)
+        begins = np.zeros_like(positions)
+        lengths = np.zeros_like(positions)
         members = {int(shard): np.flatnonzero(shard_of == shard) for shard in np.unique(shard_of) if shard >= 0}
         for shard, rows in members.items():
             maps = self._map(shard)
@@ -133,12 +143,14 @@ class CodeStore:
             columns = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             sources = np.repeat(begins[rows], count) + columns
             target = (np.repeat(rows, count), columns)
-            own_atoms, own_weights = self._map(shard)["atoms"][sources], self._map(shard)["weights"][sources]
+            own_atoms = self._map(shard)["atoms"][sources]
+            own_weights = self._map(shard)["weights"][sources]
             if len(own_atoms):
                 # as whole numbers, the bits of negative weights, infinity and NaN are above those of all other weights
                 finite = own_weights.view(np.uint16).max() < INFINITE_BITS
                 self._check(shard, bool(finite and own_atoms.max() < self.num_atoms))
-            atoms[target], weights[target] = own_atoms, own_weights
+            atoms[target] = own_atoms
+            weights[target] = own_weights
         return atoms, weights
 
     def rows(self, start: int, stop: int) -> sp.csr_matrix:
@@ -172,7 +184,7 @@ class CodeStore:
         return self._maps[shard]
 
 
-def _read_meta(directory: Path) -> dict[str, Any]:
+def _read_meta(directory: Path) -> JsonObject:
     """Read ``meta.json``, and compare the sizes in it with the files."""
     if not (directory / META_FILE).is_file():
         raise ValueError(f"{directory} holds no {META_FILE}: it is not a finished code store; run `mlsm encode`")
@@ -187,7 +199,7 @@ def _read_meta(directory: Path) -> dict[str, Any]:
     for index, shard in enumerate(meta["shards"]):
         for part, expected in shard["bytes"].items():
             path = shard_path(directory, index, part)
-            found = path.stat().st_size if path.exists() else 0
-            if found != expected:
-                raise ValueError(f"{path} has {found} bytes instead of {expected}; run `mlsm encode` again")
+            size = path.stat().st_size if path.exists() else 0
+            if size != expected:
+                raise ValueError(f"{path} has {size} bytes instead of {expected}; run `mlsm encode` again")
     return meta

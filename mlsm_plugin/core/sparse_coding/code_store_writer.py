@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.planned_folder import PlannedFolder, shorten
 from mlsm_plugin.core.files.sharded_store import ShardedStoreWriter, shard_path
@@ -17,9 +17,26 @@ FORMAT_VERSION = 1
 PARTS = ("atoms", "weights", "indptr")  # in the order of writing; where an indptr exists, the other two are complete
 # The order of the keys in the files, whatever their order in memory; other keys come after these.
 META_KEYS = (
-    *("n_atoms", "lambda", "layer", "coverage", "coverage_seed", "solver", "tolerance", "max_nonzeros", "fp16"),
-    *("blocks", "dictionary_health", "fingerprints", "format_version", "token_count", "nnz", "mean_nonzeros"),
-    *("coded_tokens", "gap_mean", "gap_max", "shards"),
+    "n_atoms",
+    "lambda",
+    "layer",
+    "coverage",
+    "coverage_seed",
+    "solver",
+    "tolerance",
+    "max_nonzeros",
+    "fp16",
+    "blocks",
+    "dictionary_health",
+    "fingerprints",
+    "format_version",
+    "token_count",
+    "nnz",
+    "mean_nonzeros",
+    "coded_tokens",
+    "gap_mean",
+    "gap_max",
+    "shards",
 )
 
 
@@ -39,7 +56,7 @@ class CodeStoreWriter(ShardedStoreWriter):
     parts = PARTS
 
     def __init__(
-        self, directory: PathLike, meta: dict[str, Any], boundaries: Sequence[int], *, with_gaps: bool = False
+        self, directory: PathLike, meta: JsonObject, boundaries: Sequence[int], *, with_gaps: bool = False
     ) -> None:
         self.boundaries = [int(offset) for offset in boundaries]
         if len(self.boundaries) < 2 or self.boundaries[0] != 0 or (np.diff(self.boundaries) <= 0).any():
@@ -51,7 +68,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         plan = {"format_version": FORMAT_VERSION, "meta": _in_order(meta), "boundaries": self.boundaries}
         folder = PlannedFolder(directory, plan)
         super().__init__(folder, len(self.boundaries) - 1)
-        self.meta: dict[str, Any] = folder.plan["meta"]
+        self.meta: JsonObject = folder.plan["meta"]
         self.num_atoms: int = self.meta["n_atoms"]
         self.with_gaps = with_gaps
 
@@ -82,7 +99,7 @@ class CodeStoreWriter(ShardedStoreWriter):
             raise ValueError(f"shard {index} lacks the duality gaps of its codes; add them, or use with_gaps=False")
         self._write_parts(index, rows.arrays(), {"gap": rows.figures(with_gaps=self.with_gaps)})
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> JsonObject:
         """Remove the leftovers of interrupted runs, and seal the store with ``meta.json``, which is returned.
 
         May be called again, and by several processes at the same time: all write the same bytes. MissingShardsError, a
@@ -95,7 +112,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         figures = [of_shard for _, _, of_shard in whole]
         nnz = sum(shard["nnz"] for shard in shards)
         coded_tokens = sum(of_shard["coded_tokens"] for of_shard in figures)
-        totals: dict[str, Any] = {
+        totals: JsonObject = {
             "format_version": FORMAT_VERSION,
             "token_count": self.boundaries[-1],
             "nnz": nnz,
@@ -119,9 +136,11 @@ class CodeStoreWriter(ShardedStoreWriter):
         self.folder.seal(meta)
         return meta
 
-    def whole_shard(self, index: int) -> tuple[int, dict[str, int], dict[str, Any]] | None:
+    def whole_shard(self, index: int) -> tuple[int, dict[str, int], JsonObject] | None:
         """The non-zeros, the bytes of each file and the figures of a shard, or None if its files are not whole."""
-        atoms, weights, indptr = (npy_header(self._path(index, part)) for part in PARTS)
+        atoms = npy_header(self._path(index, "atoms"))
+        weights = npy_header(self._path(index, "weights"))
+        indptr = npy_header(self._path(index, "indptr"))
         if atoms is None or weights is None or indptr is None:
             return None
         num_tokens = self.boundaries[index + 1] - self.boundaries[index]
@@ -143,7 +162,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         sizes = {"atoms": atoms.file_size, "indptr": indptr.file_size, "weights": weights.file_size}
         return int(ends[1]), sizes, figures
 
-    def _figures(self, index: int) -> dict[str, Any] | None:
+    def _figures(self, index: int) -> JsonObject | None:
         names = ("coded_tokens", "gap_sum", "gap_max") if self.with_gaps else ("coded_tokens",)
         try:
             figures = read_json(shard_path(self.directory, index, "gap", "json"))
@@ -153,7 +172,7 @@ class CodeStoreWriter(ShardedStoreWriter):
         return {name: figures[name] for name in names} if whole else None
 
 
-def _in_order(meta: dict[str, Any]) -> dict[str, Any]:
+def _in_order(meta: JsonObject) -> JsonObject:
     """``meta`` with its keys in the order of the files."""
     known = {key: meta[key] for key in META_KEYS if key in meta}
     return {**known, **{key: value for key, value in meta.items() if key not in known}}

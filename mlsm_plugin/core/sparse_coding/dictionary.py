@@ -7,18 +7,18 @@ import hashlib
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json, write_npy
-from mlsm_plugin.core.files.json_checks import check_json, fields, number, optional, text, whole
+from mlsm_plugin.core.files.json_checks import JsonObject, check_json, fields, number, optional, text, whole
 from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.encode import as_array, check_finite, check_settings, normalize_rows
 from mlsm_plugin.core.sparse_coding.online_learning import learn_online, mini_batches
 from mlsm_plugin.core.sparse_coding.spams_backend import BATCHES_PER_CALL, learn_with_spams
+from mlsm_plugin.core.sparse_coding.sparse_coder import HiddenStates
 
 ATOMS_FILE = "dictionary.npy"
 META_CHECK = fields(
@@ -47,7 +47,7 @@ class AtomDictionary:
     """
 
     atoms: np.ndarray  # (n_atoms, dim) float32 in C order, unit rows
-    meta: dict[str, Any] = field(default_factory=dict)  # as JSON can hold it; kind, n_atoms and dim are added
+    meta: JsonObject = field(default_factory=dict)  # as JSON can hold it; kind, n_atoms and dim are added
 
     def __post_init__(self) -> None:
         self.atoms = np.ascontiguousarray(self.atoms, dtype=np.float32)
@@ -95,7 +95,7 @@ class AtomDictionary:
 
 
 def learn_dictionary(
-    hidden: Any,
+    hidden: HiddenStates,
     *,
     num_atoms: int,
     lambda_: float,
@@ -138,12 +138,26 @@ def learn_dictionary(
     check_finite(hidden, "hidden row")
     rng = np.random.default_rng(seed)
     initial = sample_distinct_rows(hidden, num_atoms, rng)
-    settings: dict[str, Any] = {"lambda_": lambda_, "iterations": iterations, "threads": threads}
     if backend == "torch":
-        learned = learn_online(hidden, initial, rng, **settings, batch_size=batch_size, device=device)
+        learned = learn_online(
+            hidden,
+            initial,
+            rng,
+            lambda_=lambda_,
+            iterations=iterations,
+            batch_size=batch_size,
+            threads=threads,
+            device=device,
+        )
     else:
-        parts = mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng)
-        learned = learn_with_spams(parts, initial, **settings, batch_size=min(batch_size, len(hidden)))
+        learned = learn_with_spams(
+            mini_batches(hidden, batch_size * BATCHES_PER_CALL, rng),
+            initial,
+            lambda_=lambda_,
+            iterations=iterations,
+            batch_size=min(batch_size, len(hidden)),
+            threads=threads,
+        )
     vanished = ~(np.linalg.norm(learned, axis=1) > np.finfo(np.float32).eps)
     return np.ascontiguousarray(normalize_rows(np.where(vanished[:, None], initial, learned)))
 

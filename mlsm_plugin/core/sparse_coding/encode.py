@@ -1,6 +1,6 @@
 """The non-negative lasso: code hidden states over a dictionary, each code with a certified duality gap."""
 
-from typing import Any
+from typing import overload
 
 import numpy as np
 import scipy.sparse as sp
@@ -8,13 +8,19 @@ import torch
 
 from mlsm_plugin.core.sparse_coding.active_set import solve_with_active_set
 from mlsm_plugin.core.sparse_coding.spams_backend import solve_with_spams
-from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCodes
+from mlsm_plugin.core.sparse_coding.sparse_coder import HiddenStates, SparseCodes
 
 ROWS_PER_CHUNK = 8192  # rows given to a solver at a time: 50 MB in float64 with 768 dimensions
 SOLVERS = ("auto", "spams")
 
 
-def normalize_rows(hidden: Any) -> Any:
+@overload
+def normalize_rows(hidden: np.ndarray) -> np.ndarray: ...
+@overload
+def normalize_rows(hidden: torch.Tensor) -> torch.Tensor: ...
+@overload
+def normalize_rows(hidden: HiddenStates) -> HiddenStates: ...
+def normalize_rows(hidden: HiddenStates) -> HiddenStates:
     """Divide each row by its L2 norm; a row of zeros stays zero, and gets an empty code.
 
     ``hidden`` is a (n_tokens, dim) numpy array or torch tensor of any float type. The result is of the same kind, on
@@ -34,7 +40,7 @@ def normalize_rows(hidden: Any) -> Any:
 
 
 def sparse_encode(
-    hidden: Any, dictionary: Any, *, lambda_: float, solver: str = "auto", threads: int | None = None
+    hidden: HiddenStates, dictionary: HiddenStates, *, lambda_: float, solver: str = "auto", threads: int | None = None
 ) -> SparseCodes:
     """Code each row ``x`` of ``hidden`` over the rows of ``dictionary``; the gaps are those of the float64 solution.
 
@@ -66,13 +72,13 @@ def sparse_encode(
             chunk = torch.from_numpy(np.require(chunk, np.float64, ["C", "W"]))
         chunk = chunk.to(torch.float64).contiguous()
         if solver == "spams":
-            found, gap = solve_with_spams(chunk.cpu().numpy(), atoms, lambda_, threads)
+            chunk_codes, gap = solve_with_spams(chunk.cpu().numpy(), atoms, lambda_, threads)
         else:
-            found, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
-        found = found.astype(np.float32)
-        found.eliminate_zeros()
-        found.sort_indices()
-        codes.append(found)
+            chunk_codes, gap = solve_with_active_set(chunk, atoms, lambda_, threads)
+        chunk_codes = chunk_codes.astype(np.float32)
+        chunk_codes.eliminate_zeros()
+        chunk_codes.sort_indices()
+        codes.append(chunk_codes)
         gaps.append(gap)
     if not codes:
         return SparseCodes(sp.csr_matrix((0, len(atoms)), dtype=np.float32), np.zeros(0))
@@ -92,7 +98,7 @@ def target_distribution(codes: sp.csr_matrix) -> sp.csr_matrix:
     )
 
 
-def as_array(values: Any) -> np.ndarray:
+def as_array(values: HiddenStates) -> np.ndarray:
     """An array or tensor as a numpy array, without a copy if possible; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
@@ -100,7 +106,7 @@ def as_array(values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
-def _check_arrays(hidden: Any, dictionary: np.ndarray) -> None:
+def _check_arrays(hidden: HiddenStates, dictionary: np.ndarray) -> None:
     if hidden.ndim != 2:
         raise ValueError(f"hidden must be 2-D (n_tokens, dim), got the shape {tuple(hidden.shape)}")
     if dictionary.ndim != 2:
@@ -116,17 +122,18 @@ def _check_arrays(hidden: Any, dictionary: np.ndarray) -> None:
     check_finite(dictionary, "dictionary row")
 
 
-def first_nonfinite_row(rows: Any) -> int | None:
+def first_nonfinite_row(rows: HiddenStates) -> int | None:
     """The index of the first row of an array or tensor (n, dim) with NaN or infinity, or None."""
-    isfinite = torch.isfinite if isinstance(rows, torch.Tensor) else np.isfinite
     for start in range(0, len(rows), ROWS_PER_CHUNK):
-        bad = ~isfinite(rows[start : start + ROWS_PER_CHUNK]).all(1)
+        chunk = rows[start : start + ROWS_PER_CHUNK]
+        finite = torch.isfinite(chunk) if isinstance(chunk, torch.Tensor) else np.isfinite(chunk)
+        bad = ~finite.all(1)
         if bad.any():
             return start + int(bad.nonzero()[0].reshape(-1)[0])
     return None
 
 
-def check_finite(rows: Any, what: str) -> None:
+def check_finite(rows: HiddenStates, what: str) -> None:
     """Raise ValueError, with ``what`` and its number, if a row holds NaN or infinity."""
     row = first_nonfinite_row(rows)
     if row is not None:

@@ -8,10 +8,17 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.sparse_coding.dictionary import KIND, AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import SOLVERS, check_settings, normalize_rows, sparse_encode
-from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, InexactCodes, SparseCoder, SparseCodes
+from mlsm_plugin.core.sparse_coding.sparse_coder import (
+    DENSE_ENTRIES,
+    HiddenStates,
+    InexactCodes,
+    SparseCoder,
+    SparseCodes,
+)
 
 
 @dataclass(frozen=True)
@@ -20,9 +27,10 @@ class LassoOptions:
 
     lambda_: float | None = option(None, above=0, help="weight of the L1 penalty (default: that of the dictionary)")
     solver: str = option(
-        "auto", choices=SOLVERS,
+        "auto",
+        choices=SOLVERS,
         help="auto: this package's exact active-set solver; spams: the homotopy of SPAMS, on the CPU",
-    )  # fmt: skip
+    )
     tolerance: float = option(
         1e-4, above=0, help="largest certified relative duality gap of a code; codes above it are not written"
     )
@@ -43,7 +51,9 @@ class LassoCoder(SparseCoder):
 
     def __init__(self, dictionary: AtomDictionary, options: LassoOptions | None = None) -> None:
         options = options or LassoOptions()
-        self.dictionary, self.options, self.meta = dictionary, options, dictionary.meta
+        self.dictionary = dictionary
+        self.options = options
+        self.meta = dictionary.meta
         lambda_ = dictionary.meta.get("lambda") if options.lambda_ is None else options.lambda_
         if lambda_ is None:
             raise ValueError("the dictionary does not say its lambda; pass the weight of the L1 penalty")
@@ -62,12 +72,13 @@ class LassoCoder(SparseCoder):
     def fingerprint(self) -> str:
         return self.dictionary.fingerprint
 
-    def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+    def encode(self, hidden: HiddenStates, *, threads: int | None = None) -> SparseCodes:
         """Codes with certified gaps; each row of ``hidden`` is divided by its L2 norm first."""
-        atoms, solver = self.dictionary.atoms, self.options.solver
+        atoms = self.dictionary.atoms
+        solver = self.options.solver
         return sparse_encode(normalize_rows(hidden), atoms, lambda_=self.lambda_, solver=solver, threads=threads)
 
-    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+    def reconstruct(self, hidden: HiddenStates, codes: sp.csr_matrix) -> np.ndarray:
         """``a D``, scaled to undo the division of each row of ``hidden`` by its norm."""
         rows = hidden.detach().cpu().numpy() if isinstance(hidden, torch.Tensor) else np.asarray(hidden)
         norms = np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
@@ -83,7 +94,7 @@ class LassoCoder(SparseCoder):
             raise ValueError(f"{directory} does not say its lambda; pass --lambda")
         return cls(dictionary, options)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Lambda, solver and tolerance; ``max_nonzeros`` is part of the format, and always None."""
         options = self.options
         return {"lambda": self.lambda_, "solver": options.solver, "tolerance": options.tolerance, "max_nonzeros": None}
@@ -112,9 +123,10 @@ class LassoCoder(SparseCoder):
             "Use --solver auto or a larger --tolerance",
         )
 
-    def why_empty(self, hidden: Any) -> str:
+    def why_empty(self, hidden: HiddenStates) -> str:
         """Say that lambda is too large, and below which value it must be."""
-        rows, atoms = torch.as_tensor(normalize_rows(hidden)).cpu().numpy(), self.dictionary.atoms
+        rows = torch.as_tensor(normalize_rows(hidden)).cpu().numpy()
+        atoms = self.dictionary.atoms
         size = max(1, DENSE_ENTRIES // len(atoms))
         parts = (rows[start : start + size] @ atoms.T for start in range(0, len(rows), size))
         largest = max((float(part.max()) for part in parts), default=-np.inf)

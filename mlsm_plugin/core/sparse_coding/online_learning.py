@@ -1,9 +1,9 @@
 """Online dictionary learning in torch, on any device (Mairal, Bach, Ponce and Sapiro, ICML 2009)."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -16,9 +16,9 @@ ATOMS_PER_BLOCK = 64  # number of atoms whose residuals one matrix product compu
 # 5, and 0.1602 with 10 and with 20.
 MOST_FORGETTING = 10.0
 USES_TO_KEEP = 100
-# An atom that no code has used for PATIENCE * n_atoms rows is replaced: early enough for the new atom to be learned,
-# late enough to keep rare atoms.
-PATIENCE = 10
+# An atom that no code has used for UNUSED_ROWS_PER_ATOM * n_atoms rows is replaced: early enough for the new atom to be
+# learned, late enough to keep rare atoms.
+UNUSED_ROWS_PER_ATOM = 10
 EQUAL = 1e-6  # a row is a new atom if its cosine with every atom is below 1 - EQUAL
 
 
@@ -35,19 +35,20 @@ class Surrogate:
     def __init__(self, atoms: Tensor) -> None:
         self.a = atoms.new_zeros(len(atoms), len(atoms))
         self.b = torch.zeros_like(atoms)
-        self.dense = atoms.device.type != "cpu"  # a GPU multiplies dense codes in no time
+        self.dense = atoms.device.type != "cpu"  # on a GPU, dense products are faster
         self.weight = 1.0
         self.updates = 0
         self.uses = 0.0  # mean number of uses of an atom
 
-    def add(self, rows: np.ndarray, codes: Any) -> None:
+    def add(self, rows: np.ndarray, codes: sp.csr_matrix) -> None:
         """Add the codes (b, n_atoms) ``scipy.sparse.csr_matrix`` of a mini-batch of hidden states (b, dim)."""
         self.updates += 1
         self.uses += codes.nnz / codes.shape[1]
         if self.updates > 1:
             rho = min(max(self.uses / USES_TO_KEEP - 1, 1.0), MOST_FORGETTING)
             self.weight /= (1 - 1 / self.updates) ** rho
-        codes, weight = codes.astype(np.float64), self.weight / len(rows)
+        codes = codes.astype(np.float64)
+        weight = self.weight / len(rows)
         if self.dense:
             dense = torch.from_numpy(codes.toarray()).to(self.a)
             self.a.addmm_(dense.T, dense, alpha=weight)
@@ -77,14 +78,15 @@ class Surrogate:
         diagonal = self.a.diagonal()
         all_used = torch.nonzero(diagonal > 0).squeeze(1)
         for used in all_used.split(ATOMS_PER_BLOCK):
-            sums, own = self.a[used], diagonal[used]
+            sums = self.a[used]
+            scales = diagonal[used]
             old = dictionary[used]
-            minimizers = (self.b[used] - sums @ dictionary) / own[:, None] + old
-            both = torch.cat([minimizers, old])  # (2m, dim)
-            changes = sums[:, used] / own[:, None]  # row j: how changes of the others change the minimizer of j
-            products = (both @ both.T).cpu().numpy()
-            coefficients = torch.from_numpy(_in_turn(changes.cpu().numpy(), products)).to(both)
-            new = coefficients @ both
+            minimizers = (self.b[used] - sums @ dictionary) / scales[:, None] + old
+            vectors = torch.cat([minimizers, old])  # (2m, dim)
+            changes = sums[:, used] / scales[:, None]  # row j: how changes of the others change the minimizer of j
+            products = (vectors @ vectors.T).cpu().numpy()
+            coefficients = torch.from_numpy(_in_turn(changes.cpu().numpy(), products)).to(vectors)
+            new = coefficients @ vectors
             dictionary[used] = new / torch.linalg.vector_norm(new, dim=1, keepdim=True).clip(min=1.0)
 
 
@@ -139,7 +141,7 @@ def learn_online(
         last_use[np.unique(codes.indices)] = seen
         surrogate.add(rows, codes)
         surrogate.improve(dictionary)
-        unused = np.flatnonzero(seen - last_use > PATIENCE * len(initial))
+        unused = np.flatnonzero(seen - last_use > UNUSED_ROWS_PER_ATOM * len(initial))
         if len(unused):
             new = new_directions(rows, dictionary)
             unused = unused[: len(new)]
@@ -153,8 +155,8 @@ def learn_online(
 def new_directions(rows: np.ndarray, atoms: Tensor) -> Tensor:
     """Different rows, of unit norm, that no atom equals: codes over two equal atoms would not be unique."""
     different = normalize_rows(np.unique(rows, axis=0).astype(np.float64))
-    found = torch.from_numpy(different[different.any(axis=1)]).to(atoms)
-    return found[(found @ atoms.T).amax(dim=1) < 1 - EQUAL]
+    directions = torch.from_numpy(different[different.any(axis=1)]).to(atoms)
+    return directions[(directions @ atoms.T).amax(dim=1) < 1 - EQUAL]
 
 
 def mini_batches(hidden: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -6,15 +6,14 @@ Interpretability", 2025, arXiv 2503.09532, and its code. Two definitions are tho
 request 665 are about the variants that were published before), and ``mse`` is divided by the number of rows once.
 """
 
-from typing import Any
-
 import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.sparse_coding.encode import ROWS_PER_CHUNK, as_array, check_finite
-from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
+from mlsm_plugin.core.sparse_coding.sparse_coder import HiddenStates, SparseCoder
 
 Figures = dict[str, float | int | None]
 # latents that fire more often than these shares of the tokens are counted
@@ -38,20 +37,21 @@ class ReconstructionQuality:
         names = ("squared_error", "squared_norm", "l1", "cosine", "norm_ratio", "squared_norm_out", "product")
         self._sums = dict.fromkeys(names, 0.0)
 
-    def add(self, hidden: Any, codes: sp.csr_matrix, reconstruction: Any) -> None:
+    def add(self, hidden: HiddenStates, codes: sp.csr_matrix, reconstruction: HiddenStates) -> None:
         """Add a chunk of rows: hidden states and their reconstructions (n, dim), and codes (n, num_atoms).
 
         ValueError if shapes differ, or a value is NaN or infinite (names the row of this chunk).
         """
-        x, found = (np.asarray(as_array(rows), np.float64) for rows in (hidden, reconstruction))
+        x = np.asarray(as_array(hidden), np.float64)
+        reconstructed = np.asarray(as_array(reconstruction), np.float64)
         codes = sp.csr_matrix(codes)
-        if x.ndim != 2 or x.shape[1] != len(self._mean) or found.shape != x.shape:
-            both = f"{x.shape} and {found.shape}"
-            raise ValueError(f"hidden states and reconstructions must both be (n, {len(self._mean)}), got {both}")
+        if x.ndim != 2 or x.shape[1] != len(self._mean) or reconstructed.shape != x.shape:
+            shapes = f"{x.shape} and {reconstructed.shape}"
+            raise ValueError(f"hidden states and reconstructions must both be (n, {len(self._mean)}), got {shapes}")
         if codes.shape != (len(x), len(self._uses)):
             raise ValueError(f"codes must be {(len(x), len(self._uses))}, got {codes.shape}")
         check_finite(x, "the hidden state of row")
-        check_finite(found, "the reconstruction of row")
+        check_finite(reconstructed, "the reconstruction of row")
         if not np.isfinite(codes.data).all():
             raise ValueError("the code holds NaN or infinity; all values must be finite")
         if len(x) == 0:
@@ -59,12 +59,13 @@ class ReconstructionQuality:
         self._add_variation(x)
         columns = codes.indices[codes.data != 0]
         self._uses += np.bincount(columns, minlength=len(self._uses))
-        norms, norms_out = np.linalg.norm(x, axis=1), np.linalg.norm(found, axis=1)
-        products = (x * found).sum(axis=1)
+        norms = np.linalg.norm(x, axis=1)
+        norms_out = np.linalg.norm(reconstructed, axis=1)
+        products = (x * reconstructed).sum(axis=1)
         known = norms > 0  # a row of zeros has no direction
         self._rows_with_norm += int(known.sum())
         scale = np.where(norms_out > 0, norms * norms_out, 1.0)
-        self._sums["squared_error"] += float(((x - found) ** 2).sum())
+        self._sums["squared_error"] += float(((x - reconstructed) ** 2).sum())
         self._sums["squared_norm"] += float((x**2).sum())
         self._sums["l1"] += float(np.abs(codes.data.astype(np.float64)).sum())
         self._sums["cosine"] += float((products[known] / scale[known]).sum())
@@ -84,9 +85,10 @@ class ReconstructionQuality:
         self._mean += step * (len(x) / total)
         self.rows = total
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> JsonObject:
         """What the ``meta.json`` of a coder says of a sample; the error is ``||x - r||_F / ||x||_F``, 0 for zeros."""
-        error, norm = self._sums["squared_error"], self._sums["squared_norm"]
+        error = self._sums["squared_error"]
+        norm = self._sums["squared_norm"]
         return {
             "n_tokens": self.rows,
             "n_atoms": len(self._uses),
@@ -109,10 +111,12 @@ class ReconstructionQuality:
           eq. 10); 1 is unbiased.
         - ``l0``, ``l1``: mean number, and mean sum, of the non-zeros of a code.
         - ``frac_alive``: share of the latents that any row uses.
-        - ``freq_over_1_percent``, ``freq_over_10_percent``: share of the latents that more than so many rows use.
+        - ``freq_over_1_percent``, ``freq_over_10_percent``: share of the latents that more of the rows use.
         - ``normalized_freq_over_1_percent``, ...: the share of all non-zeros that belong to these latents.
         """
-        sums, rows, uses = self._sums, self.rows, self._uses
+        sums = self._sums
+        rows = self.rows
+        uses = self._uses
         frequent = {name: uses > share * rows for name, share in DENSITIES.items()}
         variation = float(self._variation.sum())
         return {
@@ -135,7 +139,7 @@ class ReconstructionQuality:
 
 def coder_health(
     hidden: np.ndarray, coder: SparseCoder, *, threads: int | None = None, device: torch.device | str = "cpu"
-) -> dict[str, Any]:
+) -> JsonObject:
     """Code and reconstruct a sample on a device, and say how well; see :meth:`ReconstructionQuality.health`.
 
     The error is relative to ``hidden`` (n_tokens, dim), so normalize it for the same weight of all rows.

@@ -12,18 +12,27 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json, write_npy
-from mlsm_plugin.core.files.json_checks import anything, check_json, fields, optional, text, whole
+from mlsm_plugin.core.files.json_checks import JsonObject, anything, check_json, fields, optional, text, whole
 from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.files.planned_folder import META_FILE
 from mlsm_plugin.core.sparse_coding.dictionary import META_CHECK as ORIGIN_CHECK
 from mlsm_plugin.core.sparse_coding.sae_screening import Screen, screen_of
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder, tensors_of
-from mlsm_plugin.core.sparse_coding.sparse_coder import DENSE_ENTRIES, SparseCoder, SparseCodes, torch_threads
+from mlsm_plugin.core.sparse_coding.sparse_coder import (
+    DENSE_ENTRIES,
+    HiddenStates,
+    SparseCoder,
+    SparseCodes,
+    torch_threads,
+)
 
 SAE_CHECK = fields(
     {
-        **{"activation": text, "k": optional(whole(1)), "input_norm": text},
-        **dict.fromkeys(("subtract_decoder_bias", "rescale_by_decoder_norm"), anything),
+        "activation": text,
+        "k": optional(whole(1)),
+        "input_norm": text,
+        "subtract_decoder_bias": anything,
+        "rescale_by_decoder_norm": anything,
     }
 )
 
@@ -32,15 +41,16 @@ class SaeCoder(SparseCoder):
     """Codes hidden states with a :class:`~mlsm_plugin.core.sparse_coding.sparse_autoencoder.SparseAutoencoder`.
 
     On disk: an npy file for each tensor of its weights, named after it, and ``meta.json`` with its configuration under
-    ``sae``. ``meta`` is as of :class:`~mlsm_plugin.core.sparse_coding.sparse_coder.SparseCoder`.
+    ``sae``. ``meta`` is as for :class:`~mlsm_plugin.core.sparse_coding.sparse_coder.SparseCoder`.
     """
 
     kind: ClassVar[str] = "sae"
 
-    def __init__(self, sae: SparseAutoencoder, meta: dict[str, Any] | None = None) -> None:
+    def __init__(self, sae: SparseAutoencoder, meta: JsonObject | None = None) -> None:
         self.sae = sae
         self._screen: Screen | None = None
-        meta, sizes = meta or {}, {"n_atoms": sae.num_atoms, "dim": sae.dim}
+        meta = meta or {}
+        sizes = {"n_atoms": sae.num_atoms, "dim": sae.dim}
         for name, size in sizes.items():
             if meta.get(name, size) != size:
                 raise ValueError(f"{META_FILE} says {name} {meta[name]} but the encoder has {size}")
@@ -64,23 +74,24 @@ class SaeCoder(SparseCoder):
                 digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+    def encode(self, hidden: HiddenStates, *, threads: int | None = None) -> SparseCodes:
         """The latents; normalization is part of the SAE. Without ``threads``, torch is as it is set."""
         with torch_threads(threads):
             parts = [self._codes(rows) for rows in self._rows(hidden)]
         empty = sp.csr_matrix((0, self.num_atoms), dtype=np.float32)
         return SparseCodes(sp.vstack([empty, *parts], format="csr", dtype=np.float32))
 
-    def encode_padded(self, hidden: Any, *, threads: int | None = None) -> tuple[Tensor, Tensor] | None:
+    def encode_padded(self, hidden: HiddenStates, *, threads: int | None = None) -> tuple[Tensor, Tensor] | None:
         k = self.sae.config.k
         if k is None:
             return None
         with torch_threads(threads):
             parts = [self._latents(rows)[1:] for rows in self._rows(hidden)]
-        atoms, weights = (torch.cat(part).view(-1, k) for part in zip(*parts, strict=True))
+        atoms = torch.cat([part_atoms for part_atoms, _ in parts]).view(-1, k)
+        weights = torch.cat([part_weights for _, part_weights in parts]).view(-1, k)
         return atoms, weights
 
-    def _rows(self, hidden: Any) -> list[Tensor]:
+    def _rows(self, hidden: HiddenStates) -> list[Tensor]:
         """Hidden states, in parts whose dense latents fit into memory, with the SAE on their device."""
         rows = hidden.detach() if isinstance(hidden, Tensor) else torch.from_numpy(np.asarray(hidden))
         if rows.dim() != 2 or rows.shape[1] != self.dim:
@@ -89,9 +100,10 @@ class SaeCoder(SparseCoder):
         size = max(1, DENSE_ENTRIES // self.num_atoms)
         return list(rows.split(size))
 
-    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+    def reconstruct(self, hidden: HiddenStates, codes: sp.csr_matrix) -> np.ndarray:
         rows = torch.as_tensor(hidden).detach().cpu()
-        sae, size = self.sae.to("cpu"), max(1, DENSE_ENTRIES // self.num_atoms)
+        sae = self.sae.to("cpu")
+        size = max(1, DENSE_ENTRIES // self.num_atoms)
         parts = [
             sae.reconstructed(torch.from_numpy(codes[start : start + size].toarray()), rows[start : start + size])
             for start in range(0, len(rows), size)
@@ -102,13 +114,14 @@ class SaeCoder(SparseCoder):
         """See :meth:`SparseAutoencoder.active_latents`."""
         if self._screen is None or self._screen.sae is not self.sae:
             self._screen = screen_of(self.sae)
-        found = None if self._screen is None else self._screen.latents(hidden)
-        return found or self.sae.active_latents(hidden)
+        screened = None if self._screen is None else self._screen.latents(hidden)
+        return screened or self.sae.active_latents(hidden)
 
     def _codes(self, hidden: Tensor) -> sp.csr_matrix:
-        rows, atoms, values = (part.cpu().numpy() for part in self._latents(hidden))
-        ends = np.bincount(rows, minlength=len(hidden)).cumsum()
-        codes = sp.csr_matrix((values, atoms, np.append(0, ends)), shape=(len(hidden), self.num_atoms))
+        rows, atoms, values = self._latents(hidden)
+        ends = np.bincount(rows.cpu().numpy(), minlength=len(hidden)).cumsum()
+        entries = (values.cpu().numpy(), atoms.cpu().numpy(), np.append(0, ends))
+        codes = sp.csr_matrix(entries, shape=(len(hidden), self.num_atoms))
         codes.sort_indices()
         codes.eliminate_zeros()
         return codes
@@ -126,9 +139,9 @@ class SaeCoder(SparseCoder):
     def load(cls, directory: PathLike, options: Any) -> "SaeCoder":
         directory = Path(directory)
         meta = check_json(read_json(directory / META_FILE), ORIGIN_CHECK, directory / META_FILE)
-        found = check_json(meta, fields({"sae": SAE_CHECK}), directory / META_FILE)["sae"]
+        sae_meta = check_json(meta, fields({"sae": SAE_CHECK}), directory / META_FILE)["sae"]
         try:
-            config = SaeConfig(**{field.name: found[field.name] for field in dataclasses.fields(SaeConfig)})
+            config = SaeConfig(**{field.name: sae_meta[field.name] for field in dataclasses.fields(SaeConfig)})
             tensors = {
                 name: torch.from_numpy(read_npy(directory / f"{name}.npy").astype(np.float32))
                 for name in tensors_of(config)
@@ -137,5 +150,5 @@ class SaeCoder(SparseCoder):
         except (OSError, ValueError) as error:
             raise ValueError(f"{directory} is not a valid sparse autoencoder: {error}") from None
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         return {**super().settings(), "activation": self.sae.config.activation}

@@ -12,7 +12,7 @@ largest, the whole row is computed in float32. The latents are therefore those o
 import torch
 from torch import Tensor
 
-from mlsm_plugin.core.sparse_coding.sparse_autoencoder import ChosenLatents, SparseAutoencoder, largest, rows_of
+from mlsm_plugin.core.sparse_coding.sparse_autoencoder import ChosenLatents, SparseAutoencoder, largest, row_indices
 
 # relative error of a number that is rounded to bfloat16, and a little more for the float32 sums
 ROUNDING = 2.0**-8 + 1e-4
@@ -29,7 +29,8 @@ class Screen:
     def __init__(self, sae: SparseAutoencoder) -> None:
         self.sae = sae
         weights = sae.weights
-        self.encoder, self.bias = weights.encoder.bfloat16(), weights.encoder_bias.bfloat16()
+        self.encoder = weights.encoder.bfloat16()
+        self.bias = weights.encoder_bias.bfloat16()
         self.largest_norm = float(torch.linalg.vector_norm(weights.encoder, dim=1).max())
         self.encoder_error = float(torch.linalg.vector_norm(weights.encoder - self.encoder.float(), dim=1).max())
         self.bias_error = float((weights.encoder_bias - self.bias.float()).abs().max())
@@ -50,17 +51,19 @@ class Screen:
         count = round(CANDIDATES * k)
         if count > MOST_CANDIDATES * self.sae.num_atoms:
             return None
-        found, columns = largest(pre, count)
-        values = self._computed(x, rows_of(columns), columns.flatten()).view(-1, count)
+        rounded_values, columns = largest(pre, count)
+        values = self._computed(x, row_indices(columns), columns.flatten()).view(-1, count)
         best, places = values.topk(k, dim=1, sorted=False)
         columns = columns.gather(1, places)
-        others = found.amin(1).float()  # no other latent is above this in bfloat16
-        unsettled = torch.nonzero(best.amin(1).relu() <= others + others.abs() * (2 * ROUNDING) + bound).squeeze(1)
+        highest_other = rounded_values.amin(1).float()  # no other latent is above this in bfloat16
+        unsettled = torch.nonzero(
+            best.amin(1).relu() <= highest_other + highest_other.abs() * (2 * ROUNDING) + bound
+        ).squeeze(1)
         if len(unsettled):
             weights = self.sae.weights
             exact = torch.addmm(weights.encoder_bias, x[unsettled], weights.encoder.T)
             best[unsettled], columns[unsettled] = largest(exact, k)
-        return rows_of(columns), columns.flatten(), best.relu().flatten()
+        return row_indices(columns), columns.flatten(), best.relu().flatten()
 
     def _above_threshold(self, x: Tensor, pre: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         threshold = self.sae.weights.threshold

@@ -8,7 +8,7 @@ The gradients are written by hand, since only the chosen latents have one; see
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,20 +25,23 @@ from mlsm_plugin.core.sparse_coding.sparse_autoencoder import (
     constant_norm_scale,
     largest,
     largest_of_all,
-    rows_of,
+    row_indices,
 )
 
 METHODS = ("topk", "batchtopk")
-WARM_UP, DECAY = 0.05, 0.2  # shares of the updates
+# shares of the updates
+WARM_UP = 0.05
+DECAY = 0.2
 LONGEST_WARM_UP = 1000
 # Gao et al. (2024), sections 2.1 and A.2: weight of the auxiliary loss, and epsilon of Adam
 AUXILIARY_WEIGHT = 1 / 32
 ADAM_EPSILON = 6.25e-10
-# Against learning by heart. After 20 passes over 16,000 hidden states of a pre-trained model (3,000 latents, k 42,
+# Against overfitting. After 20 passes over 16,000 hidden states of a pre-trained model (3,000 latents, k 42,
 # batches of 256), TopK explained 0.856 of the variance of others; without it 0.846 (10 passes, or 20 in batches of
 # 512).
 WEIGHT_DECAY = 1.0
-PATIENCE = 10  # As in online dictionary learning, a latent is dead if no row has used it for PATIENCE * n_atoms rows.
+# As in online dictionary learning, a latent is dead if none of the last DEAD_ROWS_PER_LATENT * n_atoms rows used it.
+DEAD_ROWS_PER_LATENT = 10
 # Share of the mean eigenvalue of the covariance; see SaeTrainer.begin. After ten passes over 16,000 hidden states of a
 # pre-trained model (3,000 latents, k 42), 0, 14 and 278 latents were never active with 0.03, 0.1 and 1, and about 550
 # with an encoder that began as the plain transpose of the decoder.
@@ -105,13 +108,16 @@ class SaeTrainer:
 
     Rows are scaled to the norm sqrt(dim) first (``constant_norm``). The ``parameters`` are changed in place.
     ``variance`` is the mean of ``||x - mean||^2``, the unit of the losses. With ``fast_bf16``, the latents of a row are
-    chosen by products in bfloat16; their values are computed anew in float32.
+    chosen by products in bfloat16; their values are computed again in float32.
     """
 
     def __init__(
         self, settings: SaeSettings, parameters: Parameters, variance: float, *, fast_bf16: bool = False
     ) -> None:
-        self.settings, self.parameters, self.variance, self.fast_bf16 = settings, parameters, variance, fast_bf16
+        self.settings = settings
+        self.parameters = parameters
+        self.variance = variance
+        self.fast_bf16 = fast_bf16
         self.updates = self.seen = 0
         self.threshold = 0.0
         self.last_use = torch.zeros(settings.num_atoms, dtype=torch.int64, device=parameters.encoder.device)
@@ -141,12 +147,12 @@ class SaeTrainer:
         ridge = RIDGE * float(covariance.trace()) / x.shape[1] * torch.eye(x.shape[1], dtype=torch.float64)
         encoder = decoder @ torch.linalg.inv(covariance + ridge).to(x)
         encoder /= torch.linalg.vector_norm(encoder, dim=1, keepdim=True)
-        made = Parameters(encoder, x.new_zeros(len(decoder)), decoder, mean)
-        trainer = cls(settings, made, float(x.square().sum(1).mean()), fast_bf16=fast_bf16)
+        parameters = Parameters(encoder, x.new_zeros(len(decoder)), decoder, mean)
+        trainer = cls(settings, parameters, float(x.square().sum(1).mean()), fast_bf16=fast_bf16)
         part = x[:ROWS_TO_SCALE]
         chosen = trainer.chosen_latents(part)
-        found = chosen.times(chosen.products(part, encoder).relu(), decoder)
-        encoder *= float((found * part).sum() / found.square().sum().clamp(min=TINY))
+        reconstruction = chosen.times(chosen.products(part, encoder).relu(), decoder)
+        encoder *= float((reconstruction * part).sum() / reconstruction.square().sum().clamp(min=TINY))
         trainer.threshold = 0.0
         return trainer
 
@@ -156,7 +162,8 @@ class SaeTrainer:
         try:
             parameters = Parameters(*(state[name].clone() for name in Parameters._fields))
             trainer = cls(settings, parameters, float(state["variance"]), fast_bf16=fast_bf16)
-            trainer.updates, trainer.seen = int(state["updates"]), int(state["seen"])
+            trainer.updates = int(state["updates"])
+            trainer.seen = int(state["seen"])
             trainer.threshold = float(state["threshold"])
             trainer.last_use.copy_(state["last_use"])
             for name, parameter in parameters._asdict().items():
@@ -181,7 +188,8 @@ class SaeTrainer:
 
     def sae(self) -> SparseAutoencoder:
         """The SAE of the present weights; BatchTopK's with one threshold for all latents."""
-        settings, weights = self.settings, Parameters(*(tensor.clone() for tensor in self.parameters))
+        settings = self.settings
+        weights = Parameters(*(tensor.clone() for tensor in self.parameters))
         if settings.method == "topk":
             return SparseAutoencoder(SaeConfig("topk", settings.k, input_norm="constant_norm"), SaeWeights(*weights))
         threshold = torch.full_like(weights.encoder_bias, self.threshold)
@@ -190,7 +198,7 @@ class SaeTrainer:
     @property
     def dead(self) -> Tensor:
         """Indices of the dead latents."""
-        return torch.nonzero(self.seen - self.last_use > PATIENCE * self.settings.num_atoms).squeeze(1)
+        return torch.nonzero(self.seen - self.last_use > DEAD_ROWS_PER_LATENT * self.settings.num_atoms).squeeze(1)
 
     def update(self, rows: Tensor) -> Figures:
         """One step of Adam on a batch (n, dim), for the latents that have a gradient.
@@ -211,8 +219,8 @@ class SaeTrainer:
         parts = [part for part in (*of_latents, *moments) if part.dim()]  # not the number of steps
         before = [part[resting] for part in parts]
         self.optimizer.step()
-        for part, there in zip(parts, before, strict=True):
-            part[resting] = there
+        for part, values in zip(parts, before, strict=True):
+            part[resting] = values
         kept = 1 - rate * self.settings.weight_decay * (self.last_use == self.seen).to(decoder)
         self.parameters.encoder.mul_(kept[:, None])
         decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True).clamp(min=TINY)
@@ -224,7 +232,8 @@ class SaeTrainer:
 
         The choice of latents and, in the auxiliary loss, the residual are constants.
         """
-        weights, size = self.parameters, len(x)
+        weights = self.parameters
+        size = len(x)
         centred = x - weights.decoder_bias
         chosen = self.chosen_latents(centred)
         values = (chosen.products(centred, weights.encoder) + weights.encoder_bias[chosen.columns]).relu()
@@ -269,7 +278,8 @@ class SaeTrainer:
 
     def _add_auxiliary(self, gradients: Parameters, centred: Tensor, residual: Tensor, dead: Tensor) -> float:
         """Add the gradients of the auxiliary loss, which is returned (Gao et al., 2024, section A.2)."""
-        encoder, decoder = self.parameters.encoder[dead], self.parameters.decoder[dead]
+        encoder = self.parameters.encoder[dead]
+        decoder = self.parameters.decoder[dead]
         pre = torch.addmm(self.parameters.encoder_bias[dead], centred, encoder.T)
         # the strongest dim / 2 of the dead latents predict the residual
         values, columns = largest(pre, min(len(dead), max(1, centred.shape[1] // 2)))
@@ -286,14 +296,14 @@ class SaeTrainer:
 
     def chosen_latents(self, centred: Tensor) -> ChosenLatents:
         """The latents that may be active; moves the threshold of BatchTopK."""
-        settings, weights = self.settings, self.parameters
-        inputs = (weights.encoder_bias, centred, weights.encoder)
-        bias, left, right = (tensor.bfloat16() if self.fast_bf16 else tensor for tensor in inputs)
-        pre = torch.addmm(bias, left, right.T)
+        settings = self.settings
+        weights = self.parameters
+        dtype = torch.bfloat16 if self.fast_bf16 else centred.dtype
+        pre = torch.addmm(weights.encoder_bias.to(dtype), centred.to(dtype), weights.encoder.to(dtype).T)
         shape = (len(pre), settings.num_atoms)
         if settings.method == "topk":
             columns = largest(pre, settings.k)[1]
-            return ChosenLatents(rows_of(columns), columns.flatten(), shape)
+            return ChosenLatents(row_indices(columns), columns.flatten(), shape)
         places = largest_of_all(pre, settings.k * len(pre), CANDIDATES * self.threshold)
         kept = pre.flatten()[places]
         smallest = float(kept[kept > 0].min()) if bool((kept > 0).any()) else 0.0
@@ -318,8 +328,9 @@ def train_sae(
     with Progress(total=settings.updates, initial=trainer.updates, desc="training the SAE", unit="batch") as progress:
         while trainer.updates < settings.updates:
             figures = trainer.update(next(batches))
-            shown: dict[str, Any] = {"explained": f"{figures.explained_variance:.3f}", "l0": f"{figures.l0:.1f}"}
-            progress.set_postfix(**shown, dead=figures.dead, refresh=False)
+            progress.set_postfix(
+                explained=f"{figures.explained_variance:.3f}", l0=f"{figures.l0:.1f}", dead=figures.dead, refresh=False
+            )
             progress.update()
             if log is not None and (trainer.updates % every == 0 or trainer.updates == settings.updates):
                 log(figures._asdict(), trainer.updates)

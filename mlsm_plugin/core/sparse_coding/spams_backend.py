@@ -5,7 +5,7 @@ is, the transposes of rows in C order, and aborts the process if shapes disagree
 """
 
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,7 +21,7 @@ BATCHES_PER_CALL = 10
 PENALTY = 2  # spams' mode: 0.5 ||x - D a||^2 + lambda1 ||a||_1
 
 
-def _spams() -> Any:
+def _spams() -> ModuleType:
     try:
         import spams
     except ImportError:
@@ -41,7 +41,8 @@ def solve_with_spams(
         columns = _spams().lasso(
             hidden.T, D=atoms.T, lambda1=lambda_, mode=PENALTY, pos=True, numThreads=-1 if threads is None else threads
         )
-    codes, gaps = columns.T.tocsr(), np.empty(len(hidden))
+    codes = columns.T.tocsr()
+    gaps = np.empty(len(hidden))
     step = max(1, DENSE_ENTRIES // len(atoms))
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
@@ -67,7 +68,7 @@ def learn_with_spams(
     :func:`~mlsm_plugin.core.sparse_coding.dictionary.learn_dictionary`. ValueError if spams is not installed.
     """
     learned = initial.T.copy(order="F")
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     done = 0  # a bar does not count where TQDM_DISABLE is set
     with Progress(total=iterations, desc="learning the dictionary", unit="batch") as progress, torch_threads(None):
         while done < iterations:

@@ -99,9 +99,9 @@ class SparseAutoencoder:
         latents, dim = weights.encoder.shape
         shapes = {"encoder": (latents, dim), "decoder": (latents, dim), "decoder_bias": (dim,)}
         for name, tensor in weights._asdict().items():
-            wanted = name in tensors_of(self.config)
-            if (tensor is not None) != wanted:
-                problem = "is missing" if wanted else "does not belong"
+            expected = name in tensors_of(self.config)
+            if (tensor is not None) != expected:
+                problem = "is missing" if expected else "does not belong"
                 raise ValueError(f"{name} {problem} in an SAE with the activation {self.config.activation}")
             if tensor is None:
                 continue
@@ -112,7 +112,8 @@ class SparseAutoencoder:
                 raise ValueError(f"{name} holds NaN or infinity; all values must be finite")
         if self.config.k is not None and self.config.k > latents:
             raise ValueError(f"k is {self.config.k}, but there are only {latents} latents")
-        self.num_atoms, self.dim = latents, dim
+        self.num_atoms = latents
+        self.dim = dim
         self.decoder_norms = torch.linalg.vector_norm(weights.decoder, dim=1)
 
     def to(self, device: torch.device | str) -> "SparseAutoencoder":
@@ -126,7 +127,8 @@ class SparseAutoencoder:
 
     def latents(self, hidden: Tensor) -> Tensor:
         """The latents (n, n_atoms) float32, not negative, of hidden states (n, dim) on the device of the weights."""
-        weights, config = self.weights, self.config
+        weights = self.weights
+        config = self.config
         pre = self._pre_activations(hidden)
         if config.k is not None:
             values, columns = largest(pre, config.k)
@@ -147,8 +149,8 @@ class SparseAutoencoder:
         They are rows (m,) ascending, columns (m,), and values (m,) float32, not negative.
         """
         if self.config.k is not None:
-            found, columns = largest(self._pre_activations(hidden), self.config.k)
-            return rows_of(columns), columns.flatten(), found.relu().flatten()
+            values, columns = largest(self._pre_activations(hidden), self.config.k)
+            return row_indices(columns), columns.flatten(), values.relu().flatten()
         latents = self.latents(hidden)
         # a sixth of the time of to_sparse_csr
         places = torch.from_numpy(np.flatnonzero((latents > 0).cpu().numpy())).to(latents.device)
@@ -214,13 +216,13 @@ def _divided(decoder: Tensor, norms: Tensor) -> Tensor:
     return decoder / norms.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
 
 
-def rows_of(columns: Tensor) -> Tensor:
+def row_indices(columns: Tensor) -> Tensor:
     """The row of each entry of ``columns`` (n, k), (n * k,)."""
     return torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
 
 
 def _each(weights: SaeWeights, change: Callable[[Tensor], Tensor]) -> SaeWeights:
-    return SaeWeights(**{name: change(own) for name, own in weights._asdict().items() if own is not None})
+    return SaeWeights(**{name: change(tensor) for name, tensor in weights._asdict().items() if tensor is not None})
 
 
 def tensors_of(config: SaeConfig) -> list[str]:
@@ -239,14 +241,15 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if values.device.type != "cpu" or size < 2 or width < FEWEST_GROUPED or rows == 0:
         return values.topk(k, dim=1, sorted=False)
     groups = width // size  # column c of the first groups * size ones lies in the group c % groups
-    grouped, rest = values[:, : groups * size].unflatten(1, (size, groups)), values[:, groups * size :]
+    grouped = values[:, : groups * size].unflatten(1, (size, groups))
+    rest = values[:, groups * size :]
     best = grouped.amax(1).topk(k, dim=1, sorted=False).indices  # (n, k)
     columns = (best[:, None, :] + torch.arange(0, groups * size, groups)[:, None]).flatten(1)  # (n, size * k)
     if rest.shape[1]:
         last = torch.arange(groups * size, width).expand(rows, -1)
         columns = torch.cat([columns, last], dim=1)
-    found, places = values.gather(1, columns).topk(k, dim=1, sorted=False)
-    return found, columns.gather(1, places)
+    top, places = values.gather(1, columns).topk(k, dim=1, sorted=False)
+    return top, columns.gather(1, places)
 
 
 def largest_of_all(values: Tensor, count: int, bar: float) -> Tensor:
@@ -270,7 +273,9 @@ class ChosenLatents:
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> None:
-        self.rows, self.columns, self.shape = rows, columns, shape
+        self.rows = rows
+        self.columns = columns
+        self.shape = shape
         self.dense = rows.device.type != "cpu"
         self._by_column: Tensor | None = None
 

@@ -17,7 +17,9 @@ import scipy.sparse as sp
 import torch
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 
+HiddenStates = np.ndarray | torch.Tensor  # (n_tokens, dim)
 DENSE_ENTRIES = 2**22  # of a dense (rows, n_atoms) float64 temporary: 32 MB, whatever the size of the dictionary
 
 
@@ -60,7 +62,7 @@ class SparseCoder(ABC):
     kind: ClassVar[str]  # name of this kind of coder, as in meta.json
     has_gaps: ClassVar[bool] = False  # whether encode gives the gaps of its codes
     options_type: ClassVar[type] = NoOptions
-    meta: dict[str, Any]
+    meta: JsonObject
 
     @property
     @abstractmethod
@@ -78,14 +80,16 @@ class SparseCoder(ABC):
         """SHA-256 (hex) of the weights."""
 
     @abstractmethod
-    def encode(self, hidden: Any, *, threads: int | None = None) -> SparseCodes:
+    def encode(self, hidden: HiddenStates, *, threads: int | None = None) -> SparseCodes:
         """Code hidden states as the model returns them; a coder that needs normalized ones normalizes them here.
 
         They are a (n_tokens, dim) numpy array or torch tensor, finite; a tensor is coded on its device, on a CPU with
-        so many threads (None: all cores). ``mlsm encode`` calls this in several threads at once.
+        this number of threads (None: all cores). ``mlsm encode`` calls this in several threads at once.
         """
 
-    def encode_padded(self, hidden: Any, *, threads: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def encode_padded(
+        self, hidden: HiddenStates, *, threads: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As :meth:`encode`, as tensors beside those of ``hidden``, made without waiting for a GPU; None: not possible.
 
         They are atoms (n_tokens, k) int64 and weights (n_tokens, k) float32, not negative, those of 0 among them.
@@ -104,14 +108,14 @@ class SparseCoder(ABC):
         ValueError if files are missing or damaged (names the folder).
         """
 
-    def reconstruct(self, hidden: Any, codes: sp.csr_matrix) -> np.ndarray:
+    def reconstruct(self, hidden: HiddenStates, codes: sp.csr_matrix) -> np.ndarray:
         """The hidden states (n_tokens, dim) float32 that codes stand for; ValueError if this kind does not reconstruct.
 
         ``hidden`` is what :meth:`encode` got; a coder that normalizes needs it to undo that.
         """
         raise ValueError(f"a coder of kind {self.kind!r} does not reconstruct hidden states")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings that, together with the weights, decide the codes; for ``meta.json`` of a code store."""
         return {"coder": self.kind}
 
@@ -122,14 +126,14 @@ class SparseCoder(ABC):
         """The codes that miss the requested accuracy, or None if all reach it."""
         return None
 
-    def why_empty(self, hidden: Any) -> str:
+    def why_empty(self, hidden: HiddenStates) -> str:
         """Why all codes of ``hidden`` (n_tokens, dim) are empty, and what to do: text that follows "since"."""
         return "the coder gives no atom a positive weight; use a coder that was learned from these hidden states"
 
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use so many CPU threads (None: as it is set), and afterwards as many as before."""
+    """Let torch use this number of CPU threads in the block (None: unchanged)."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

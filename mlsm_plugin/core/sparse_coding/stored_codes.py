@@ -1,12 +1,10 @@
 """Which tokens are coded, which atoms of a code are kept, and codes in the types of the store's files."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import scipy.sparse as sp
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.sparse_coding.encode import target_distribution
 
 INDPTR_DTYPE = np.dtype(np.uint32)
@@ -20,30 +18,32 @@ def atom_dtype(num_atoms: int) -> np.dtype:
     return np.dtype(np.uint16 if num_atoms <= 2**16 else np.uint32)
 
 
-def recorded_coverage(meta: Mapping[str, Any], directory: PathLike) -> tuple[float, int]:
+def recorded_coverage(meta: JsonObject, directory: PathLike) -> tuple[float, int]:
     """The share of the positions that a code store covers, and its seed, from its ``meta.json``."""
-    coverage, seed = float(meta.get("coverage", 1.0)), meta.get("coverage_seed")
+    coverage = float(meta.get("coverage", 1.0))
+    seed = meta.get("coverage_seed")
     if coverage < 1 and seed is None:
         raise ValueError(f"{directory}/meta.json gives the coverage {coverage} but no coverage_seed; encode again")
     return coverage, int(seed or 0)
 
 
-def origin_of(meta: Mapping[str, Any], top: int | None) -> dict[str, Any]:
+def origin_of(meta: JsonObject, top: int | None) -> JsonObject:
     """What decides codes of which ``top`` atoms are kept, from the ``meta.json`` of their store, for a task's state."""
     known = {**meta, **meta.get("fingerprints", {})}
     tops = [number for number in (meta.get("latent_top"), top) if number]
     names = ("auxiliary", "layer", "lambda", "coder", "activation", "latent_select")
-    own = {f"codes_{name}": known.get(name) for name in names}
-    return {CODES_OVER: known.get("dictionary"), **own, "codes_latent_top": min(tops, default="all")}
+    settings = {f"codes_{name}": known.get(name) for name in names}
+    return {CODES_OVER: known.get("dictionary"), **settings, "codes_latent_top": min(tops, default="all")}
 
 
-def check_same_codes(before: dict[str, Any], now: dict[str, Any], codes: str, others: str, remedy: str) -> None:
+def check_same_codes(before: JsonObject, now: JsonObject, codes: str, others: str, remedy: str) -> None:
     """Raise ValueError if, by two states of a task, codes differ in something that both of them say."""
     for name in (name for name in now if name.startswith("codes_")):
         if None not in (now[name], before.get(name)) and now[name] != before[name]:
             what = "over another dictionary (SHA-256 " if name == CODES_OVER else f"of another {name[6:]} ("
-            found, expected = (str(state[name])[:12] for state in (now, before))
-            raise ValueError(f"{codes} are {what}{found}) than {others} ({expected}); {remedy}")
+            actual = str(now[name])[:12]
+            expected = str(before[name])[:12]
+            raise ValueError(f"{codes} are {what}{actual}) than {others} ({expected}); {remedy}")
 
 
 def covered_positions(positions: np.ndarray, *, coverage: float, seed: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def without_negative_codes(codes: sp.csr_matrix) -> sp.csr_matrix:
 
 
 def check_top(top: int | None) -> None:
-    """Raise ValueError if so many atoms of a code cannot be kept; None stands for all."""
+    """Raise ValueError unless ``top``, the number of atoms to keep of a code, is at least 1 or None (all)."""
     if top is not None and top < 1:
         raise ValueError(f"--latent-top must be at least 1, got {top}")
 
@@ -149,7 +149,8 @@ def padded_distributions(codes: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """
     lengths, flat_atoms, flat_weights = stored_form(codes)
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, m)
-    atoms, weights = np.full(filled.shape, -1, np.int32), np.zeros(filled.shape, np.float16)
+    atoms = np.full(filled.shape, -1, np.int32)
+    weights = np.zeros(filled.shape, np.float16)
     atoms[filled] = flat_atoms
     weights[filled] = flat_weights
     return atoms, weights
@@ -210,7 +211,7 @@ class ShardRows:
             "weights": np.concatenate(self._weights),
         }
 
-    def figures(self, *, with_gaps: bool) -> dict[str, Any]:
+    def figures(self, *, with_gaps: bool) -> JsonObject:
         """The content of the JSON file of the shard."""
         gaps = {"gap_sum": self.gap_sum, "gap_max": self.gap_max} if with_gaps else {}
         return {"coded_tokens": self.coded_tokens, **gaps}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from mlsm_plugin.core.masking.token_ids import check_distinct
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.core.text.masked_reading import reading_the_rest
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
 # roles of Hugging Face's special tokens; the unknown token stands for a word
@@ -26,7 +30,7 @@ ROLES = ("cls", "bos", "sep", "eos", "pad", "mask")
 # special tokens without a role that stand for missing text, as the mask does: those of NPM, and sentinels
 GAPS = re.compile(r"<mask_[se]>|<extra_id_\d+>")
 Offsets = list[tuple[int, int]]  # the places of the characters of tokens
-# roles whose token is no other one: padding gets no attention, and what is masked is never the mask
+# roles whose token must differ from these: padding gets no attention, and a mask is never masked
 SINGLE_ROLES = {"pad": ("cls", "bos", "sep", "eos", "mask"), "mask": ("cls", "bos", "sep", "eos", "unk")}
 ADDED_TOKEN = fields({"id": whole(), "content": text, "special": anything})
 TOKENIZER_CHECK = fields(known={"added_tokens": list_of(ADDED_TOKEN)})  # of tokenizer.json
@@ -59,11 +63,14 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: PathLike) -> None:
         self.folder = hf_folder(path)
-        self._tokenizer = load_fast_tokenizer(self.folder)
+        self._tokenizer: PreTrainedTokenizerFast = load_fast_tokenizer(self.folder)
         self.backend = text_backend(self._tokenizer)
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
         self.mask_id = mask
-        self.begin_id, self.pad_id, self.end_id, self.unknown_id = begin, pad, end, unknown
+        self.begin_id = begin
+        self.pad_id = pad
+        self.end_id = end
+        self.unknown_id = unknown
         self.before, self.after = _added_ids(self.backend, begin)
         self.special_ids = special_ids(self._tokenizer)
         self._never_text = self.special_ids - _read_as_tokens(self._tokenizer)
@@ -97,7 +104,7 @@ class HuggingFaceTokenizer:
         return [(self._of_text(encoding.ids), encoding.offsets) for encoding in encodings]
 
     def encoded_text(self, text: str) -> tuple[list[int], Offsets]:
-        """The same of one text."""
+        """As :meth:`encoded`, for one text."""
         encoding = self.backend.encode(text, add_special_tokens=False)
         return self._of_text(encoding.ids), encoding.offsets
 
@@ -112,7 +119,7 @@ class HuggingFaceTokenizer:
         return self._symbols(ids)
 
     def symbols_after_a_gap(self, text: str) -> list[str]:
-        """The same of a text that stands after a mask: without a space, it goes on with what the mask stands for."""
+        """As :meth:`symbols_of`, for text right after a mask: without a leading space, it continues the masked word."""
         return self._symbols(self._of_text(self._after_a_gap.encode(text, add_special_tokens=False).ids))
 
     def ids_of(self, text: str) -> list[int]:
@@ -120,20 +127,20 @@ class HuggingFaceTokenizer:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def ids_with_masks(self, text: str, mask: str) -> list[int]:
-        """The same of a text in which ``mask`` stands for masked tokens, as in training; spaces before it are ignored.
+        """As :meth:`ids_of`, for a text in which ``mask`` stands for masked tokens, as in training.
 
-        Another tokenizer than that of a masked LM has no mask.
+        Spaces before it are ignored. The tokenizer must have a mask.
         """
         assert self.mask_id is not None, "the tokenizer has no mask"
-        *before, last = text.split(mask)
-        first, *others = [*(part.rstrip() for part in before), last]
-        ids = self.ids_of(first)
-        for part in others:
+        parts = text.split(mask)
+        parts[:-1] = [part.rstrip() for part in parts[:-1]]
+        ids = self.ids_of(parts[0])
+        for part in parts[1:]:
             ids += [self.mask_id, *self._after_a_gap.encode(part, add_special_tokens=False).ids]
         return ids
 
     @cached_property
-    def _after_a_gap(self) -> Any:
+    def _after_a_gap(self) -> "Tokenizer":
         backend = reading_the_rest(self.backend)
         backend.encode_special_tokens = self.backend.encode_special_tokens
         return backend
@@ -164,9 +171,11 @@ class HuggingFaceTokenizer:
     def continued(self, before: str, symbol: str) -> tuple[str, str]:
         """A text with a symbol added so that it is read as this symbol, if any text is; and the text of the symbol."""
         number = self._id_of_symbol[symbol]
-        once, twice = (self.backend.decode([number] * times, skip_special_tokens=False) for times in (1, 2))
+        once = self.backend.decode([number], skip_special_tokens=False)
+        twice = self.backend.decode([number, number], skip_special_tokens=False)
         added = twice[len(once) :]  # with the space that it may begin with
-        whole, token = before + added.strip(), added.strip()
+        whole = before + added.strip()
+        token = added.strip()
         if not before.strip() or self.symbols_of(whole) == [*self.symbols_of(before), symbol]:
             return whole, token
         return before.rstrip() + added, token
@@ -200,14 +209,14 @@ def load_fast_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def vocabulary_fingerprint(tokenizer: Any) -> str:
+def vocabulary_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
     """SHA-256 of the tokens of Hugging Face's tokenizer with their ids, and of those that begin, end and pad a text."""
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     begin, pad, end = _surrounding_ids(tokenizer)
     return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
 
 
-def special_ids(tokenizer: Any) -> frozenset[int]:
+def special_ids(tokenizer: "PreTrainedTokenizerFast") -> frozenset[int]:
     """The ids that are never masked and never coded: those that begin, separate, end, pad and mask, and all others that
     the tokenizer lists as special. The unknown token stands for a word.
     """
@@ -215,7 +224,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(int(number) for number in roles if number is not None) | {*own_special_tokens(tokenizer)}
 
 
-def own_special_tokens(tokenizer: Any) -> dict[int, str]:
+def own_special_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
     """The special tokens of a tokenizer's own list, by their ids: those without a role.
 
     They are its ``additional_special_tokens`` (version 5 of ``transformers``: ``extra_special_tokens``), and the other
@@ -247,7 +256,7 @@ def own_special_symbols(folder: Path) -> list[str]:
     ]
 
 
-def text_backend(tokenizer: Any, *, with_gaps: bool = False) -> Any:
+def text_backend(tokenizer: "PreTrainedTokenizerFast", *, with_gaps: bool = False) -> "Tokenizer":
     """The ``tokenizers.Tokenizer`` that reads a text, without truncation and padding.
 
     The special tokens of the tokenizer's own list are tokens in a text, as Hugging Face reads them, unless the
@@ -267,7 +276,7 @@ def text_backend(tokenizer: Any, *, with_gaps: bool = False) -> Any:
     return backend
 
 
-def _read_as_tokens(tokenizer: Any, *, with_gaps: bool = False) -> frozenset[int]:
+def _read_as_tokens(tokenizer: "PreTrainedTokenizerFast", *, with_gaps: bool = False) -> frozenset[int]:
     """The ids of the special tokens that :func:`text_backend` finds in a text."""
     if getattr(tokenizer, "split_special_tokens", False):
         return frozenset()
@@ -275,7 +284,7 @@ def _read_as_tokens(tokenizer: Any, *, with_gaps: bool = False) -> frozenset[int
     return frozenset(number for number, token in listed.items() if with_gaps or not GAPS.fullmatch(token))
 
 
-def check_masked_lm_tokenizer(tokenizer: Any) -> None:
+def check_masked_lm_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> None:
     """Raise ValueError if a tokenizer of ``transformers`` has no mask or no padding token, or not one of its own."""
     for name in ("mask", "pad"):
         if _first_id(tokenizer, name) is None:
@@ -283,58 +292,59 @@ def check_masked_lm_tokenizer(tokenizer: Any) -> None:
     check_special_tokens(tokenizer)
 
 
-def check_special_tokens(tokenizer: Any) -> None:
+def check_special_tokens(tokenizer: "PreTrainedTokenizerFast") -> None:
     """Raise ValueError if a tokenizer's padding or mask, where it has one, is another special token, too."""
-    for role, others in SINGLE_ROLES.items():
-        for other in others:
-            ids = {role_name(role): _first_id(tokenizer, role), role_name(other): _first_id(tokenizer, other)}
+    for role, other_roles in SINGLE_ROLES.items():
+        for other_role in other_roles:
+            ids = {role_name(role): _first_id(tokenizer, role), role_name(other_role): _first_id(tokenizer, other_role)}
             check_distinct(ids, remedy=f"set {role}_token to a token of its own")
 
 
 def role_name(role: str) -> str:
-    """What an error calls the token of a role."""
+    """The name of the token of a role in errors."""
     return f"the {role} token"
 
 
-def number_of_ids(tokenizer: Any) -> int:
+def number_of_ids(tokenizer: "PreTrainedTokenizerFast") -> int:
     """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def unmasked_ids(tokenizer: Any) -> list[int]:
-    """Ids that are never masked, nor drawn in the place of masked ones: of special tokens, and of unknown ones."""
+def unmasked_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
+    """Ids that are never masked and never replace masked tokens: those of special and of unknown tokens."""
     unknown = _first_id(tokenizer, "unk")
     return sorted({*special_ids(tokenizer), *([] if unknown is None else [unknown])})
 
 
-def piece_classes(tokenizer: Any, masks: Sequence[int] = ()) -> PieceClasses:
-    """The classes of all ids of a tokenizer, as of :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
-    found = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
-    return PieceClasses.of_vocabulary([token or "" for token in found], {*unmasked_ids(tokenizer), *masks})
+def piece_classes(tokenizer: "PreTrainedTokenizerFast", masks: Sequence[int] = ()) -> PieceClasses:
+    """The classes of all ids of a tokenizer, as for :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
+    tokens = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
+    return PieceClasses.of_vocabulary([token or "" for token in tokens], {*unmasked_ids(tokenizer), *masks})
 
 
-def _first_id(tokenizer: Any, *roles: str) -> int | None:
-    found = (getattr(tokenizer, f"{role}_token_id", None) for role in roles)
-    return next((int(number) for number in found if number is not None), None)
+def _first_id(tokenizer: "PreTrainedTokenizerFast", *roles: str) -> int | None:
+    ids = (getattr(tokenizer, f"{role}_token_id", None) for role in roles)
+    return next((int(number) for number in ids if number is not None), None)
 
 
-def _surrounding_ids(tokenizer: Any) -> tuple[int | None, int | None, int | None]:
+def _surrounding_ids(tokenizer: "PreTrainedTokenizerFast") -> tuple[int | None, int | None, int | None]:
     """The ids of the tokens that begin, pad and end a text."""
     return _first_id(tokenizer, "cls", "bos"), _first_id(tokenizer, "pad"), _first_id(tokenizer, "sep", "eos")
 
 
-def _added_ids(backend: Any, begin: int) -> tuple[list[int], list[int]]:
+def _added_ids(backend: "Tokenizer", begin: int) -> tuple[list[int], list[int]]:
     """The ids that a ``tokenizers.Tokenizer`` adds before and after a text."""
     try:
         encoding = backend.encode("a")
     except Exception:  # a vocabulary without this letter and without an unknown token; the library has no own error
         encoding = backend.encode("")
-    ids, added = encoding.ids, encoding.special_tokens_mask
+    ids = encoding.ids
+    added = encoding.special_tokens_mask
     first = added.index(0) if 0 in added else int(begin in ids)
     return ids[:first], ids[first + added.count(0) :]
 
 
-def _special_ids(tokenizer: Any, folder: Path) -> tuple[int, int, int, int, int | None]:
+def _special_ids(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> tuple[int, int, int, int, int | None]:
     """The ids of the tokens that begin, pad and end a text, of the unknown token and of the mask (None: no mask)."""
     begin, pad, end = _surrounding_ids(tokenizer)
     if begin is None or pad is None or end is None or len({begin, pad, end}) < 3:

@@ -11,17 +11,17 @@ def sentinel_symbols(number: int) -> list[str]:
 
 
 def sentinels_in(text: str, number: int) -> list[str]:
-    """The sentinels in a text, in its order; ValueError for one that is none of so many, or is there twice."""
-    found = re.findall(r"<extra_id_\d+>", text)
+    """The sentinels in a text, in order; ValueError if one is not among the first ``number``, or occurs twice."""
+    sentinels = re.findall(r"<extra_id_\d+>", text)
     known = {*sentinel_symbols(number)}
-    for place, sentinel in enumerate(found):
+    for place, sentinel in enumerate(sentinels):
         if sentinel not in known:
             raise ValueError(
                 f"{sentinel} is not one of the {number} sentinels; use <extra_id_0> to <extra_id_{number - 1}>"
             )
-        if sentinel in found[:place]:
+        if sentinel in sentinels[:place]:
             raise ValueError(f"{sentinel} occurs twice; give each gap its own sentinel")
-    return found
+    return sentinels
 
 
 def check_has_gap(gaps: list[str], text: str) -> None:

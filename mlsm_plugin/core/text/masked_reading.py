@@ -6,9 +6,14 @@ each part as that of a word, so that ``<mask>.`` has other tokens than the model
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 # what tokenizer.json calls steps of a tokenizer
 BYTE_LEVEL = "ByteLevel"
@@ -20,7 +25,7 @@ WORD = re.compile(r"\w+")
 SHORTEST_CUT_WORD = 4  # letters of a word of which a part is masked
 
 
-def reading_as_trained(tokenizer: Any) -> Any:
+def reading_as_trained(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
     """A fast tokenizer that reads masked text as a model is trained, and all other text as ``tokenizer`` does.
 
     It is ``tokenizer`` itself if that reads it so, or has no mask. A space before a mask belongs to the mask, and what
@@ -40,12 +45,12 @@ def reading_as_trained(tokenizer: Any) -> Any:
     return _with_backend(tokenizer, Tokenizer.from_str(json.dumps(state)))
 
 
-def marks_every_part(backend: Any) -> bool:
+def marks_every_part(backend: "Tokenizer") -> bool:
     """Whether a ``tokenizers.Tokenizer`` marks the beginning of a text as that of a word, whatever stands before it."""
     return any(_marks(part) for part in _parts(json.loads(backend.to_str())["pre_tokenizer"]))
 
 
-def reading_the_rest(backend: Any) -> Any:
+def reading_the_rest(backend: "Tokenizer") -> "Tokenizer":
     """A ``tokenizers.Tokenizer`` like ``backend`` for text that stands after a mask: it does not mark its beginning."""
     from tokenizers import Tokenizer
 
@@ -53,7 +58,7 @@ def reading_the_rest(backend: Any) -> Any:
     return Tokenizer.from_str(json.dumps(_marking(state, "never"))) if marks_every_part(backend) else backend
 
 
-def _one_space(pattern: str) -> list[dict[str, Any]]:
+def _one_space(pattern: str) -> list[JsonObject]:
     """Normalizers that let one space stand where a pattern of whitespace is, unless a mark of a word follows it."""
     return [
         {"type": "Replace", "pattern": {"Regex": f"{pattern}(?={SENTENCEPIECE_BEGIN})"}, "content": ""},
@@ -62,7 +67,7 @@ def _one_space(pattern: str) -> list[dict[str, Any]]:
     ]
 
 
-def _marking(state: dict[str, Any], scheme: str) -> dict[str, Any]:
+def _marking(state: JsonObject, scheme: str) -> JsonObject:
     """The state of a tokenizer that marks the beginning of the ``first`` part of a text only, or ``never`` one.
 
     Without masks, ``first`` gives the same tokens as ``state``.
@@ -82,27 +87,27 @@ def _marking(state: dict[str, Any], scheme: str) -> dict[str, Any]:
     return {**state, **changed}
 
 
-def _parts(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _parts(step: JsonObject | None) -> list[JsonObject]:
     """The steps of a normalizer or a pre-tokenizer, in their order."""
     if step is None:
         return []
     if step["type"] != SEQUENCE:
         return [step]
     inner = step.get("pretokenizers") or step.get("normalizers") or []
-    return [part for one in inner for part in _parts(one)]
+    return [part for inner_step in inner for part in _parts(inner_step)]
 
 
-def _sequence(name: str, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _sequence(name: str, parts: list[JsonObject]) -> JsonObject | None:
     return {"type": SEQUENCE, name: parts} if parts else None
 
 
-def _marks(part: dict[str, Any]) -> bool:
+def _marks(part: JsonObject) -> bool:
     if part["type"] == BYTE_LEVEL:
         return bool(part["add_prefix_space"])
     return part["type"] == METASPACE and part["prepend_scheme"] == "always"
 
 
-def _marking_part(part: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
+def _marking_part(part: JsonObject, scheme: str) -> list[JsonObject]:
     if not _marks(part):
         return [part]
     if part["type"] == METASPACE:
@@ -111,7 +116,7 @@ def _marking_part(part: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
     return [space, {**part, "add_prefix_space": False}]
 
 
-def _keeping_a_space(part: dict[str, Any]) -> list[dict[str, Any]]:
+def _keeping_a_space(part: JsonObject) -> list[JsonObject]:
     """A normalizer that leaves a space at the beginning of a text."""
     if part["type"] != STRIP or not part["strip_left"]:
         return [part]
@@ -119,15 +124,15 @@ def _keeping_a_space(part: dict[str, Any]) -> list[dict[str, Any]]:
     return [*at_end, *_one_space(r"\A\s+")[:2]]
 
 
-def _with_backend(tokenizer: Any, backend: Any) -> Any:
+def _with_backend(tokenizer: "PreTrainedTokenizerFast", backend: "Tokenizer") -> "PreTrainedTokenizerFast":
     """A ``PreTrainedTokenizerFast`` with another backend, whose mask takes the space before it.
 
-    It is of no class of a model, since transformers 5 makes the backend of these anew.
+    It is not of the class of a model, since transformers 5 builds a new backend for those.
     """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
-    made = PreTrainedTokenizerFast(
+    changed = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         mask_token=AddedToken(tokenizer.mask_token, lstrip=True, normalized=False, special=True),
         model_max_length=tokenizer.model_max_length,
@@ -137,8 +142,8 @@ def _with_backend(tokenizer: Any, backend: Any) -> Any:
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
     )
     roles = tokenizer.special_tokens_map
-    made.add_special_tokens({role: token for role, token in roles.items() if role != "mask_token"})
-    return made
+    changed.add_special_tokens({role: token for role, token in roles.items() if role != "mask_token"})
+    return changed
 
 
 def masked_lines(line: str, mask: str) -> list[str]:

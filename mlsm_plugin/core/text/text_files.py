@@ -12,6 +12,7 @@ from itertools import islice
 from typing import IO, Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, parse_json, sha256_of_files
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.progress import Progress
 
 # the first bytes of compressed files
@@ -35,7 +36,9 @@ OTHER_KINDS = {
 }
 # Whitespace and ESC, which colours the output of programs, do not count. Every second byte of UTF-16 is one of these.
 CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
-FEWEST_CONTROLS, SHARE_OF_CONTROLS = 4, 0.2  # in a line; with more, it is binary
+# in a line; with more, it is binary
+FEWEST_CONTROLS = 4
+SHARE_OF_CONTROLS = 0.2
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 FIRST_LINES = 100  # that are read before hours of work
 JSON_LINES = 3  # after so many, a file holds JSON lines, not text that begins with some
@@ -49,7 +52,7 @@ def check_text_files(paths: Sequence[PathLike]) -> int:
     """Check, before hours of work, that no file is missing or empty, and that their first lines are text.
 
     Returns their total size in bytes, as they are compressed. ValueError if no file was given, one is empty or a pipe,
-    or as of :func:`read_lines`; OSError if one is missing, is a directory or cannot be read.
+    or as for :func:`read_lines`; OSError if one is missing, is a directory or cannot be read.
     """
     if not paths:
         raise ValueError("no text file was given")
@@ -67,10 +70,10 @@ def check_text_files(paths: Sequence[PathLike]) -> int:
     return total
 
 
-def warn_of_the_same_text(train: Sequence[PathLike], *others: Sequence[PathLike]) -> None:
-    """Log a warning for each file of ``others``, such as validation text, with the content of a file of ``train``."""
+def warn_of_the_same_text(train: Sequence[PathLike], *held_out: Sequence[PathLike]) -> None:
+    """Log a warning for each file of ``held_out``, such as validation text, with the content of a file of ``train``."""
     sizes = {os.path.getsize(path) for path in train}
-    candidates = [path for paths in others for path in paths if os.path.getsize(path) in sizes]
+    candidates = [path for paths in held_out for path in paths if os.path.getsize(path) in sizes]
     contents = {sha256_of_files(path): path for path in train} if candidates else {}
     for path in candidates:
         same = contents.get(sha256_of_files(path))
@@ -131,7 +134,7 @@ def numbered_lines(path: PathLike, *, json_lines: bool = False) -> Iterator[tupl
                 yield number, line
 
 
-def json_objects(path: PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(path: PathLike) -> Iterator[tuple[int, JsonObject]]:
     """As :func:`numbered_lines`, of JSON objects; empty for another value. ValueError names a line that is not JSON."""
     for number, line in numbered_lines(path, json_lines=True):
         try:
@@ -228,7 +231,8 @@ def _decompressed(path: PathLike, file: io.BufferedReader) -> tuple[IO[bytes], s
 
 def _without_json(path: PathLike, lines: Iterator[str]) -> Iterator[str]:
     """The lines; ValueError if the first of them that are not blank, or all of a short file, are JSON objects."""
-    first, objects = [], 0
+    first = []
+    objects = 0
     for line in islice(lines, FIRST_LINES):
         first.append(line)
         if line.strip():

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from mlsm_plugin.core.files.settings import check, option
 from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
@@ -21,14 +21,34 @@ logger = logging.getLogger(__name__)
 GAP = re.compile(r"<mask>|<extra_id_\d+>")  # stands for missing text
 
 
+class TextEncoder(Protocol):
+    """What fairseq calls a BPE."""
+
+    def encode(self, x: str) -> str:
+        """The pieces of a text, separated by spaces."""
+
+
+class SymbolIndex(Protocol):
+    """What is needed of fairseq's dictionary."""
+
+    def index(self, sym: str) -> int:
+        """The id of a symbol."""
+
+    def unk(self) -> int:
+        """The id of the unknown symbol."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KnownText:
     """How well a tokenizer has to know a text."""
 
     max_unk_rate: float = option(
-        DEFAULT_MAX_UNK_RATE, least=0, most=1, metavar="SHARE",
+        DEFAULT_MAX_UNK_RATE,
+        least=0,
+        most=1,
+        metavar="SHARE",
         help="largest share of its tokens or characters, or of the texts of a file, that may be unknown",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -39,7 +59,7 @@ class UnknownTokens:
     """How much of a text a tokenizer does not know, counted in tokens, in characters and, for a file, in texts.
 
     Tokens that begin, separate and end a text do not count, nor does whitespace.
-    An unknown token can stand for one character or for a whole line, so that no one share tells how much is lost.
+    An unknown token can stand for one character or for a whole line, so a single share does not tell how much is lost.
     """
 
     tokens: int = 0
@@ -131,11 +151,11 @@ def warn_of_unknown_ids(where: str, unknown: int, tokens: int) -> None:
         logger.warning("%s: nothing is learned from them, nor about them; %s", shares, remedy)
 
 
-def unknown_tokens_of(text: str, bpe: Any, dictionary: Any) -> UnknownTokens:
+def unknown_tokens_of(text: str, bpe: TextEncoder, dictionary: SymbolIndex) -> UnknownTokens:
     """The unknown tokens of a text: pieces of ``bpe.encode(text)``, separated by spaces, that ``dictionary`` lacks.
 
     Masks and sentinels do not count. The text of an unknown piece is the piece itself, as of SentencePiece, or what
-    ``bpe.surfaces(text)`` gives for it, if there is such a method. ValueError as of :func:`.check_text`.
+    ``bpe.surfaces(text)`` gives for it, if there is such a method. ValueError as for :func:`.check_text`.
     """
     check_text(text)
     text = GAP.sub(" ", text)
@@ -150,15 +170,15 @@ def unknown_tokens_of(text: str, bpe: Any, dictionary: Any) -> UnknownTokens:
     return counted
 
 
-def unknown_tokens_in(texts: Iterable[str], bpe: Any, dictionary: Any) -> UnknownTokens:
-    """The unknown tokens of the texts of a file, each of which is counted as of :func:`unknown_tokens_of`."""
+def unknown_tokens_in(texts: Iterable[str], bpe: TextEncoder, dictionary: SymbolIndex) -> UnknownTokens:
+    """The unknown tokens of the texts of a file, each of which is counted as for :func:`unknown_tokens_of`."""
     counted = UnknownTokens()
     for text in texts:
         counted.add_text(unknown_tokens_of(text, bpe, dictionary))
     return counted
 
 
-def check_known(texts: Iterable[str], bpe: Any, dictionary: Any, max_unk_rate: float) -> None:
+def check_known(texts: Iterable[str], bpe: TextEncoder, dictionary: SymbolIndex, max_unk_rate: float) -> None:
     """Warn of unknown tokens in texts that a model is to read.
 
     ValueError if more than the share ``max_unk_rate`` of one of them is unknown.

@@ -1,6 +1,6 @@
 """What a checkpoint remembers of the files that say what its ids mean: symbols, labels and the tokenizer.
 
-The record lies in the state of the task, which fairseq saves with each checkpoint. What an older checkpoint does not
+The record is part of the state of the task, which fairseq saves with each checkpoint. What an older checkpoint does not
 remember is not compared.
 """
 
@@ -16,7 +16,8 @@ from mlsm_plugin.core.files.hf_files import first_line
 from mlsm_plugin.core.files.json_checks import check_json, fields
 from mlsm_plugin.core.files.model_files import DICTIONARIES, FOLDER_NAME, MODEL_NAME, symbols_in
 
-VOCABULARY, TOKENIZER = "vocabulary", "tokenizer"
+VOCABULARY = "vocabulary"
+TOKENIZER = "tokenizer"
 SYMBOL_FILES = dict(zip((VOCABULARY, "input_vocabulary", "labels"), DICTIONARIES, strict=True))
 RECORDED = (*SYMBOL_FILES, TOKENIZER)
 SPECIAL = (b"<s>", b"<pad>", b"</s>", b"<unk>")  # which fairseq puts in front of those of a file
@@ -63,7 +64,8 @@ def check_vocabulary_record(
     remembered = [name for name in RECORDED if isinstance(recorded.get(name), str) and only in (None, name)]
     present = vocabulary_record(folder) if remembered else {}
     for name in remembered:
-        was, now = str(recorded[name]), present.get(name)
+        was = str(recorded[name])
+        now = present.get(name)
         if now is not None and was != now:
             what, where, effect = _difference(name, folder)
             raise ValueError(
@@ -73,7 +75,7 @@ def check_vocabulary_record(
 
 
 def _difference(name: str, folder: PathLike) -> tuple[str, str, str]:
-    """What differs, where it lies, and what that does."""
+    """What differs, where it is, and what effect that has."""
     if name == TOKENIZER:
         return "another tokenizer", str(folder), "it reads text in another way, also where the symbols are the same"
     where = f"{folder}/{SYMBOL_FILES[name]}"

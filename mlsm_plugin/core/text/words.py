@@ -16,20 +16,20 @@ CONTROLS = [*map(chr, (*range(0x20), *range(0x7F, 0xA0))), "\u2028", "\u2029"]
 TABLE = str.maketrans(dict.fromkeys(CONTROLS) | dict.fromkeys(SEPARATORS, " ") | {SENTENCEPIECE_BEGIN: "_"})
 
 
-def words_of(line: str) -> list[str]:
+def words_in_line(line: str) -> list[str]:
     """The words of a line, without control characters."""
     return line.translate(TABLE).split()
 
 
 def word_lines(path: PathLike, report: Callable[[int], object] | None = None) -> Iterator[str]:
-    """The words of each line of a text file, joined by single spaces; arguments and errors as of :func:`read_lines`."""
+    """The words of each line of a text file, joined by single spaces; arguments and errors: :func:`read_lines`."""
     for line in read_lines(path, report):
-        yield " ".join(words_of(line))
+        yield " ".join(words_in_line(line))
 
 
 def count_words(path: PathLike, report: Callable[[int], object] | None = None) -> int:
-    """The number of words of a text file; arguments and errors as of :func:`read_lines`."""
-    return sum(len(words_of(line)) for line in read_lines(path, report))
+    """The number of words of a text file; arguments and errors as for :func:`read_lines`."""
+    return sum(len(words_in_line(line)) for line in read_lines(path, report))
 
 
 def write_words(source: PathLike, target: Path) -> None:

@@ -174,7 +174,7 @@ def begin_run(data_bin: PathLike, save_dir: Path) -> None:
     found = [split_fingerprint(Path(folder, "train")) for folder in folders]
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
     content: dict[str, object] = {"train": found if len(found) > 1 else found[0]}
-    before = PlannedFolder(save_dir, content, plan_file="data.json").found
+    before = PlannedFolder(save_dir, content, plan_file="data.json").recorded_plan
     valid = Path(folders[0], "valid")  # the best model is chosen on it
     if valid.with_suffix(".idx").is_file() and (before is None or "valid" in before):
         content["valid"] = split_fingerprint(valid)

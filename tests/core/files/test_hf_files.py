@@ -76,7 +76,7 @@ def test_the_latent_head_comes_with_the_weights(tmp_path: Path, monkeypatch: pyt
 
     wanted: list[str] = []
 
-    def download(name: str, *, allow_patterns: list[str]) -> str:
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
         wanted[:] = allow_patterns
         return str(tmp_path)
 

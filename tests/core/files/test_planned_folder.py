@@ -59,11 +59,11 @@ def test_each_difference_is_named_with_both_values(found, wanted, named):
 
 def test_folder_from_nothing_to_complete(tmp_path):
     folder = PlannedFolder(tmp_path / "deep" / "folder", PLAN)
-    assert folder.found is None
+    assert folder.recorded_plan is None
     assert not folder.is_complete()
     assert list(tmp_path.iterdir()) == []
     folder.begin()
-    assert folder.found == folder.plan
+    assert folder.recorded_plan == folder.plan
     assert not folder.is_complete()
     assert json.loads((folder.directory / "plan.json").read_text()) == {**PLAN, "splits": ["train", "valid"]}
     (folder.directory / f".shard.{'0' * 32}.tmp").write_text("half")

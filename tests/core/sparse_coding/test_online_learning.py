@@ -85,19 +85,19 @@ def test_later_batches_weigh_more_the_longer_it_takes(monkeypatch):
 
 
 def test_atoms_that_nothing_uses_are_drawn_anew(hidden, monkeypatch):
-    monkeypatch.setattr(online_learning, "PATIENCE", 5)
+    monkeypatch.setattr(online_learning, "UNUSED_ROWS_PER_ATOM", 5)
     hidden = np.pad(hidden, ((0, 0), (0, 4)))
     initial = np.concatenate([hidden[:20], np.eye(20, dtype=np.float32)[-4:]])  # the last see nothing of the rows
     arguments = {"lambda_": 0.05, "iterations": 30, "batch_size": 50, "threads": 1}
     learned = learn_online(hidden, initial, rng=np.random.default_rng(0), **arguments)
     assert unused(hidden, normalize_rows(learned)) == 0
-    monkeypatch.setattr(online_learning, "PATIENCE", 10**9)
+    monkeypatch.setattr(online_learning, "UNUSED_ROWS_PER_ATOM", 10**9)
     learned = learn_online(hidden, initial, rng=np.random.default_rng(0), **arguments)
     assert unused(hidden, normalize_rows(learned)) > 0
 
 
 def test_atoms_that_are_drawn_anew_differ(hidden, monkeypatch):
-    monkeypatch.setattr(online_learning, "PATIENCE", 1)
+    monkeypatch.setattr(online_learning, "UNUSED_ROWS_PER_ATOM", 1)
     rows = np.repeat(hidden[:20], 3, axis=0)  # with equal rows, such as those of word vectors
     initial = np.concatenate([hidden[:3], np.eye(16, dtype=np.float32)])  # the first are rows, which use them
     learned = learn_online(

@@ -127,7 +127,7 @@ def bytes_of(sae: Any) -> list[bytes]:
 def test_resumed_equals_never_stopped_and_seeds_decide(
     method: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sae_training, "PATIENCE", 5)  # some latents die
+    monkeypatch.setattr(sae_training, "DEAD_ROWS_PER_LATENT", 5)  # some latents die
     rows, _ = planted()
     settings, batches = some_settings(method), batches_of(rows)
     whole = train_sae(SaeTrainer.begin(settings, rows), batches(0))
@@ -180,7 +180,7 @@ def test_latents_without_a_gradient_rest(method: str, prefixes: tuple[int, ...])
 @pytest.mark.slow
 def test_auxiliary_loss_revives_dead_latents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the latents begin where no row activates them enough."""
-    monkeypatch.setattr(sae_training, "PATIENCE", 20)
+    monkeypatch.setattr(sae_training, "DEAD_ROWS_PER_LATENT", 20)
     rows, _ = planted()
     unused = {}
     for weight in (0.0, 1 / 32):

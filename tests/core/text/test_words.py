@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsm_plugin.core.text.words import SEPARATORS, count_words, word_lines, words_of, write_words
+from mlsm_plugin.core.text.words import SEPARATORS, count_words, word_lines, words_in_line, write_words
 
 # control characters only within words: of words of nothing else, versions of wc think differently
 INSIDE = ("a", "é", "你", "'", "\u2581", "<mask>", "a\x85b", "a\x1bb", "\u200b", "\U0001f600")
@@ -36,4 +36,4 @@ def test_words_are_those_of_wc(tmp_path_factory: pytest.TempPathFactory, parts: 
 
 
 def test_a_word_keeps_its_characters() -> None:
-    assert words_of(" The\u00a0ﬁrst  ½\tcafe\u0301 \u2581x \x1b \r\n") == ["The", "ﬁrst", "½", "cafe\u0301", "_x"]
+    assert words_in_line(" The\u00a0ﬁrst  ½\tcafe\u0301 \u2581x \x1b \r\n") == ["The", "ﬁrst", "½", "cafe\u0301", "_x"]

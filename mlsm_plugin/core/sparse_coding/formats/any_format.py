@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mlsm_plugin.core.files.atomic_files import PathLike
+from mlsm_plugin.core.files.json_checks import JsonObject
 from mlsm_plugin.core.files.npy_files import read_npy
 from mlsm_plugin.core.sparse_coding.dictionary import UNIT_NORM_TOLERANCE, AtomDictionary
 from mlsm_plugin.core.sparse_coding.encode import normalize_rows
@@ -39,20 +39,20 @@ def read_any_format(
         raise FileNotFoundError(f"{path} does not exist")
     if path.is_file() and path.suffix == ".npy":
         return read_npy_matrix(path, normalize=normalize, transpose=transpose, lambda_=lambda_)
-    given = {"--normalize": normalize, "--transpose": transpose, "--lambda": lambda_ is not None}
-    for flag in (flag for flag, value in given.items() if value):
+    npy_options = {"--normalize": normalize, "--transpose": transpose, "--lambda": lambda_ is not None}
+    for flag in (flag for flag, value in npy_options.items() if value):
         raise ValueError(f"{flag} is for a matrix in an .npy file, which {path} is not")
     if path.is_file():
         advice = f"; pass the folder {path.parent}" if path.name in FOLDERS else f": known are {KNOWN}"
         raise ValueError(f"{path} is of no known format{advice}")
-    found = [name for name in FOLDERS if (path / name).exists()]
-    if len(found) > 1:
-        raise ValueError(f"{path} holds {' and '.join(found)}, which are of different programs; keep one of them")
-    if not found:
+    names = [name for name in FOLDERS if (path / name).exists()]
+    if len(names) > 1:
+        raise ValueError(f"{path} holds {' and '.join(names)}, which are of different programs; keep one of them")
+    if not names:
         raise ValueError(f"{path} holds no dictionary of a known format{_hint(path)}")
-    config, read = FOLDERS[found[0]]
+    config, read = FOLDERS[names[0]]
     if not (path / config).exists():
-        raise ValueError(f"{path} holds {found[0]}, but not {config}, which belongs to it")
+        raise ValueError(f"{path} holds {names[0]}, but not {config}, which belongs to it")
     return read(path)
 
 
@@ -94,10 +94,10 @@ def read_npy_matrix(
         atoms = normalize_rows(atoms)
     elif (worst := float(np.abs(norms - 1).max())) > UNIT_NORM_TOLERANCE:
         row = int(np.abs(norms - 1).argmax())
-        other = np.abs(np.linalg.norm(atoms, axis=0) - 1).max() < min(worst, UNIT_NORM_TOLERANCE)
-        advice = "its columns have, so pass --transpose" if other else "pass --normalize to scale them"
+        columns_are_atoms = np.abs(np.linalg.norm(atoms, axis=0) - 1).max() < min(worst, UNIT_NORM_TOLERANCE)
+        advice = "its columns have, so pass --transpose" if columns_are_atoms else "pass --normalize to scale them"
         raise ValueError(f"{path}: row {row} has the norm {norms[row]:.4g}, but atoms have unit norm; {advice}")
-    meta: dict[str, Any] = {"imported_from": {"format": "npy", "file": Path(path).name}}
+    meta: JsonObject = {"imported_from": {"format": "npy", "file": Path(path).name}}
     if lambda_ is not None:
         meta["lambda"] = lambda_
     return AtomDictionary(atoms, meta)

@@ -15,7 +15,8 @@ from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "dictionary_learning"
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "ae.pt"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "ae.pt"
 FACTS = ("lm_name", "layer", "submodule_name", "trainer_class")  # kept in meta.json under imported_from
 # settings of training, which do not change the latents of given weights
 TRAINING = """
@@ -54,7 +55,8 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
     """
     folder = Path(folder)
     config = ConfigFile.read(folder / CONFIG_FILE)
-    trainer, buffer = config.part("trainer"), config.part("buffer")
+    trainer = config.part("trainer")
+    buffer = config.part("buffer")
     config.finish()
     if buffer.take("io", text, "out") == "in_and_out":
         raise ValueError(f"{config.path}: io in_and_out is refused: it is a transcoder, which has another output")
@@ -63,7 +65,8 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
         raise ValueError(f"{config.path}: the dict_class {name[:60]!r} is refused; known are {', '.join(CLASSES)}")
     facts = {"format": NAME, "architecture": name, **trainer.facts(FACTS)}
     k = trainer.take("k", whole(1), None)
-    claimed = trainer.take("dict_size", whole(1), None), trainer.take("activation_dim", whole(1), None)
+    dict_size = trainer.take("dict_size", whole(1), None)
+    activation_dim = trainer.take("activation_dim", whole(1), None)
     trainer.finish(WITHOUT_EFFECT)
 
     file = read_torch(folder / WEIGHTS_FILE)
@@ -75,8 +78,8 @@ def read_dictionary_learning(folder: PathLike) -> SaeCoder:
         weights = weights._replace(threshold=torch.full((len(weights.encoder),), file.number("threshold")))
     file.finish(TENSORS_WITHOUT_EFFECT.get(name, ()))
     sae_config = SaeConfig(activation, k if activation == "topk" else None, name != "JumpReluAutoEncoder")
-    latents, dim = (wanted or found for wanted, found in zip(claimed, weights.encoder.shape, strict=True))
-    coder = imported_sae(file, sae_config, weights, (latents, dim), facts)
+    latents, dim = weights.encoder.shape
+    coder = imported_sae(file, sae_config, weights, (dict_size or latents, activation_dim or dim), facts)
     norms = torch.linalg.vector_norm(weights.decoder, dim=1)
     if name != "AutoEncoder" or torch.allclose(norms, torch.ones_like(norms)):
         return coder
@@ -90,5 +93,5 @@ def _check_same_k(file: TensorFile, k: int | None) -> None:
     """The weights may also say k."""
     if k is None:
         raise ValueError(f"{file.path}: {CONFIG_FILE} lacks k")
-    if "k" in file and (found := file.number("k")) != k:
-        raise ValueError(f"{file.path} says k {found:g}, but {CONFIG_FILE} says {k}")
+    if "k" in file and (k_of_weights := file.number("k")) != k:
+        raise ValueError(f"{file.path} says k {k_of_weights:g}, but {CONFIG_FILE} says {k}")

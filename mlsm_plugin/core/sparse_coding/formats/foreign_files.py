@@ -1,6 +1,6 @@
 """The settings and tensors of another program: each must be understood, or be known not to matter.
 
-One that nobody asked for may change the codes, so it is an error. Files are read as plain data. Nothing larger than a
+An unknown one may change the codes, so it is an error. Files are read as plain data. Nothing larger than a
 file is allocated: the sizes that it claims are compared with its length first.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, parse_json
 from mlsm_plugin.core.files.hf_files import first_line
-from mlsm_plugin.core.files.json_checks import Check, anything
+from mlsm_plugin.core.files.json_checks import Check, JsonObject, anything
 from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig, SaeWeights, SparseAutoencoder
 
@@ -28,7 +28,7 @@ TRANSPOSED = ("W_enc", "decoder.weight")  # tensors that are (dim, n_atoms) in a
 class ConfigFile:
     """A JSON dictionary whose keys are taken one after the other; ``path`` is for errors, which are ValueErrors."""
 
-    def __init__(self, path: PathLike, values: dict[str, Any]) -> None:
+    def __init__(self, path: PathLike, values: JsonObject) -> None:
         self.path = Path(path)
         self._values = dict(values)
 
@@ -63,10 +63,10 @@ class ConfigFile:
             raise ValueError(f"{self.path}: {name}: it is not a dictionary")
         return ConfigFile(self.path, value or {})
 
-    def facts(self, names: Iterable[str]) -> dict[str, Any]:
+    def facts(self, names: Iterable[str]) -> JsonObject:
         """The values of some keys that are there, not null and short: what is good to know and decides nothing."""
-        found = {name: self._values.pop(name, None) for name in names}
-        return {name: value for name, value in found.items() if value is not None and _is_short(value)}
+        values = {name: self._values.pop(name, None) for name in names}
+        return {name: value for name, value in values.items() if value is not None and _is_short(value)}
 
     def rename(self, old: str, new: str) -> None:
         """Take an older name of a key for the newer one; both may be there, with the same value."""
@@ -118,8 +118,10 @@ class TensorFile:
 
     def weights(self, names: Mapping[str, str]) -> SaeWeights:
         """The weights of an SAE, whose own names come with those in the file."""
-        found = {own: self.take(name, 2 if own in ("encoder", "decoder") else 1) for own, name in names.items()}
-        return SaeWeights(**{own: found[own].T if name in TRANSPOSED else found[own] for own, name in names.items()})
+        tensors = {field: self.take(name, 2 if field in ("encoder", "decoder") else 1) for field, name in names.items()}
+        return SaeWeights(
+            **{field: tensors[field].T if name in TRANSPOSED else tensors[field] for field, name in names.items()}
+        )
 
     def finish(self, known: Iterable[str] = ()) -> None:
         """Check that nothing is left but tensors that are known not to matter."""
@@ -133,7 +135,7 @@ class TensorFile:
 
 
 def imported_sae(
-    file: TensorFile, config: SaeConfig, weights: SaeWeights, shape: tuple[int, int], facts: dict[str, Any]
+    file: TensorFile, config: SaeConfig, weights: SaeWeights, shape: tuple[int, int], facts: JsonObject
 ) -> SaeCoder:
     """The coder of an SAE whose weights come from ``file``, and of whose origin ``meta.json`` will say the ``facts``.
 
@@ -149,18 +151,18 @@ def imported_sae(
         raise ValueError(f"{file.path.parent} is not a valid SAE: {error}") from None
 
 
-def one_of(*wanted: Any) -> Check:
+def one_of(*allowed: object) -> Check:
     """A check: the value is one of these, and of the same type."""
 
-    def check(value: Any) -> str | None:
-        if any(value == one and type(value) is type(one) for one in wanted):
+    def check(value: object) -> str | None:
+        if any(value == choice and type(value) is type(choice) for choice in allowed):
             return None
-        return f"{_shown(value)} is not one of {', '.join(map(_shown, wanted))}"
+        return f"{_shown(value)} is not one of {', '.join(map(_shown, allowed))}"
 
     return check
 
 
-def yes_or_no(value: Any) -> str | None:
+def yes_or_no(value: object) -> str | None:
     """A check: true or false."""
     return None if isinstance(value, bool) else f"{_shown(value)} is neither true nor false"
 
@@ -224,7 +226,7 @@ def _check_is_file(path: Path) -> None:
         raise ValueError(f"{path} does not exist, or is not a file")
 
 
-def _is_named_tensor(name: Any, tensor: Any) -> bool:
+def _is_named_tensor(name: object, tensor: object) -> bool:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         return False
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
@@ -239,7 +241,7 @@ def _named(left: Iterable[str]) -> str:
     return ", ".join(name[:60] for name in names[:4]) + (", ..." if len(names) > 4 else "")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         shown = json.dumps(value)
     except ValueError:
@@ -247,7 +249,7 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 40 else f"{shown[:40]}..."
 
 
-def _is_short(value: Any) -> bool:
+def _is_short(value: object) -> bool:
     try:
         return len(json.dumps(value, allow_nan=False)) <= LARGEST_FACT
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open, write_json
-from mlsm_plugin.core.files.json_checks import anything, number, optional, text, whole
+from mlsm_plugin.core.files.json_checks import JsonObject, anything, number, optional, text, whole
 from mlsm_plugin.core.sparse_coding.formats.foreign_files import (
     ConfigFile,
     TensorFile,
@@ -29,7 +29,8 @@ from mlsm_plugin.core.sparse_coding.sparse_coder import SparseCoder
 from mlsm_plugin.version import __version__
 
 NAME = "saelens"
-CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae_weights.safetensors"
+CONFIG_FILE = "cfg.json"
+WEIGHTS_FILE = "sae_weights.safetensors"
 FIRST_WITH_METADATA = 6  # version of SAELens
 SCALER_FILE = "activation_scaler.json"  # of a checkpoint that was written during training
 TOPK = "topk"
@@ -64,9 +65,22 @@ OLDER_NAMES = {
 }
 # kept in meta.json under imported_from
 FACTS = (
-    *("model_name", "model_class_name", "model_from_pretrained_kwargs", "hook_name", "hook_layer", "hook_head_index"),
-    *("hf_hook_name", "context_size", "prepend_bos", "exclude_special_tokens", "seqpos_slice", "dataset_path"),
-    *("neuronpedia_id", "sae_lens_version", "sae_lens_training_version", "training_architecture"),
+    "model_name",
+    "model_class_name",
+    "model_from_pretrained_kwargs",
+    "hook_name",
+    "hook_layer",
+    "hook_head_index",
+    "hf_hook_name",
+    "context_size",
+    "prepend_bos",
+    "exclude_special_tokens",
+    "seqpos_slice",
+    "dataset_path",
+    "neuronpedia_id",
+    "sae_lens_version",
+    "sae_lens_training_version",
+    "training_architecture",
 )
 # What only training, the text or the machine depends on. These keys do not change the latents of a given input.
 TRAINING = """
@@ -128,7 +142,7 @@ def read_saelens(folder: PathLike) -> SaeCoder:
     return imported_sae(file, config, weights, shape, {"format": NAME, "architecture": architecture, **facts})
 
 
-def _facts(settings: ConfigFile) -> tuple[dict[str, Any], bool]:
+def _facts(settings: ConfigFile) -> tuple[JsonObject, bool]:
     """What is known of the origin, and whether the file is flat; very old files do not say their version."""
     metadata = settings.part("metadata")
     facts = {**settings.facts(("sae_lens_version",)), **metadata.facts((*FACTS, "hook_name_out"))}
@@ -179,20 +193,20 @@ def _positive(value: Any) -> str | None:
 
 
 def _input_norm(file: ConfigFile, flat: bool) -> str:
-    found = file.take("normalize_activations", anything, "none")
-    if flat and (found is None or isinstance(found, bool)):
-        found = "expected_average_only_in" if found else "none"
-    if found == "covariance_whitening":
+    name = file.take("normalize_activations", anything, "none")
+    if flat and (name is None or isinstance(name, bool)):
+        name = "expected_average_only_in" if name else "none"
+    if name == "covariance_whitening":
         raise ValueError(
             f"{file.path}: normalize_activations: the whitening is not part of these weights; save the SAE with "
             "save_inference_model of SAELens after its training has ended, which folds it into them"
         )
-    if not isinstance(found, str) or found not in INPUT_NORMS:
-        raise ValueError(f"{file.path}: normalize_activations: {one_of(*INPUT_NORMS)(found)}")
-    return INPUT_NORMS[found]
+    if not isinstance(name, str) or name not in INPUT_NORMS:
+        raise ValueError(f"{file.path}: normalize_activations: {one_of(*INPUT_NORMS)(name)}")
+    return INPUT_NORMS[name]
 
 
-def _check_shape_of_input(file: ConfigFile, flat: bool, facts: dict[str, Any]) -> None:
+def _check_shape_of_input(file: ConfigFile, flat: bool, facts: JsonObject) -> None:
     """Refuse SAEs whose input or output is not one hidden state as it is."""
     of_heads = flat and "hook_z" in str(facts.get("hook_name"))
     reshaping = file.take("reshape_activations", optional(text), "hook_z" if of_heads else "none") or "none"
@@ -280,7 +294,8 @@ def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
 
     folder = Path(folder)
     (folder / CONFIG_FILE).unlink(missing_ok=True)
-    config, weights = coder.sae.config, coder.sae.weights
+    config = coder.sae.config
+    weights = coder.sae.weights
     named: dict[str, Tensor | None] = {"W_enc": weights.encoder.T, "W_dec": weights.decoder}
     named["b_dec"] = weights.decoder_bias
     named["b_gate" if config.activation == "gated" else "b_enc"] = weights.encoder_bias
@@ -291,7 +306,7 @@ def write_saelens(coder: SaeCoder, folder: PathLike) -> None:
     write_json(folder / CONFIG_FILE, _configuration(coder))
 
 
-def _configuration(coder: SaeCoder) -> dict[str, Any]:
+def _configuration(coder: SaeCoder) -> JsonObject:
     config = coder.sae.config
     imported = coder.meta.get("imported_from")
     facts = imported if isinstance(imported, dict) and imported.get("format") == NAME else {}

@@ -19,7 +19,8 @@ from mlsm_plugin.core.sparse_coding.sae_coder import SaeCoder
 from mlsm_plugin.core.sparse_coding.sparse_autoencoder import SaeConfig
 
 NAME = "sparsify"
-CONFIG_FILE, WEIGHTS_FILE = "cfg.json", "sae.safetensors"
+CONFIG_FILE = "cfg.json"
+WEIGHTS_FILE = "sae.safetensors"
 TENSORS = {"encoder": "encoder.weight", "encoder_bias": "encoder.bias", "decoder": "W_dec", "decoder_bias": "b_dec"}
 WITHOUT_EFFECT = ("normalize_decoder", "multi_topk")  # these decide the first weights and the loss only
 REFUSED = {
@@ -44,7 +45,8 @@ def read_sparsify(folder: PathLike) -> SaeCoder:
         raise ValueError(f"{config.path}: the activation groupmax is refused: it keeps one latent of each group")
     k = config.take("k", whole(1))
     dim = config.take("d_in", whole(1))
-    factor, latents = config.take("expansion_factor", whole(0), 32), config.take("num_latents", whole(0), 0)
+    factor = config.take("expansion_factor", whole(0), 32)
+    latents = config.take("num_latents", whole(0), 0)
     config.finish(WITHOUT_EFFECT)
 
     file = read_safetensors(folder / WEIGHTS_FILE)
