@@ -212,7 +212,8 @@ def _measure_of_ranks(numbers: np.ndarray, sources: Sequence[int]) -> Measure:
 def _masked_words(encoder: SentenceEncoder, data: EvaluationData, batch_tokens: int) -> dict[str, Measure]:
     losses = np.array(encoder.masked_word_losses(data.lines, data.words, batch_tokens=batch_tokens))
     bits = losses[:, 0] / NATS_PER_BIT
-    masked_words, masked_tokens = losses[:, 1], losses[:, 2]
+    masked_words = losses[:, 1]
+    masked_tokens = losses[:, 2]
     chosen = sum(map(len, data.words))
     missing = chosen - int(masked_words.sum())
     if missing:
@@ -283,10 +284,9 @@ def _similarity(encoder: SentenceEncoder, name: str, scored: LabelledTexts, batc
     """Spearman's correlation of the cosines with the scores, as the mean of products of standardized ranks."""
     from scipy.stats import rankdata
 
-    first, second = (
-        _unit_rows(encoder.vectors(column, batch_tokens=batch_tokens, what=name))
-        for column in zip(*scored.texts, strict=True)
-    )
+    left, right = zip(*scored.texts, strict=True)
+    first = _unit_rows(encoder.vectors(left, batch_tokens=batch_tokens, what=name))
+    second = _unit_rows(encoder.vectors(right, batch_tokens=batch_tokens, what=name))
     ranks = []
     for values in ((first * second).sum(axis=1), np.array([float(label) for label in scored.labels])):
         ranked = rankdata(values)

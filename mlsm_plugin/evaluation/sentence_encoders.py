@@ -15,7 +15,12 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.hf_files import is_hf
 from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.devices import Device, default_device
-from mlsm_plugin.core.hidden_states.hf_encoder import load_masked_lm, load_model, model_and_tokenizer, positions_of
+from mlsm_plugin.core.hidden_states.hf_encoder import (
+    load_library_model,
+    load_masked_lm,
+    model_and_tokenizer,
+    positions_of,
+)
 from mlsm_plugin.huggingface.pretraining_model import head_of
 
 logger = logging.getLogger(__name__)
@@ -100,7 +105,9 @@ class SentenceEncoder(ABC):
             beyond the positions of the model are not counted.
         """
         assert self.mask is not None, self.why_no_head
-        rows, chosen_tokens, counts = [], [], []
+        rows: list[list[int]] = []
+        chosen_tokens: list[Tensor] = []
+        counts: list[tuple[int, int]] = []
         for text, chosen in zip(texts, words, strict=True):
             ids, of_words = self.encoded(text)
             is_chosen = np.isin(of_words, list(chosen))[: self.positions]
@@ -126,7 +133,8 @@ class SentenceEncoder(ABC):
         with Progress(total=len(rows), desc=what, unit="text") as progress:
             while order:
                 number = max(1, batch_tokens // max(1, len(rows[order[0]])))
-                indices, order = order[:number], order[number:]
+                indices = order[:number]
+                order = order[number:]
                 tokens = pad_sequence(
                     [torch.tensor(rows[index]) for index in indices], batch_first=True, padding_value=self.pad
                 )
@@ -156,7 +164,7 @@ class HuggingFaceSentences(SentenceEncoder):
         except ValueError as error:
             self.mask = None
             self.why_no_head = str(error)
-            model = load_model(folder).float()
+            model = load_library_model(folder).float()
             self._encoder = model
         self._model = model.eval().to(self.device)
         self.parameters = sum(parameter.numel() for parameter in self._encoder.parameters())

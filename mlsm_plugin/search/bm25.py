@@ -74,7 +74,8 @@ class TermScores:
         """The score of each of ``terms`` in a document, ``(len(terms),)``, 0 where the document does not have it."""
         scores = np.zeros(len(terms), dtype=np.float32)
         for row, term in enumerate(terms.tolist()):
-            start, stop = int(self.starts[term]), int(self.starts[term + 1])
+            start = int(self.starts[term])
+            stop = int(self.starts[term + 1])
             place = start + int(np.searchsorted(self.documents[start:stop], document))
             if place < stop and self.documents[place] == document:
                 scores[row] = self.scores[place]

@@ -79,7 +79,8 @@ class TextCoder(ABC):
         codes_of: list[dict[int, sp.csr_matrix]] = [{} for _ in texts]
         while parts:
             count = max(1, batch_tokens // len(self.tokenizer.surrounded(parts[0][2])))
-            batch, parts = parts[:count], parts[count:]
+            batch = parts[:count]
+            parts = parts[count:]
             codes = self._codes_of_batch([ids for _, _, ids in batch])
             place = 0
             for number, first, ids in batch:
@@ -95,7 +96,8 @@ class TextCoder(ABC):
 
     def _codes_of_batch(self, rows: Sequence[list[int]]) -> sp.csr_matrix:
         """The codes of all tokens of rows of ids, one row after the other."""
-        before, after = len(self.tokenizer.before), len(self.tokenizer.after)
+        before = len(self.tokenizer.before)
+        after = len(self.tokenizer.after)
         surrounded = [torch.tensor(self.tokenizer.surrounded(ids)) for ids in rows]
         tokens = pad_sequence(surrounded, batch_first=True, padding_value=self.tokenizer.pad_id)
         chosen = torch.zeros(tokens.shape, dtype=torch.bool)
