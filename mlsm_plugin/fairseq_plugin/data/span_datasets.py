@@ -125,8 +125,8 @@ class DrawnAnewDataset(WholeEpochsDataset):
         return self.sizes[indices]
 
     def size(self, index: int) -> int | tuple[int, ...]:
-        first, *more = map(int, self.lengths[index])
-        return (first, *more) if more else first
+        lengths = tuple(map(int, self.lengths[index]))
+        return lengths if len(lengths) > 1 else lengths[0]
 
     def filter_indices_by_size(
         self, indices: np.ndarray, max_sizes: int | tuple[int, ...]

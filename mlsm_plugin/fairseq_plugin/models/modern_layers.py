@@ -4,6 +4,7 @@ They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 241
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,7 +276,7 @@ class ModernTransformer(nn.Module):
         kind = src_tokens.device.type
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
-    def _positions(self, hidden: Tensor) -> dict[bool, Any]:
+    def _positions(self, hidden: Tensor) -> Mapping[bool, Tensor | tuple[Tensor, Tensor]]:
         """The rotary angles of global (False) and local (True) layers."""
         size = self.size
         length = hidden.size(1)

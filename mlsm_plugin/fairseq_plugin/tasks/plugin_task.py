@@ -260,7 +260,10 @@ class PluginTask(ABC):
         return torch.autocast(device.type, torch.bfloat16) if in_bf16 else contextlib.nullcontext()
 
     def _count(self, sample: Sample, logging_output: LoggingOutput) -> None:
-        logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
+        logging_output[MASKED] = 0
+        logging_output[ALL] = 0
+        if sample:
+            logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample)
 
     def reduce_metrics(self, logging_outputs: list[LoggingOutput], criterion: FairseqCriterion) -> None:
         logging_outputs = _as_numbers(logging_outputs)
