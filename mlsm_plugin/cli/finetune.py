@@ -1,6 +1,7 @@
 """``mlsm finetune``: fine-tune a checkpoint to classify texts, or pairs of texts."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from mlsm_plugin.cli.coding_options import add_checkpoint, add_output, user_dir_flags
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def table(summary: dict[str, Any]) -> str:
+def table(summary: Mapping[str, Any]) -> str:
     """A table of aligned columns: a row for each seed, then mean and standard deviation."""
     names = list(summary["mean"])
     rows = [["seed", *(name.replace("_", " ") for name in names)]]
