@@ -50,7 +50,7 @@ def _push(folders: dict[str, Path], repository: str, private: bool) -> Iterator[
         files = [entry for entry in tree if isinstance(entry, RepoFile)]
         hashes = {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in files}
         if all(hashes.get(path) in (_git_blob(file), sha256_of_files(file)) for path, file in _files(folder).items()):
-            yield f"{name}: is there"
+            yield f"{name}: up to date"
             continue
         api.upload_folder(repo_id=repository, folder_path=folder, revision=name, commit_message=f"Model {name}")
         yield f"{name}: pushed"

@@ -121,7 +121,7 @@ def _sequences(args: argparse.Namespace, coding: Coding) -> Work:
     data = Path(args.data)
     output = Path(args.output or args.data)
     if not args.auxiliary.startswith(HF_PREFIX):
-        raise ValueError(f"{data} has no dict.txt, so that it holds sequences; they need a model {HF_PREFIX}PATH")
+        raise ValueError(f"{data} has no dict.txt and therefore holds sequences, which need a model {HF_PREFIX}PATH")
     splits = args.splits or [split for split in ("train", "valid", "test") if (data / split).is_dir()]
     folders = {split: (data / split, output / f"{split}.codes") for split in splits}
     if not folders and args.output is None:

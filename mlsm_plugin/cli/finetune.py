@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Every other flag is handed to fairseq-train, e.g. --fp16 or --dropout 0.2. Run the same command again to "
         "resume after a stop."
     )
-    columns = "training texts: label TAB text, or label TAB text TAB text; or *.jsonl of GLUE, as BabyLM has it"
+    columns = "training texts: label TAB text, or label TAB text TAB text; or *.jsonl of GLUE, as in BabyLM"
     add_checkpoint(parser)
     parser.add_argument("--train", required=True, metavar="TSV", help=columns)
     parser.add_argument(

@@ -146,11 +146,11 @@ class MaskedLmCollator(_TextCollator):
     def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
         """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
         ids = sequence.input_ids
-        drawn: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
+        masked: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
         if self._pieces is not None and len(ids):
             begins, _ = word_boundaries(ids, np.zeros_like(ids), self._pieces)
-            drawn = drawn[np.maximum(np.cumsum(begins) - 1, 0)]  # a word's number decides for its pieces
-        return drawn & ~self.unmasked[ids]
+            masked = masked[np.maximum(np.cumsum(begins) - 1, 0)]  # a word's number decides for its pieces
+        return masked & ~self.unmasked[ids]
 
 
 class LatentSemanticCollator(MaskedLmCollator):

@@ -80,7 +80,7 @@ class SentenceVectorModel(PretrainingModel):
     def _objective(self, labels: Tensor, *, vectors: Tensor | None = None, **inputs: Tensor) -> Objective:
         if vectors is None:
             raise ValueError("the batch has no vectors; make it with SentenceCollator")
-        own_vectors = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
-        losses = (own_vectors.float() - vectors.float()).square().mean(dim=1)
+        student_vectors = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
+        losses = (student_vectors.float() - vectors.float()).square().mean(dim=1)
         number = torch.ones_like(labels[:, 0])
         return losses.sum(), number.sum(), [losses.detach(), number, torch.zeros_like(number)]

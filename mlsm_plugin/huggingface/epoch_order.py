@@ -1,7 +1,7 @@
 """The order of the samples in the Trainer of ``transformers``, which a resumed run must repeat.
 
-The Trainer leaves the order to ``accelerate``, of which most versions resume an epoch with the order, or with the
-masks, of another epoch.
+The Trainer leaves the order to ``accelerate``; most of its versions resume an epoch with the order, or with the masks,
+of another epoch.
 """
 
 import logging

@@ -60,7 +60,7 @@ def write_vectors(
     device: Device = None,
     fp16: bool | None = False,
 ) -> None:
-    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it is there.
+    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it exists.
 
     ValueError if the teacher's tokenizer does not know a larger share of the text than ``max_unk_rate``.
 

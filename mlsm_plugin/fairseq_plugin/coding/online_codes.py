@@ -29,7 +29,7 @@ class OnlineCodes:
     """Codes of the masked tokens of a batch, as ``mlsm encode`` would have stored them.
 
     Creating one reads only the dictionary; :meth:`load_encoder` reads the auxiliary model. Pickling leaves the model
-    out, so that the copy reads it again when it needs it.
+    out: the copy reads it again when it needs it.
 
     Args:
         data_bin: folder with the ``dict.txt`` of the data.

@@ -90,8 +90,8 @@ def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Sample]:
 class UpdateLookahead:
     """Records the batches that the trainer fetches from a data iterator.
 
-    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first, so that the
-    totals of an update, which an exact mean needs, are known in time.
+    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first: the totals of an
+    update, which an exact mean needs, are known in time.
     """
 
     def __init__(self) -> None:

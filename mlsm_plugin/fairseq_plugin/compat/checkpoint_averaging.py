@@ -136,7 +136,7 @@ def _beginning(config: FairseqConfig) -> str:
 
 
 def _differing(first: Path, second: Path) -> list[str]:
-    """Which of the dictionaries that lie beside both checkpoints have different symbols."""
+    """Which of the dictionaries beside both checkpoints have different symbols."""
     names = (name for name in DICTIONARIES if all((path.parent / name).is_file() for path in (first, second)))
     return [name for name in names if symbols_in(first.parent / name) != symbols_in(second.parent / name)]
 

@@ -163,7 +163,7 @@ def configuration_of(words: Sequence[str]) -> FairseqConfig:
 def write_untrained(path: PathLike, cfg: FairseqConfig, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
-    It remembers the vocabulary that lies in its folder, see :mod:`.vocabulary_record`.
+    It records the vocabulary in its folder, see :mod:`.vocabulary_record`.
     ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
     """
     state = {

@@ -78,7 +78,7 @@ def _saying_what_does_not_fit(original: Callable[..., CheckpointState]) -> Calla
     def load_checkpoint(self: Trainer, filename: str, *args: object, **kwargs: object) -> CheckpointState:
         last = Path(self.cfg.checkpoint.save_dir, LAST.replace(".pt", f"{self.checkpoint_suffix or ''}.pt"))
         resumes = Path(filename) == last
-        if not resumes and not PathManager.isfile(filename):  # fairseq would begin anew
+        if not resumes and not PathManager.isfile(filename):  # fairseq would start a new run
             raise ValueError(f"the checkpoint {filename} does not exist")
         if self.data_parallel_world_size > 1:  # torch >= 2.6 refuses the configuration that the first rank would send
             with open_config(self.cfg.checkpoint):

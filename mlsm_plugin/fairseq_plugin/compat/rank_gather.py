@@ -31,8 +31,8 @@ def rank_group(size: int | None = None) -> ProcessGroup:
 def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, int]:
     """Gather the rows of all ranks, without gradient. Every rank has to call this, even without rows.
 
-    From ``(n, ...)``, of which n may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the ranks,
-    and the index at which the rows of this rank begin.
+    From ``(n, ...)``, with an n that may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the
+    ranks, and the index at which the rows of this rank begin.
     """
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:

@@ -175,12 +175,12 @@ def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
             check_same_batches(contents, trainer.cfg)
         if start.is_file() and hasattr(trainer.task, "check_starts_from"):
             trainer.task.check_starts_from(start, saved)
-        own_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
-        if own_folder is not None:
-            check_vocabulary_record(saved, own_folder, str(start), ANOTHER_FOLDER)
+        data_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
+        if data_folder is not None:
+            check_vocabulary_record(saved, data_folder, str(start), ANOTHER_FOLDER)
         extra_state, epoch_itr = original(cfg, trainer, **passthrough_args)
-        if own_folder is not None:
-            trainer.task.state.merge_state_dict(vocabulary_record(own_folder))
+        if data_folder is not None:
+            trainer.task.state.merge_state_dict(vocabulary_record(data_folder))
         if resumes and trainer.is_data_parallel_master and hasattr(trainer.task, "check_resumes"):
             trainer.task.check_resumes(saved)
         if hasattr(trainer.task, "begin_run"):

@@ -1,4 +1,4 @@
-"""Texts whose spans are drawn anew in every epoch: for span denoising, and in groups for NPM."""
+"""Texts whose spans are redrawn in every epoch: for span denoising, and in groups for NPM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ class WithoutEos(SizedDataset):
 
 
 class DrawnAnewDataset(WholeEpochsDataset):
-    """Samples whose spans are drawn anew in every epoch, and with ``shuffle`` their order.
+    """Samples whose spans, and with ``shuffle`` whose order, are redrawn in every epoch.
 
     ``sizes`` ``(n,)``, which ``--max-tokens`` limits, are the numbers of tokens of the samples, and ``lengths``
     ``(n, k)``, which the model's positions limit, those of their k texts.
@@ -145,10 +145,10 @@ class DrawnAnewDataset(WholeEpochsDataset):
 
 
 class SpanDenoisingDataset(DrawnAnewDataset):
-    """Blocks of text whose spans are corrupted anew in every epoch, in batches of similar length.
+    """Blocks of text with other corrupted spans in every epoch, in batches of similar length.
 
     ``blocks`` holds the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more. With ``shuffle``
-    the order of blocks of equal length is drawn anew in every epoch, too.
+    the order of blocks of equal length is redrawn in every epoch, too.
     """
 
     def __init__(self, blocks: FairseqDataset, corruption: Corruption, *, shuffle: bool) -> None:
@@ -198,10 +198,10 @@ class SpanDenoisingDataset(DrawnAnewDataset):
 
 
 class SpanGroupsDataset(DrawnAnewDataset):
-    """Groups of blocks; an item is a group with its masked spans, drawn anew in every epoch.
+    """Groups of blocks; an item is a group with its masked spans, which are redrawn in every epoch.
 
     ``blocks`` holds the ids of each block, and ``blocks.sizes`` their lengths; ``groups`` are the numbers of the blocks
-    of each group. With ``shuffle`` their order is drawn anew in every epoch, too.
+    of each group. With ``shuffle`` their order is redrawn in every epoch, too.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class SizedDataset(FairseqDataset):
 class BlockPiecesDataset(SizedDataset):
     """The blocks of a text, in order; a block of more than ``max_tokens`` tokens becomes several items.
 
-    fairseq's blocks end where sentences end, so that a long sentence makes a block longer than requested. Such a block
-    is cut after every ``max_tokens`` tokens, and its last piece holds the rest: each token is in exactly one item.
+    fairseq's blocks end where sentences end: a long sentence makes a block longer than requested. Such a block is cut
+    after every ``max_tokens`` tokens, and its last piece holds the rest: each token is in exactly one item.
 
     An item has at least ``min_tokens`` and at most ``max_tokens``: a last piece that is too short takes tokens from the
     piece before it, and a block of fewer tokens is left out.

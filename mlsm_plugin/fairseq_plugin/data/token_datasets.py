@@ -299,5 +299,6 @@ class MaskedSizesDataset(BaseWrapperDataset):
 
     def collater(self, samples: list[tuple[int, int]]) -> tuple[int, int, int]:
         """The sizes of a batch."""
-        counts, lengths = zip(*samples, strict=True)
+        counts = [count for count, _ in samples]
+        lengths = [length for _, length in samples]
         return chosen_sizes(counts, lengths, self.share)

@@ -31,7 +31,7 @@ class ModernSize:
     padding: int  # the padding id
     layers: int
     dim: int  # width of the hidden states
-    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, of which one half gates the other
+    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, and one half gates the other
     heads: int
     dropout: float = 0.0  # of the embeddings, and of what a block adds to the hidden states
     attention_dropout: float = 0.0  # of the attention weights
@@ -186,7 +186,7 @@ class ModernLayer(nn.Module):
 
     def _geglu(self, hidden: Tensor) -> Tensor:
         """Shazeer, 2020, arXiv 2002.05202."""
-        if torch.compiler.is_compiling():  # two products, so that the gradient of neither is copied into one matrix
+        if torch.compiler.is_compiling():  # with two products, no gradient is copied into one matrix
             activated_weight, gate_weight = self.fc1.weight.chunk(2)
             activated = F.linear(hidden, activated_weight)
             gate = F.linear(hidden, gate_weight)

@@ -101,7 +101,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
 
     @classmethod
     def setup_task(cls, cfg: BaseMaskedLMConfig, **kwargs: object) -> "BaseMaskedLMTask":
-        """Load only the dictionary, so that a checkpoint loads without the data."""
+        """Load only the dictionary: a checkpoint must load without the data."""
         dictionary = load_dictionary(utils.split_paths(cfg.data)[0])
         logger.info("dictionary: %d types", len(dictionary))
         return cls(cfg, dictionary)

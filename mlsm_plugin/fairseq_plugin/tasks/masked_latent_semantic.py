@@ -67,7 +67,7 @@ class MaskedLatentSemanticConfig(BaseMaskedLMConfig):
     auxiliary_fp16: bool = option(
         False,
         help="online: run the auxiliary model in float16, on a CPU with products in bfloat16. By default its products "
-        "are in bfloat16 where the device is fast in it, so that codes differ from those in float32 by its rounding",
+        "are in bfloat16 if the device is fast in it; codes then differ from those in float32 by its rounding",
     )
 
 

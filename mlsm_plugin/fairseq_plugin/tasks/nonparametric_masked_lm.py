@@ -95,7 +95,7 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
-        """Load groups of blocks, whose spans are drawn anew in every epoch."""
+        """Load groups of blocks, whose spans are redrawn in every epoch."""
         dictionary = self.source_dictionary
         blocks = cut_into_blocks(
             load_split(split_path(self.cfg.data, split, epoch), dictionary, combine=combine),

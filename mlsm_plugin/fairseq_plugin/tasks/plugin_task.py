@@ -94,7 +94,7 @@ class SavedRunConfig(FairseqDataclass):
     reuse_dataloader: bool = option(
         False,
         help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
-        "of the first epoch, so that every epoch draws the same masks or spans",
+        "of the first epoch, and every epoch draws the same masks or spans",
     )
 
 
@@ -114,7 +114,7 @@ class PluginTask(ABC):
     task rejects criterions and models of other tasks, which fairseq accepts silently; it does not know those of a
     user's plugin. It logs ``masked_share``, the share of the content tokens that is masked, over all workers.
     Checkpoints load from anywhere, but only with the vocabulary that they were trained with; the configuration names
-    the data (``data``), the first folder of which has the dictionary. ValueError for ``--autocast bf16`` with another
+    the data (``data``), whose first folder has the dictionary. ValueError for ``--autocast bf16`` with another
     kind of reduced precision.
     """
 

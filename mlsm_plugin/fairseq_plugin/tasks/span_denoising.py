@@ -46,7 +46,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
     sample_break_mode: SAMPLE_BREAK_MODES = option("none", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
     tokens_per_sample: int = option(
         512,
-        help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer, so that the "
+        help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer so that the "
         "corrupted source fills the block",
     )
     noise_density: float = option(0.15, help="share of the tokens that becomes noise")
@@ -56,16 +56,16 @@ class SpanDenoisingConfig(TextBlocksConfig):
         help="number of sentinels <extra_id_0>, <extra_id_1>, ...; it limits the noise spans of a text",
     )
     rotate: bool = option(
-        False, help="shift the noise by a random offset, so that a text may begin and end with noise or text"
+        False, help="shift the noise by a random offset: a text may then begin and end with noise or text"
     )
     closing_sentinel: bool = option(False, help="end every target with a sentinel, even if its text ends in noise")
     mask_whole_words: bool = option(False, help="let only whole words become noise")
-    shuffle: bool = option(True, help="draw the order of texts of the same length anew in every epoch")
+    shuffle: bool = option(True, help="shuffle texts of the same length again in every epoch")
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
 class SpanDenoisingTask(PluginTask, FairseqTask):
-    """Texts in which sentinels replace spans, with the spans as targets; they are corrupted anew in every epoch.
+    """Texts in which sentinels replace spans, with the spans as targets; the spans are redrawn in every epoch.
 
     ValueError if an option is out of range.
     """
@@ -91,7 +91,7 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: SpanDenoisingConfig, **kwargs: object) -> "SpanDenoisingTask":
-        """Load only the dictionary, so that a checkpoint loads without the data."""
+        """Load only the dictionary: a checkpoint must load without the data."""
         return cls(cfg, *dictionary_with_sentinels(utils.split_paths(cfg.data)[0], cfg.sentinels))
 
     @property
@@ -168,7 +168,7 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
         return (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()
 
     def _blocks(self, split: str, dataset: FairseqDataset) -> BlockPiecesDataset:
-        """Cut texts, without EOS, so that their sources just fit; leave out texts of one token, with a warning."""
+        """Cut texts, without EOS, to lengths whose sources just fit; leave out texts of one token, with a warning."""
         mode = str(self.cfg.sample_break_mode)
         documents = mode == "complete_doc"
         sentences = WithoutEos(dataset, self.dictionary.eos(), keep_boundaries=documents)

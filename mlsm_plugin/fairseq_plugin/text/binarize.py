@@ -48,7 +48,7 @@ class BinarizeFigures:
     splits: dict[str, SplitFigures] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
-        """The content of ``binarize.json``. It holds figures only, so that equal data gives equal files."""
+        """The content of ``binarize.json``. It holds only figures: equal data gives equal files."""
         splits = {
             name: {**vars(figures), "unk_rate": round(figures.unk_rate, 8)} for name, figures in self.splits.items()
         }

@@ -46,7 +46,7 @@ FEWEST_SENTENCES = 101  # with which SentencePiece samples
 MOST_PIECES = 1 << 24
 COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
 SEED = 1
-THREADS = 8  # constant, whatever the number of cores: the sums of EM, and thus the model, depend on it
+THREADS = 8  # the same for any number of cores: the sums of EM, and thus the model, depend on it
 
 # SentencePiece skips a training sentence that contains NUL or U+2585 (its own placeholder). Its normalization keeps
 # U+0085, at which fairseq would split a piece.
