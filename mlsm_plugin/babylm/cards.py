@@ -6,7 +6,7 @@ from mlsm_plugin.babylm.ledger import Ledger
 from mlsm_plugin.core.files.atomic_files import atomic_open, read_json
 
 CARD = "README.md"
-OBJECTIVES = {
+NAMES_AND_CITATIONS = {  # of the objectives
     "mlm": ("masked language modelling", "Devlin et al., 2019, [N19-1423](https://aclanthology.org/N19-1423)"),
     "mlsm+mlm": (
         "masked latent semantic modelling together with masked language modelling",
@@ -62,23 +62,35 @@ Words are whitespace words (`wc -w`). The tokenizer was trained on the same text
 - The objective: {citation}.
 - The toolkit: mlsm_plugin.
 """
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
+SIZES_IN_CONFIG = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
 
 
 def write_card(folder: Path, name: str, ledger: Ledger) -> None:
-    """Write the card of an exported model of a run, whose name in the ledger is ``name``; atomically."""
-    config, own = read_json(folder / "config.json"), ledger.checkpoints[name]
-    objective, citation = OBJECTIVES[ledger.objective]
-    texts = "\n".join(f"| {one['file']} | {one['words']:,} | {one['of']} |" for one in ledger.texts)
+    """Write, atomically, the card of an exported model of a run, which the ledger calls ``name``."""
+    config = read_json(folder / "config.json")
+    checkpoint = ledger.checkpoints[name]
+    objective, citation = NAMES_AND_CITATIONS[ledger.objective]
+    texts = "\n".join(f"| {text['file']} | {text['words']:,} | {text['of']} |" for text in ledger.texts)
     card = CARD_TEXT.format(
         license=f"license: {ledger.license}\n" if ledger.license else "",
         title=f"BabyLM {ledger.track}: {objective}",
         model=config["architectures"][0],
-        size="\n".join(f"- {key}: {config[key]:,}" for key in SIZES if key in config),
-        **{"name": name, "track": ledger.track, "objective": objective, "citation": citation, "texts": texts},
-        **{key: own[key] for key in ("words", "updates")},
-        **{key: getattr(ledger, key) for key in ("epochs", "seen", "planned", "words_allowed", "exposures_allowed")},
-        **{"all_words": ledger.words, "auxiliary": ledger.auxiliary_exposures, "exposures": ledger.exposures},
+        size="\n".join(f"- {key}: {config[key]:,}" for key in SIZES_IN_CONFIG if key in config),
+        name=name,
+        track=ledger.track,
+        objective=objective,
+        citation=citation,
+        texts=texts,
+        words=checkpoint["words"],
+        updates=checkpoint["updates"],
+        epochs=ledger.epochs,
+        seen=ledger.seen,
+        planned=ledger.planned,
+        words_allowed=ledger.words_allowed,
+        exposures_allowed=ledger.exposures_allowed,
+        all_words=ledger.words,
+        auxiliary=ledger.auxiliary_exposures,
+        exposures=ledger.exposures,
     )
     with atomic_open(folder / CARD, "w") as file:
         file.write(card)

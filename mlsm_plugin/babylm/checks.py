@@ -1,4 +1,4 @@
-"""Whether a run is ready to be submitted: names, counts, limits, cards, and what transformers reads of each folder."""
+"""Whether a run is ready to be submitted: names, counts, limits, cards, and whether transformers reads each folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files
 from mlsm_plugin.core.files.hf_files import first_line, import_transformers, weight_files
 from mlsm_plugin.core.files.json_checks import check_json, fields, list_of, number, text, whole
 
-# beside each folder: a text, its ids, how many the model gets, which is masked, and logits as it was trained; and,
-# which older ones lack, a text with a mask
-LOGITS = fields(
+# the JSON beside each folder: a text, its ids, how many of them the model gets, which is masked, and logits of the
+# trained model; and a text with a mask, which older files lack
+TRAINED_LOGITS = fields(
     {"text": text, "ids": list_of(whole()), "length": whole(1), "masked": whole(), "logits": list_of(number)},
     {"with_mask": fields({"text": text, "ids": list_of(whole())})},
 )
@@ -24,7 +24,7 @@ LARGEST_DIFFERENCE = 1e-4  # of two logits
 
 
 def problems_of(run: Path) -> list[str]:
-    """What is wrong with a run, a line each, for the installed version of transformers; errors as of the ledger."""
+    """The problems of a run, a line each, with the installed version of transformers; errors as of the ledger."""
     ledger = Ledger.read(run)
     return [*_of_the_ledger(ledger), *(line for name in _names(ledger) for line in _of_a_folder(run, name, ledger))]
 
@@ -46,25 +46,26 @@ def _of_the_ledger(ledger: Ledger) -> Iterator[str]:
 
 
 def _of_a_folder(run: Path, name: str, ledger: Ledger) -> Iterator[str]:
-    folder, own = run / CHECKPOINTS / name, ledger.checkpoints.get(name)
+    folder = run / CHECKPOINTS / name
+    entry = ledger.checkpoints.get(name)
     again = "run `mlsm babylm train` again"
     lost = again if name == MAIN else "bring it back from a copy, or train in another --output"
-    if own is None or not folder.is_dir():
-        yield f"{name} is missing; {again if own is None else lost}"
+    if entry is None or not folder.is_dir():
+        yield f"{name} is missing; {again if entry is None else lost}"
         return
-    if own["words"] < ledger.names.get(name, ledger.planned):
-        yield f"{name} has seen only {own['words']:,} words"
+    if entry["words"] < ledger.names.get(name, ledger.planned):
+        yield f"{name} has seen only {entry['words']:,} words"
     card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
     if len(card) < FEWEST_CHARACTERS:
         yield f"{name} has no model card of {FEWEST_CHARACTERS} characters ({CARD}); {again}"
     elif "\nlicense: " not in card.partition("\n---\n")[0]:
         yield f"{name} has no licence; {again} with --license, such as --license mit"
     try:
-        if sha256_of_files(*weight_files(folder)) != own["sha256"]:
+        if sha256_of_files(*weight_files(folder)) != entry["sha256"]:
             yield f"{name} has other weights than those that were exported; delete {folder}, and {lost}"
         else:
             path = folder.with_suffix(".json")
-            yield from _of_the_model(folder, name, check_json(read_json(path), LOGITS, path))
+            yield from _of_the_model(folder, name, check_json(read_json(path), TRAINED_LOGITS, path))
     except Exception as error:  # of several libraries
         yield f"{name} cannot be opened: {first_line(error)}"
 
@@ -88,8 +89,9 @@ def _of_the_model(folder: Path, name: str, trained: dict[str, Any]) -> Iterator[
         return
     ids = torch.tensor(trained["ids"][: trained["length"]])
     ids[trained["masked"]] = tokenizer.mask_token_id
-    logits, wanted = model(ids[None]).logits[0, trained["masked"]], torch.tensor(trained["logits"])
-    largest = float((logits[spread(len(logits), len(wanted))] - wanted).abs().max())
+    logits = model(ids[None]).logits[0, trained["masked"]]
+    expected = torch.tensor(trained["logits"])
+    largest = float((logits[spread(len(logits), len(expected))] - expected).abs().max())
     if not largest <= LARGEST_DIFFERENCE:  # true for NaN, too
         yield f"the logits of {name} differ by {largest:.2g} from those of the trained model"
 

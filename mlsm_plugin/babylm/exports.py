@@ -1,4 +1,4 @@
-"""The models of a run as folders of Hugging Face, each with its card, and logits of the model as it was trained."""
+"""The models of a run as folders of Hugging Face, each with its card, and logits of the trained model."""
 
 import threading
 import time
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mlsm_plugin.babylm.cards import write_card
 from mlsm_plugin.babylm.checks import spread
-from mlsm_plugin.babylm.ledger import Ledger
+from mlsm_plugin.babylm.ledger import Entry, Ledger
 from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
 from mlsm_plugin.core.files.atomic_files import sha256_of_files, write_json
 from mlsm_plugin.core.files.hf_files import weight_files
@@ -27,7 +26,7 @@ from mlsm_plugin.hub.hf_export import export
 COMPARED_LINES = 8
 LINE_WORDS = 40
 SECONDS_BETWEEN_LOOKS = 10.0
-LOGITS = 64  # of one masked token, evenly spread over the vocabulary
+COMPARED_LOGITS = 64  # of one masked token, evenly spread over the vocabulary
 TEXT = "The children read a story about the old house, and then they went home."
 TEXT_WITH_MASK = "The children read a story about the old house, and then they went <mask>."
 
@@ -35,11 +34,11 @@ TEXT_WITH_MASK = "The children read a story about the old house, and then they w
 def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
     """Export the kept models that are not exported yet, the last one too if the training has ``finished``.
 
-    Each is compared with the model as it was trained, and entered in the ledger; then what it was made from goes.
-    Errors are those of :func:`~mlsm_plugin.hub.hf_export.export`.
+    Each is compared with the trained model and entered in the ledger; then its checkpoint is deleted. Errors are those
+    of :func:`~mlsm_plugin.hub.hf_export.export`.
     """
-    kept = {path.stem: path for path in (run / "model" / KEPT).glob("*.pt")}
-    sources = {name: kept[name] for name in ledger.names if name in kept}
+    checkpoints = {path.stem: path for path in (run / "model" / KEPT).glob("*.pt")}
+    sources = {name: checkpoints[name] for name in ledger.names if name in checkpoints}
     if finished and not (MAIN in ledger.checkpoints and (run / CHECKPOINTS / MAIN).is_dir()):
         sources[MAIN] = run / "model" / LAST
     texts = [word_lines(text) for text in sorted((run / "text").iterdir()) if sources]
@@ -47,8 +46,9 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
     for name, checkpoint in sources.items():
         begin = time.perf_counter()
         ledger.checkpoints[name] = _exported(checkpoint, run / CHECKPOINTS / name, [*lines, TEXT])
-        spent = ledger.seconds.get("exports", 0) + time.perf_counter() - begin
-        ledger.seconds["exports"], ledger.seen = round(spent, 2), max(ledger.seen, ledger.checkpoints[name]["words"])
+        seconds = ledger.seconds.get("exports", 0) + time.perf_counter() - begin
+        ledger.seconds["exports"] = round(seconds, 2)
+        ledger.seen = max(ledger.seen, ledger.checkpoints[name]["words"])
         ledger.write(run)
         if name != MAIN:
             checkpoint.unlink()
@@ -61,7 +61,7 @@ def export_kept(run: Path, ledger: Ledger, *, finished: bool) -> None:
 
 @contextmanager
 def exporting(run: Path, ledger: Ledger) -> Iterator[None]:
-    """Export the models that are kept during the block, in a thread, as they come; the ledger is not ours meanwhile."""
+    """Export models as they are kept during the block, in a thread; nothing else may use the ledger meanwhile."""
     over = threading.Event()
 
     def look() -> None:
@@ -78,8 +78,8 @@ def exporting(run: Path, ledger: Ledger) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _exported(checkpoint: Path, folder: Path, lines: list[str]) -> dict[str, Any]:
-    """Export a checkpoint, whose dictionary and tokenizer may lie in the folder above; its entry in the ledger."""
+def _exported(checkpoint: Path, folder: Path, lines: list[str]) -> Entry:
+    """Export a checkpoint, whose dictionary and tokenizer may be in the folder above; returns its ledger entry."""
     interface = from_pretrained(checkpoint, data_name_or_path="." if checkpoint.name == LAST else "..")
     proof = export(interface, folder, lines, overwrite=True)
     if proof.no_head is not None:
@@ -89,10 +89,19 @@ def _exported(checkpoint: Path, folder: Path, lines: list[str]) -> dict[str, Any
     masked = len(shown) // 2
     shown[masked] = interface.task.mask_idx
     logits = interface.model(shown[None])[0][0, masked]
-    trained: dict[str, Any] = {"text": TEXT, "ids": ids.tolist(), "length": len(shown), "masked": masked}
-    masks, dictionary = [interface.task.mask_idx], interface.task.source_dictionary
-    with_mask, _ = encode_masked_text(TEXT_WITH_MASK, interface.bpe, dictionary, masks=masks)
-    trained["with_mask"] = {"text": TEXT_WITH_MASK, "ids": with_mask}
-    write_json(folder.with_suffix(".json"), {**trained, "logits": logits[spread(len(logits), LOGITS)].tolist()})
-    words, updates = words_of_run(checkpoint), updates_of(checkpoint)
-    return {"words": words, "updates": updates, "sha256": sha256_of_files(*weight_files(folder))}
+    masks = [interface.task.mask_idx]
+    with_mask, _ = encode_masked_text(TEXT_WITH_MASK, interface.bpe, interface.task.source_dictionary, masks=masks)
+    trained = {
+        "text": TEXT,
+        "ids": ids.tolist(),
+        "length": len(shown),
+        "masked": masked,
+        "with_mask": {"text": TEXT_WITH_MASK, "ids": with_mask},
+        "logits": logits[spread(len(logits), COMPARED_LOGITS)].tolist(),
+    }
+    write_json(folder.with_suffix(".json"), trained)
+    return {
+        "words": words_of_run(checkpoint),
+        "updates": updates_of(checkpoint),
+        "sha256": sha256_of_files(*weight_files(folder)),
+    }

@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.babylm.ledger import Ledger
 from mlsm_plugin.babylm.settings import CHECKPOINTS, MAIN
@@ -15,8 +14,8 @@ from mlsm_plugin.core.files.hf_files import first_line
 def push(run: Path, repository: str, *, private: bool = False, dry_run: bool = False) -> Iterator[str]:
     """Push each checkpoint of a run to the branch of its name, and the last one to ``main``; yields a line for each.
 
-    A branch whose files are ours is left alone, so that a push that was stopped goes on. ``dry_run`` asks and writes
-    nothing on the hub. ValueError if the name of the repository has a dot, a folder is missing, or the hub refuses.
+    A branch that already has these files is skipped: a stopped push resumes. ``dry_run`` does not contact the hub.
+    ValueError if the name of the repository has a dot, a folder is missing, or the hub returns an error.
     """
     if not re.fullmatch(r"[\w-]+/[\w-]+", repository):
         raise ValueError(
@@ -40,17 +39,18 @@ def push(run: Path, repository: str, *, private: bool = False, dry_run: bool = F
 
 def _push(folders: dict[str, Path], repository: str, private: bool) -> Iterator[str]:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
     api = HfApi()
     api.create_repo(repository, private=private, exist_ok=True)
     for name, folder in folders.items():
         if name != MAIN:
             api.create_branch(repository, branch=name, exist_ok=True)
-        entries: Any = api.list_repo_tree(repository, recursive=True, revision=name)
-        files = [entry for entry in entries if hasattr(entry, "blob_id")]
-        there = {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in files}
-        if all(there.get(path) in (_git_blob(file), sha256_of_files(file)) for path, file in _files(folder).items()):
-            yield f"{name}: is there"
+        tree = api.list_repo_tree(repository, recursive=True, revision=name)
+        files = [entry for entry in tree if isinstance(entry, RepoFile)]
+        hashes = {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in files}
+        if all(hashes.get(path) in (_git_blob(file), sha256_of_files(file)) for path, file in _files(folder).items()):
+            yield f"{name}: up to date"
             continue
         api.upload_folder(repo_id=repository, folder_path=folder, revision=name, commit_message=f"Model {name}")
         yield f"{name}: pushed"

@@ -1,4 +1,4 @@
-"""From a folder of text to a trained model whose words are counted; what is done is not done again."""
+"""From a folder of text to a trained model whose words are counted; finished steps are skipped."""
 
 import logging
 import math
@@ -10,13 +10,13 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from fairseq.dataclass.configs import FairseqConfig
 
 from mlsm_plugin.babylm.exports import export_kept, exporting
-from mlsm_plugin.babylm.ledger import LEDGER, OF_AUXILIARY, OWN, Ledger
+from mlsm_plugin.babylm.ledger import LEDGER, OF_AUXILIARY, OF_RUN, Entry, Ledger
 from mlsm_plugin.babylm.settings import MAIN, BabylmSettings
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
 from mlsm_plugin.core.coding.settings import StageSettings
@@ -53,25 +53,51 @@ TRAINED_ON = re.compile(r"\.train\b", re.IGNORECASE)
 NOT_TRAINED_ON = re.compile(r"\.(dev|valid|test)\b", re.IGNORECASE)
 LINES_AT_ONCE = 1 << 16
 LINES_OF_VALID = 100  # of the training text: a dataset needs the split, and nothing reads it
-# flags with which an epoch would not be the whole text once, or which a run has of its own
+# flags that a run sets itself, or with which an epoch would not be the whole text once
 REFUSED = {
-    *("--task", "--criterion", "--save-dir", "--max-update", "--max-epoch", "--count-words", "--no-save", "--data"),
-    *("--max-tokens", "--skip-remainder-batch", "--train-subset", "--shorten-method", "--fp16", "--bf16", "--amp"),
-    *("--restore-file", "--finetune-from-model", "--continue-once", "--reset-dataloader", "--reset-optimizer"),
-    *("--reset-meters", "--reset-lr-scheduler", "--update-epoch-batch-itr", "--grouped-shuffling", "--num-atoms"),
-    *("--tokens-per-sample", "--sample-break-mode", "--seed", "--required-batch-size-multiple"),
-    *("--no-last-checkpoints", "--checkpoint-suffix"),
+    "--amp",
+    "--bf16",
+    "--checkpoint-suffix",
+    "--continue-once",
+    "--count-words",
+    "--criterion",
+    "--data",
+    "--finetune-from-model",
+    "--fp16",
+    "--grouped-shuffling",
+    "--max-epoch",
+    "--max-tokens",
+    "--max-update",
+    "--no-last-checkpoints",
+    "--no-save",
+    "--num-atoms",
+    "--required-batch-size-multiple",
+    "--reset-dataloader",
+    "--reset-lr-scheduler",
+    "--reset-meters",
+    "--reset-optimizer",
+    "--restore-file",
+    "--sample-break-mode",
+    "--save-dir",
+    "--seed",
+    "--shorten-method",
+    "--skip-remainder-batch",
+    "--task",
+    "--tokens-per-sample",
+    "--train-subset",
+    "--update-epoch-batch-itr",
 }
-OBJECTIVE = {"taco": ("--task", "taco", "--criterion", "token_contrastive")}
-CODED = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl")
-COUNTED, VALID = "words.json", "valid"
+FLAGS_OF_OBJECTIVE = {"taco": ("--task", "taco", "--criterion", "token_contrastive")}
+FLAGS_WITH_CODES = ("--task", "masked_latent_semantic", "--criterion", "latent_semantic_kl")
+WORD_PLAN = "words.json"
+VALID = "valid"
 logger = logging.getLogger(__name__)
 
 
 def text_files(folder: PathLike) -> list[Path]:
     """The training text of a folder: its ``*.train`` and ``*.train.txt``, or else ``*.txt``, perhaps compressed.
 
-    A warning names files that are left out, such as empty ones; hidden files, such as ``._a.train.txt``, do not count.
+    A warning names files that are left out, such as empty ones; hidden files, such as ``._a.train.txt``, are ignored.
     ValueError if there is no text, FileNotFoundError if there is no such folder.
     """
     if not Path(folder).is_dir():
@@ -79,47 +105,51 @@ def text_files(folder: PathLike) -> list[Path]:
     files = [file for file in sorted(Path(folder).iterdir()) if file.is_file() and not file.name.startswith(".")]
     texts = [file for file in files if TEXT_NAME.fullmatch(file.name) and not NOT_TRAINED_ON.search(file.name)]
     texts = [file for file in texts if TRAINED_ON.search(file.name)] or texts
-    chosen = [file for file in texts if file.stat().st_size]
-    if not chosen:
+    texts = [file for file in texts if file.stat().st_size]
+    if not texts:
         raise ValueError(f"{folder} holds no text to train on (*.train.txt, *.train or *.txt)")
-    left_out = [file.name for file in files if file not in chosen]
+    left_out = [file.name for file in files if file not in texts]
     if left_out:
         logger.warning(f"{folder}: not trained on: {', '.join(left_out)}")
-    check_text_files(chosen)
-    return chosen
+    check_text_files(texts)
+    return texts
 
 
 def auxiliary_of(name: PathLike) -> tuple[Path, Ledger]:
     """The checkpoint of a run of ``mlsm babylm train``, or one in it, and the ledger; ValueError if there is none."""
     path = Path(name)
-    run = next((one for one in (path, *list(path.parents)[:2]) if (one / LEDGER).is_file()), None)
+    run = next((folder for folder in (path, *list(path.parents)[:2]) if (folder / LEDGER).is_file()), None)
     if run is None:
         raise ValueError(
             f"{name} has no {LEDGER}, which says what it was trained on; train it with `mlsm babylm train`"
         )
-    ledger, checkpoint = Ledger.read(run), path if path.is_file() else run / "model" / LAST
+    ledger = Ledger.read(run)
+    checkpoint = path if path.is_file() else run / "model" / LAST
     if not checkpoint.is_file():
         raise FileNotFoundError(f"{run} has no model yet; finish its training")
     return checkpoint, replace(ledger, seen=max(ledger.seen, words_of_run(checkpoint)))
 
 
 def open_ledger(files: Sequence[Path], settings: BabylmSettings, auxiliary: Ledger | None) -> Ledger:
-    """The ledger of a run that has not begun; ValueError if it would pass the limits of its track."""
+    """The ledger of a run that has not begun; ValueError if it would exceed the limits of its track."""
     track = settings.limits()
-    own: list[dict[str, Any]] = []
+    texts_of_run: list[Entry] = []
     with progress_bar("words", sum(file.stat().st_size for file in files)) as bar:
         for file in files:
             content = sha256_of_files(file)
-            own.append({"file": file.name, "words": count_words(file, bar.update), "sha256": content, "of": OWN})
-    contents = {one["sha256"] for one in own}
-    others = [] if auxiliary is None else [{**one, "of": OF_AUXILIARY} for one in auxiliary.texts]
-    texts = own + [one for one in others if one["sha256"] not in contents]
-    words, charged = sum(one["words"] for one in own), 0 if auxiliary is None else auxiliary.exposures
+            words = count_words(file, bar.update)
+            texts_of_run.append({"file": file.name, "words": words, "sha256": content, "of": OF_RUN})
+    contents = {text["sha256"] for text in texts_of_run}
+    further_texts = [] if auxiliary is None else [{**text, "of": OF_AUXILIARY} for text in auxiliary.texts]
+    texts = texts_of_run + [text for text in further_texts if text["sha256"] not in contents]
+    words = sum(text["words"] for text in texts_of_run)
+    charged = 0 if auxiliary is None else auxiliary.exposures
     if not words:
         raise ValueError("the text has no words")
-    if (found := sum(one["words"] for one in texts)) > track.words:
+    all_words = sum(text["words"] for text in texts)
+    if all_words > track.words:
         raise ValueError(
-            f"the text has {found:,} words, those of an auxiliary model included, and the track {settings.track} "
+            f"the text has {all_words:,} words, those of an auxiliary model included, and the track {settings.track} "
             f"allows {track.words:,}; leave some out"
         )
     possible = min(track.epochs, (track.exposures - charged) // words)
@@ -131,43 +161,55 @@ def open_ledger(files: Sequence[Path], settings: BabylmSettings, auxiliary: Ledg
             "text out"
         )
     planned = epochs * words
-    limits = (settings.track, track.words, track.exposures)
-    names, license = track.checkpoints(planned), settings.license
-    return Ledger(*limits, settings.objective, epochs, texts, charged, planned, names, license=license)
+    return Ledger(
+        track=settings.track,
+        words_allowed=track.words,
+        exposures_allowed=track.exposures,
+        objective=settings.objective,
+        epochs=epochs,
+        texts=texts,
+        auxiliary_exposures=charged,
+        planned=planned,
+        names=track.checkpoints(planned),
+        license=settings.license,
+    )
 
 
 def check_words(texts: Sequence[Path], data_bin: Path) -> None:
-    """Check that the tokens of each line that begin a word are as many as its words.
+    """Check that each line has as many tokens that begin a word as it has words.
 
-    ValueError names the first line where they are not. ``texts`` are those of the split ``train``, of words that single
-    spaces part.
+    ValueError names the first line that does not. ``texts`` are those of the split ``train``, with words separated by
+    single spaces.
     """
     dictionary = load_dictionary(data_bin)
     begins = begins_word(dictionary.symbols, special_symbols(dictionary)).numpy()
     split = load_split(str(data_bin / "train"), dictionary)
-    tokens, ends = flat_tokens(split), np.cumsum(split.sizes, dtype=np.int64)
+    tokens = flat_tokens(split)
+    ends = np.cumsum(split.sizes, dtype=np.int64)
     sentences = np.flatnonzero(split.sizes > 1)  # the others are the ends of documents
     first = 0
     for text in texts:
-        lines = ((number, line) for number, line in enumerate(word_lines(text), 1) if line)
-        while some := list(islice(lines, LINES_AT_ONCE)):
-            own = sentences[first : first + len(some)]
-            first += len(some)
-            starts, wanted = ends[own] - split.sizes[own], np.array([line.count(" ") + 1 for _, line in some])
-            found = np.zeros(len(some), np.int64)
-            if len(own):
-                counted = begins[tokens[starts[0] : ends[own[-1]]]]
-                found[: len(own)] = np.add.reduceat(counted, starts - starts[0], dtype=np.int64)
-            if len(wrong := np.flatnonzero(found != wanted)):
+        numbered_lines = ((number, line) for number, line in enumerate(word_lines(text), 1) if line)
+        while lines := list(islice(numbered_lines, LINES_AT_ONCE)):
+            numbers = sentences[first : first + len(lines)]
+            first += len(lines)
+            starts = ends[numbers] - split.sizes[numbers]
+            words = np.array([line.count(" ") + 1 for _, line in lines])
+            beginnings = np.zeros(len(lines), np.int64)
+            if len(numbers):
+                begins_of_tokens = begins[tokens[starts[0] : ends[numbers[-1]]]]
+                beginnings[: len(numbers)] = np.add.reduceat(begins_of_tokens, starts - starts[0], dtype=np.int64)
+            wrong = np.flatnonzero(beginnings != words)
+            if len(wrong):
                 place = wrong[0]
                 raise ValueError(
-                    f"{text}:{some[place][0]}: {wanted[place]} words became {found[place]} tokens that begin a word; "
-                    "the tokenizer changes words: leave the line out, or use another tokenizer"
+                    f"{text}:{lines[place][0]}: {words[place]} words became {beginnings[place]} tokens that begin a "
+                    "word; the tokenizer changes words: leave the line out, or use another tokenizer"
                 )
 
 
-def updates_of_epochs(data_bin: Path, cfg: Any, epochs: int, ranks: int) -> int:
-    """How many updates so many epochs have, with the configuration of a training on ``ranks`` processes."""
+def updates_of_epochs(data_bin: Path, cfg: FairseqConfig, epochs: int, ranks: int) -> int:
+    """The number of updates of ``epochs``, with the configuration of a training on ``ranks`` processes."""
     dictionary = load_dictionary(data_bin)
     split = load_split(str(data_bin / "train"), dictionary)
     samples = training_samples(split, split="train", cfg=cfg.task, dictionary=dictionary, bos=dictionary.bos())
@@ -178,14 +220,15 @@ def updates_of_epochs(data_bin: Path, cfg: Any, epochs: int, ranks: int) -> int:
 
 
 def ranks_of(flags: Sequence[str]) -> tuple[int, int]:
-    """The number of this process and that of all, of a training with these flags, under torchrun or without it.
+    """The rank of this process and the number of all, in a training with these flags, under torchrun or without it.
 
     fairseq itself starts a process for each GPU.
     """
-    given = dict(pairwise(flags))
+    values = dict(pairwise(flags))
     gpus = 1 if "--cpu" in flags else max(1, torch.cuda.device_count())
-    world = int(given.get("--distributed-world-size") or os.environ.get("WORLD_SIZE") or gpus)
-    return int(given.get("--distributed-rank") or os.environ.get("RANK") or 0), world
+    world = int(values.get("--distributed-world-size") or os.environ.get("WORLD_SIZE") or gpus)
+    rank = int(values.get("--distributed-rank") or os.environ.get("RANK") or 0)
+    return rank, world
 
 
 def train(
@@ -202,61 +245,77 @@ def train(
 ) -> tuple[Ledger, str | None] | None:
     """Tokenizer, dataset, training, and an exported folder at each number of words.
 
-    The run goes on where it was stopped. The first rank returns the ledger, and one line on a training that ended
-    early, if it did. ValueError if there is no text, the track would be passed, the text or a setting is not that of
-    the run in ``output``, or a step failed.
+    A stopped run resumes. The first rank returns the ledger, and one line on a training that ended early, if it did.
+    ValueError if there is no text, the limits of the track would be exceeded, the text or a setting differs from the
+    run in ``output``, or a step failed.
 
     Args:
         text_dir: see :func:`text_files`; all of it is trained on.
-        tokenizer: what is learned from the same text; with an auxiliary model, its tokenizer is taken.
-        learning: the seed of the run, and how codes are learned (``mlsm+mlm``). Its layer does not count.
+        tokenizer: the tokenizer to train on the same text; with an auxiliary model, its tokenizer is used instead.
+        learning: the seed of the run, and how codes are learned (``mlsm+mlm``). Its layer is ignored.
         blocks: samples of the training and of the coding.
         arch, flags: of ``fairseq-train``, as in :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
     """
-    output, flags = Path(output), _allowed(flags)
-    files, (rank, ranks) = text_files(text_dir), ranks_of(flags)
-    teacher, charged = auxiliary_of(settings.auxiliary) if settings.auxiliary else (None, None)
-    new = None if teacher else replace(tokenizer, keep_characters=True)
-    ledger = open_ledger(files, settings, charged)
-    flags += ["--seed", str(learning.seed), *block_flags(blocks), *OBJECTIVE.get(settings.objective, ())]
+    output = Path(output)
+    flags = _allowed(flags)
+    files = text_files(text_dir)
+    rank, ranks = ranks_of(flags)
+    teacher = None
+    ledger_of_teacher = None
+    if settings.auxiliary:
+        teacher, ledger_of_teacher = auxiliary_of(settings.auxiliary)
+    new_tokenizer = None if teacher else replace(tokenizer, keep_characters=True)
+    ledger = open_ledger(files, settings, ledger_of_teacher)
+    flags += ["--seed", str(learning.seed), *block_flags(blocks), *FLAGS_OF_OBJECTIVE.get(settings.objective, ())]
     cfg = configuration_of([str(output), *default_flags(1, arch, flags), *flags])
-    auxiliary, vocab_size = teacher and sha256_of_files(teacher), new and new.vocab_size
-    decides = {
-        **_decisions(settings, ledger, learning, blocks, cfg),
-        **{"arch": arch, "ranks": ranks, "auxiliary": auxiliary, "vocab_size": vocab_size},
-    }
-    data_bin, save_dir = output / "data-bin", output / "model"
-    spent = data_bin.exists() or (save_dir / LAST).exists()  # until then, another vocabulary, say, costs nothing
-    _begin(output, decides, anew=not spent)
+    decides = _decisions(settings, ledger, learning, blocks, cfg)
+    decides["arch"] = arch
+    decides["ranks"] = ranks
+    decides["auxiliary"] = None if teacher is None else sha256_of_files(teacher)
+    decides["vocab_size"] = None if new_tokenizer is None else new_tokenizer.vocab_size
+    data_bin = output / "data-bin"
+    save_dir = output / "model"
+    has_results = data_bin.exists() or (save_dir / LAST).exists()  # before, other settings cost nothing
+    _begin(output, decides, anew=not has_results)
     with in_turn(output):  # the first of several ranks prepares
-        if (output / LEDGER).is_file():
-            before = Ledger.read(output)
-            ledger = replace(before, license=settings.license or before.license)
-        if not (save_dir / LAST).exists():  # a new training makes another last model
-            ledger.checkpoints.pop(MAIN, None)
-        ledger.write(output)
-        _prepare(files, output, teacher.parent if teacher else output / "tokenizer", new, workers)
-        write_word_plan(output / COUNTED, ledger.planned, ledger.names)
+        ledger = _continued(ledger, output, settings.license)
+        _prepare(files, output, teacher.parent if teacher else output / "tokenizer", new_tokenizer, workers)
+        write_word_plan(output / WORD_PLAN, ledger.planned, ledger.names)
         if teacher is not None:
             flags += _codes(data_bin, str(teacher), output / "dictionary", learning, blocks)
-    flags += ["--count-words", str(output / COUNTED), "--max-epoch", str(ledger.epochs), "--disable-validation"]
-    max_update, begin = updates_of_epochs(data_bin, cfg, ledger.epochs, ranks), time.perf_counter()
-    how: dict[str, Any] = {"arch": arch, "max_update": max_update, "flags": flags}
-    idle = rank == 0 and "--cpu" not in flags and torch.cuda.is_available()  # else an export would slow the training
-    with exporting(output, ledger) if idle else nullcontext():
+    flags += ["--count-words", str(output / WORD_PLAN), "--max-epoch", str(ledger.epochs), "--disable-validation"]
+    max_update = updates_of_epochs(data_bin, cfg, ledger.epochs, ranks)
+    begin = time.perf_counter()
+    on_gpu = rank == 0 and "--cpu" not in flags and torch.cuda.is_available()  # on a CPU, exports slow the training
+    with exporting(output, ledger) if on_gpu else nullcontext():
         if settings.objective == "mlsm+mlm" and teacher is None:
-            pretrain_in_stages(data_bin, save_dir, StageSettings(), learning, blocks, **how)
+            stages = StageSettings()
+            pretrain_in_stages(
+                data_bin, save_dir, stages, learning, blocks, arch=arch, max_update=max_update, flags=flags
+            )
         else:
-            pretrain(data_bin, save_dir, keep_at=(), **how)
+            pretrain(data_bin, save_dir, arch=arch, max_update=max_update, flags=flags, keep_at=())
     early = early_end(save_dir, max_update, flags)
     if rank > 0:
         return None
     seconds = ledger.seconds.get("training", 0) + time.perf_counter() - begin
-    ledger.seconds["training"], ledger.seen = round(seconds, 1), words_of_run(save_dir / LAST)
+    ledger.seconds["training"] = round(seconds, 1)
+    ledger.seen = words_of_run(save_dir / LAST)
     if early is None and ledger.seen != ledger.planned:
         early = f"the training is over after {ledger.seen:,} of {ledger.planned:,} words; train in another --output"
     export_kept(output, ledger, finished=early is None)
     return ledger, early
+
+
+def _continued(ledger: Ledger, output: Path, license: str | None) -> Ledger:
+    """The ledger of the run in a folder, or else a new ``ledger``, after writing it there."""
+    if (output / LEDGER).is_file():
+        ledger = Ledger.read(output)
+        ledger = replace(ledger, license=license or ledger.license)
+    if not (output / "model" / LAST).exists():  # a new training makes another last model
+        ledger.checkpoints.pop(MAIN, None)
+    ledger.write(output)
+    return ledger
 
 
 def _allowed(flags: Sequence[str]) -> list[str]:
@@ -271,8 +330,8 @@ def _allowed(flags: Sequence[str]) -> list[str]:
     return words
 
 
-def _begin(output: Path, decides: dict[str, Any], *, anew: bool) -> None:
-    """Write down what decides a run; ValueError if the run that is there has other settings, unless it begins anew."""
+def _begin(output: Path, decides: dict[str, object], *, anew: bool) -> None:
+    """Record the settings that decide a run; ValueError if an existing run has others, unless it begins ``anew``."""
     plan = PlannedFolder(output, decides, plan_file="run.json", advice="Choose another --output")
     if anew:
         plan.forget()
@@ -281,21 +340,30 @@ def _begin(output: Path, decides: dict[str, Any], *, anew: bool) -> None:
 
 
 def _decisions(
-    settings: BabylmSettings, ledger: Ledger, learning: LearningSettings, blocks: BlockSettings, cfg: Any
-) -> dict[str, Any]:
-    """What a run that goes on has to agree in, as JSON."""
+    settings: BabylmSettings, ledger: Ledger, learning: LearningSettings, blocks: BlockSettings, cfg: FairseqConfig
+) -> dict[str, object]:
+    """The settings that a resumed run must share, as JSON."""
     return {
-        **{"track": settings.track, "words": ledger.words_allowed, "epochs": ledger.epochs},
-        **{"objective": settings.objective, "blocks": asdict(blocks), "seed": learning.seed},
-        **{"batch_size": cfg.dataset.batch_size, "update_freq": list(cfg.optimization.update_freq)},
-        "texts": {one["file"]: {**one, "file": None} for one in ledger.texts if one["of"] == OWN},
+        "track": settings.track,
+        "words": ledger.words_allowed,
+        "epochs": ledger.epochs,
+        "objective": settings.objective,
+        "blocks": asdict(blocks),
+        "seed": learning.seed,
+        "batch_size": cfg.dataset.batch_size,
+        "update_freq": list(cfg.optimization.update_freq),
+        "texts": {text["file"]: {**text, "file": None} for text in ledger.texts if text["of"] == OF_RUN},
     }
 
 
 def _prepare(files: Sequence[Path], output: Path, tokenizer: Path, new: TokenizerSettings | None, workers: int) -> None:
-    """Make the dataset, whose words are those of the text; the tokenizer is ``new``, or there."""
-    folder, data_bin, record = output / "text", output / "data-bin", StepRecord(output / "steps.json")
-    texts, valid, checked = [folder / file.name for file in files], folder / VALID, output / "text.checked"
+    """Make the dataset, whose words are those of the text; the tokenizer is trained as ``new`` says, or exists."""
+    folder = output / "text"
+    data_bin = output / "data-bin"
+    record = StepRecord(output / "steps.json")
+    texts = [folder / file.name for file in files]
+    valid = folder / VALID
+    checked = output / "text.checked"
 
     def write_text() -> None:
         folder.mkdir(exist_ok=True)
@@ -315,11 +383,17 @@ def _prepare(files: Sequence[Path], output: Path, tokenizer: Path, new: Tokenize
 
 
 def _codes(data_bin: Path, teacher: str, output: Path, learning: LearningSettings, blocks: BlockSettings) -> list[str]:
-    """Learn a dictionary from the last layer of a model, and code with it; the flags of a training on the codes."""
+    """Learn a dictionary from the last layer of a model, and code with it; returns flags of a training on the codes."""
     layer = source_of(teacher).layers_of(teacher)
     learn_from_split(data_bin, teacher, output, replace(learning, layer=layer), blocks)
-    how = {option: getattr(learning, option) for option in ("device", "fp16", "threads", "batch_tokens")}
-    coding = CodingSettings(layer, blocks, **how)
+    coding = CodingSettings(
+        layer,
+        blocks,
+        device=learning.device,
+        fp16=learning.fp16,
+        threads=learning.threads,
+        batch_tokens=learning.batch_tokens,
+    )
     for split in ("train", "valid"):
         encode_split(data_bin, split, auxiliary=teacher, coder=load_coder(output), settings=coding)
-    return [*CODED, "--mlm-weight", str(StageSettings().mlm_weight)]
+    return [*FLAGS_WITH_CODES, "--mlm-weight", str(StageSettings().mlm_weight)]

@@ -2,7 +2,10 @@
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -16,15 +19,14 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def add_described(parsers: Any, name: str, summary: str) -> argparse.ArgumentParser:
+def add_described(commands: "Commands", name: str, summary: str) -> argparse.ArgumentParser:
     """Add a command or an action with one line of help to those of a parser."""
     text = f"{summary[0].upper()}{summary[1:]}."
-    how = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-    return parsers.add_parser(name, help=summary, description=text, **how)
+    return commands.add_parser(name, help=summary, description=text, formatter_class=HelpFormatter, allow_abbrev=False)
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
-    """A function that adds an action to a command: its name, one line of help, what runs it; returns its parser."""
+    """A function that adds an action to a command: name, one line of help, function to run; returns its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def add(name: str, summary: str, run: Callable[[argparse.Namespace, list[str]], int]) -> argparse.ArgumentParser:

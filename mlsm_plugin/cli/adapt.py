@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shlex
-from typing import Any
 
 from mlsm_plugin.cli.coding_options import OF_LEARNING, output_folder
 from mlsm_plugin.cli.next_commands import print_next
@@ -31,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a masked LM with its tokenizer")
     text = "training text, one sentence a line and blank lines between documents; may be .gz, .bz2, .xz"
     parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help=text)
-    parser.add_argument(
-        "--output", type=output_folder, required=True, metavar="DIR", help="folder for everything that is made"
-    )
+    parser.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder for all output")
     add_settings(parser, Adaptation, only=("objective", "valid_texts", "max_length", "max_unk_rate"))
     add_settings(parser, Masking, without=("seed",))
     add_settings(parser, Adaptation, only=("teacher", "temperature"))
@@ -66,18 +63,34 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.epochs is not None and args.updates is not None:
         raise ValueError("pass --epochs or --updates, not both")
     if args.updates is None:
-        args.updates, args.epochs = 1, EPOCHS if args.epochs is None else args.epochs
+        args.updates = 1
+        args.epochs = EPOCHS if args.epochs is None else args.epochs
     training = settings_of(TrainingSettings, args)
-    parts: dict[str, Any] = {"training": training, "masking": settings_of(Masking, args)}
+    learning = None
     if args.objective in WITH_CODES:
         layer = args.layer if hasattr(args, "layer") else HuggingFaceEncoder.layers_of(args.auxiliary or args.model)
-        of_training = dict.fromkeys(("batch_size", "learning_rate"))  # these flags are the Trainer's
-        parts["learning"] = settings_of(LearningSettings, args, layer=layer, fp16=training.in_bf16, **of_training)
+        learning = settings_of(
+            LearningSettings,
+            args,
+            layer=layer,
+            fp16=training.in_bf16,
+            batch_size=None,  # this flag and the next are the Trainer's
+            learning_rate=None,
+        )
     else:
         refuse_changed(
-            args, {"layer": None, **OF_CODES}, "only --objective mlsm and mlsm+mlm take what codes are made with"
+            args, {"layer": None, **OF_CODES}, "only --objective mlsm and mlsm+mlm take options for making codes"
         )
-    settings = settings_of(Adaptation, args, model=args.model, texts=args.text, output=args.output, **parts)
+    settings = settings_of(
+        Adaptation,
+        args,
+        model=args.model,
+        texts=args.text,
+        output=args.output,
+        training=training,
+        masking=settings_of(Masking, args),
+        learning=learning,
+    )
     with torch_threads(args.threads):
         figures = adapt(settings)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -93,6 +106,6 @@ def _print_figures(figures: dict[str, dict[str, float]], output: str) -> None:
         print(f"held-out {name}: {'' if before is None else f'{before:.4f} before, '}{value:.4f} after")
     print(f"model: {output}/model")
     path = json.dumps(f"{output}/model", ensure_ascii=False)  # a literal of Python, too
-    task = "fill-mask" if "mlm_loss" in figures["after"] else "feature-extraction"  # without MLM, the head stays behind
+    task = "fill-mask" if "mlm_loss" in figures["after"] else "feature-extraction"  # without MLM, the head is not saved
     code = f'from transformers import pipeline; pipeline("{task}", {path})'
     print_next("Use it with", shlex.join(["python", "-c", code]))

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     check_positive(args, "max_update")
     flags = [*separate_words(extra), *user_dir_flags(args)]
-    kept = pretrain(
+    checkpoints = pretrain(
         args.data_bin,
         args.save_dir,
         arch=args.arch,
@@ -32,5 +32,5 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         flags=flags,
         keep_at=kept_percentages(args),
     )
-    print("checkpoints kept:", *kept, sep="\n  ")
+    print("checkpoints kept:", *checkpoints, sep="\n  ")
     return 0

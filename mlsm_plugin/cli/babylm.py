@@ -23,20 +23,20 @@ OF_CODES = ("atoms", "k", "tokens", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "docs/babylm.md has the whole way, with the commands of the evaluation pipeline."
+    parser.epilog = "docs/babylm.md describes all steps, with the commands of the evaluation pipeline."
     add = actions_of(parser)
     add_train_options(
         add("train", "train within the limits of a track, and keep models at numbers of words", run_train)
     )
     check = add("check", "check names, counts, limits and cards, and that transformers reads each model", run_check)
     push = add("push", "push the models to the branches of a repository of the Hugging Face hub", run_push)
-    for one in (check, push):
-        one.add_argument("run_folder", metavar="RUN", type=Path, help="folder that `mlsm babylm train` wrote")
+    for action in (check, push):
+        action.add_argument("run_folder", metavar="RUN", type=Path, help="folder that `mlsm babylm train` wrote")
     push.add_argument(
-        "repository", metavar="OWNER/NAME", help="repository, without a dot; it is made if it is not there"
+        "repository", metavar="OWNER/NAME", help="repository, without a dot; created if it does not exist"
     )
-    push.add_argument("--dry-run", action="store_true", help="say what would be pushed, and push nothing")
-    push.add_argument("--private", action="store_true", help="make a repository that others do not see")
+    push.add_argument("--dry-run", action="store_true", help="print what would be pushed, and push nothing")
+    push.add_argument("--private", action="store_true", help="create a private repository")
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
@@ -61,24 +61,27 @@ def run_train(args: argparse.Namespace, extra: list[str]) -> int:
     """Train what is missing, and print the ledger."""
     from mlsm_plugin.babylm.training import train
 
-    done = train(
-        *(args.text_dir, args.output, settings_of(BabylmSettings, args), settings_of(TokenizerSettings, args)),
+    result = train(
+        args.text_dir,
+        args.output,
+        settings_of(BabylmSettings, args),
+        settings_of(TokenizerSettings, args),
         settings_of(LearningSettings, args, layer=0, coder="topk"),
         block_settings(args, "", {"tokens_per_sample": BlockSettings().tokens_per_sample}),
         arch=args.arch,
         flags=[*extra, *user_dir_flags(args)],
         workers=args.workers,
     )
-    if done is None:  # another rank says it
+    if result is None:  # the first rank prints it
         return 0
-    ledger, early = done
+    ledger, early = result
     print(f"\n{ledger.table()}")
     print(early or f"\nthe run is complete; check it with: mlsm babylm check {args.output}")
     return 0
 
 
 def run_check(args: argparse.Namespace, extra: list[str]) -> int:
-    """Print the ledger, and what is wrong."""
+    """Print the ledger, and the problems."""
     from mlsm_plugin.babylm.checks import problems_of
     from mlsm_plugin.babylm.ledger import Ledger
     from mlsm_plugin.core.files.hf_files import import_transformers
@@ -93,7 +96,7 @@ def run_check(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def run_push(args: argparse.Namespace, extra: list[str]) -> int:
-    """Push what is not there, a line for each branch."""
+    """Push what the repository lacks; prints a line for each branch."""
     from mlsm_plugin.babylm.publishing import push
 
     for line in push(args.run_folder, args.repository, private=args.private, dry_run=args.dry_run):

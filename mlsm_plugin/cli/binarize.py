@@ -10,7 +10,8 @@ from mlsm_plugin.cli.settings_flags import add_settings, settings_of
 from mlsm_plugin.core.files.hf_files import HF_PREFIX
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 
-FAIRSEQ, SEQUENCES = "fairseq", "sequences"
+FAIRSEQ = "fairseq"
+SEQUENCES = "sequences"
 SPLITS = ("train", "valid", "test")
 
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Hugging Face's Trainer, with whole lines where they fit and special tokens around each (needs hf:PATH)"
     )
     parser.add_argument("--format", default=FAIRSEQ, choices=(FAIRSEQ, SEQUENCES), help=text)
-    text = "of sequences: ids of the longest one (default: what the model can take, at most 512)"
+    text = "for sequences: ids of the longest one (default: what the model can take, at most 512)"
     parser.add_argument("--max-length", type=int, metavar="N", help=text)
     add_workers(parser)
     add_settings(parser, KnownText)
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     if args.max_length is not None:
         raise ValueError("--max-length is for --format sequences; fairseq-train has --tokens-per-sample")
     if not args.valid:
-        raise ValueError("--valid is required, which fairseq-train validates on")
+        raise ValueError("--valid is required: fairseq-train validates on it")
     figures = binarize(
         tokenizer=args.tokenizer,
         train=args.train,
@@ -70,11 +71,15 @@ def _write_sequences(args: argparse.Namespace) -> int:
         if not (texts := getattr(args, split)):
             continue
         output = Path(args.output) / split
-        sequences, made = write_text_sequences(
-            *(texts, args.tokenizer, output),
-            max_length=args.max_length, max_unk_rate=args.max_unk_rate, overwrite=args.overwrite,
-        )  # fmt: skip
-        if not made:
+        sequences, is_new = write_text_sequences(
+            texts,
+            args.tokenizer,
+            output,
+            max_length=args.max_length,
+            max_unk_rate=args.max_unk_rate,
+            overwrite=args.overwrite,
+        )
+        if not is_new:
             print(f"nothing to do, {output} is complete")
         print(f"{output}: {len(sequences):,} sequences, {sequences.num_tokens:,} tokens")
     model = HF_PREFIX + args.tokenizer.removeprefix(HF_PREFIX)

@@ -3,9 +3,8 @@
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.cli.settings_flags import Depends, Parser, add_settings, settings_of
 from mlsm_plugin.core.files.settings import options_of
@@ -19,7 +18,7 @@ OF_THE_MODEL = "what the model can take, at most 512"
 
 
 def output_folder(text: str) -> str:
-    """The name of a folder, which need not exist. argparse lets the error through, before any work is done.
+    """The name of a folder, which need not exist. argparse does not catch the error, which ends the command early.
 
     OSError if it is empty, or it or a folder above it is a file.
     """
@@ -45,14 +44,19 @@ def add_auxiliary(parser: Parser) -> None:
     parser.add_argument("--auxiliary", required=True, metavar="MODEL", help=text)
 
 
-def add_checkpoint(parser: Parser, **more: Any) -> None:
-    """Add the option that names a model of fairseq; ``more`` are other keywords of the option."""
-    keywords = {"metavar": "PT", "help": "checkpoint of the model, or its folder", **more}
-    parser.add_argument("--checkpoint", required=True, **keywords)
+def add_checkpoint(
+    parser: Parser,
+    *,
+    nargs: str | None = None,
+    metavar: str = "PT",
+    help: str = "checkpoint of the model, or its folder",
+) -> None:
+    """Add the option that names a model of fairseq."""
+    parser.add_argument("--checkpoint", required=True, nargs=nargs, metavar=metavar, help=help)
 
 
 def add_device(parser: Parser) -> None:
-    """Add the option that says where a model runs, for commands that have no other options of a run."""
+    """Add the option for the device of a model, for commands that have no other options of a run."""
     parser.add_argument("--device", help="torch device (default: the GPU if there is one)")
 
 
@@ -62,7 +66,7 @@ def add_data(parser: Parser, help: str) -> None:
 
 
 def add_texts(parser: Parser, *, valid: bool = False) -> None:
-    """Add the texts of the splits; ``valid``: that of validation is required, too."""
+    """Add the texts of the splits; with ``valid``, validation text is required, too."""
     text = "training text: UTF-8, plain or .gz, .bz2, .xz, one sentence a line, blank lines between documents"
     parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help=text)
     parser.add_argument("--valid", nargs="+", required=valid, default=[], metavar="FILE", help="validation text")
@@ -77,7 +81,7 @@ def add_workers(parser: Parser) -> None:
 
 
 def add_run(parser: Parser) -> None:
-    """Add what says which model is pre-trained on which datasets, and where."""
+    """Add the options for the datasets, the folder, the model and the updates of a pre-training."""
     parser.add_argument(
         "data_bin",
         metavar="DATA_BIN",
@@ -102,59 +106,56 @@ def add_arch(parser: Parser, default: str | None = None) -> None:
 
 
 def add_keep_at(parser: Parser) -> None:
-    """Add the option that says which checkpoints of the auxiliary model are kept."""
+    """Add the option for the checkpoints of the auxiliary model that are kept."""
     text = (
-        "percentages of the updates after which a checkpoint is kept, since a model that is not fully trained is "
-        "useful, too (default: 10 25 50 100; that after the last update is always kept). A run that ends earlier, by "
-        "--patience or --max-epoch, has none of those that it did not reach, but checkpoint_best.pt and "
-        "checkpoint_last.pt"
+        "percentages of the updates after which a checkpoint is kept; a partially trained model can be useful, too "
+        "(default: 10 25 50 100; the one after the last update is always kept). A run that ends earlier, by --patience "
+        "or --max-epoch, has only those that it reached, and checkpoint_best.pt and checkpoint_last.pt"
     )
     parser.add_argument("--keep-at", nargs="+", type=int, metavar="PERCENT", help=text)
 
 
 def kept_percentages(args: argparse.Namespace) -> Sequence[int]:
-    """After which percentages of the updates a checkpoint is kept; raises ValueError if one is no percentage."""
+    """The percentages of the updates after which a checkpoint is kept; ValueError if one is not a percentage."""
     from mlsm_plugin.fairseq_plugin.pipelines.pretraining import KEPT_PERCENTAGES
 
-    chosen: Sequence[int] = args.keep_at or KEPT_PERCENTAGES
-    if not all(1 <= percentage <= 100 for percentage in chosen):
-        raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, chosen))}")
-    return chosen
+    percentages: Sequence[int] = args.keep_at or KEPT_PERCENTAGES
+    if not all(1 <= percentage <= 100 for percentage in percentages):
+        raise ValueError(f"--keep-at takes percentages from 1 to 100, got {' '.join(map(str, percentages))}")
+    return percentages
 
 
 def add_block_options(parser: Parser, default: str = OF_THE_MODEL) -> None:
-    """Add the options that cut the text into blocks; ``default`` says the length where none is given."""
+    """Add the options for cutting text into blocks; ``default`` describes the default length in the help."""
     mode = f"{default}, or else complete" if default == OF_THE_DICTIONARY else "complete"
     defaults = {"tokens_per_sample": Depends(default), "sample_break_mode": Depends(mode)}
     add_settings(parser, BlockSettings, defaults=defaults)
 
 
-def block_settings(args: argparse.Namespace, model: str, learned: dict[str, Any] | None = None) -> BlockSettings:
-    """The block settings that the command line asks for.
+def block_settings(args: argparse.Namespace, model: str, learned: Mapping[str, object] | None = None) -> BlockSettings:
+    """The block settings of the command line.
 
     Args:
-        args: holds those options of :func:`add_block_options` that were given.
-        model: name of the model; it decides the length if nothing else does.
+        args: has the options of :func:`add_block_options` that the command line sets.
+        model: name of the model; its length is the default if nothing else sets it.
         learned: the block settings that a dictionary was learned with; they take precedence over the model.
     """
     from mlsm_plugin.core.hidden_states.sources import default_tokens_per_sample
 
-    chosen = {
-        **(learned or {}),
-        **{name: value for name, value in vars(args).items() if name in options_of(BlockSettings)},
-    }
-    if "tokens_per_sample" not in chosen:
-        chosen["tokens_per_sample"] = default_tokens_per_sample(model)
-    return settings_of(BlockSettings, argparse.Namespace(), **chosen)
+    values = dict(learned or {})
+    values |= {name: value for name, value in vars(args).items() if name in options_of(BlockSettings)}
+    if "tokens_per_sample" not in values:
+        values["tokens_per_sample"] = default_tokens_per_sample(model)
+    return settings_of(BlockSettings, argparse.Namespace(**values))
 
 
 def user_dir_flags(args: argparse.Namespace) -> list[str]:
-    """The flag that hands the folder of the user's own plugin to another command."""
+    """The flag that passes the folder of the user's own plugin to another command."""
     return ["--user-dir", args.user_dir] if args.user_dir else []
 
 
 def add_share_options(parser: Parser) -> None:
-    """Add the options that say which part of the work this process does."""
+    """Add the options for the share of the work that this process does."""
     text = "number of this process, from 0 (default: RANK of torchrun, else SLURM_PROCID, else 0)"
     parser.add_argument("--process-index", type=int, metavar="I", help=text)
     text = "number of processes that share the work (default: WORLD_SIZE, else SLURM_NTASKS, else 1)"

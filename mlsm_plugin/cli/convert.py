@@ -1,4 +1,4 @@
-"""``mlsm convert``: bring a model or a dictionary of another program in, or take one there."""
+"""``mlsm convert``: import a model or a dictionary of another program, or export one."""
 
 import argparse
 import itertools
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "What SOURCE holds decides. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM, "
+        "SOURCE decides what is done. A run, or a checkpoint: export to Hugging Face (RobertaForMaskedLM, "
         "ModernBertForMaskedLM or DebertaV2ForMaskedLM). One of these, or of BERT, XLM-R, CamemBERT: a checkpoint that "
         "training starts from. Several checkpoints, or --last: one with the mean of their weights. An SAE of this "
         "package: a folder of SAELens. A folder of SAELens, sparsify or dictionary_learning, or an .npy file of atoms: "
@@ -42,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_fairseq(args: argparse.Namespace) -> bool:
-    """Whether a model is converted, and not a dictionary, or a dictionary of a checkpoint of fairseq."""
+    """Whether the source is a model, or a dictionary for a checkpoint of fairseq."""
     return "dictionary" not in _kind_of(args) or (bool(args.auxiliary) and not is_hf(args.auxiliary))
 
 
 def run(args: argparse.Namespace, extra: list[str]) -> int:
-    """Convert what the source holds; see the epilog of the help."""
+    """Convert the source; see the epilog of the help."""
     kind = _kind_of(args)
     if kind != "several checkpoints":
         output_folder(args.output)
@@ -107,8 +107,8 @@ def _export_model(args: argparse.Namespace) -> None:
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
     check_model_folder(args.output)
-    interface, lines = from_pretrained(args.sources[0]), _lines_to_compare(args)
-    proof = export(interface, args.output, lines, overwrite=args.overwrite)
+    interface = from_pretrained(args.sources[0])
+    proof = export(interface, args.output, _lines_to_compare(args), overwrite=args.overwrite)
     _print_comparison(args.output, proof, head=proof.no_head is None)
     if proof.no_head is not None:
         print(f"{proof.no_head}, and was left out; AutoModel opens the folder")
@@ -145,19 +145,19 @@ def _lines_to_compare(args: argparse.Namespace) -> list[str]:
     return list(itertools.islice((line for line in read_lines(args.text) if line), args.lines or 1000))
 
 
-def _print_comparison(output: str, found: "Comparison", *, head: bool = True) -> None:
+def _print_comparison(output: str, comparison: "Comparison", *, head: bool = True) -> None:
     what = "logits" if head else "hidden states"
     print(
-        f"{output}: ids are the same on {found.lines:,} lines, {what} of {found.tokens:,} tokens differ by at most "
-        f"{found.largest_difference:.1e}"
+        f"{output}: ids are the same on {comparison.lines:,} lines, {what} of {comparison.tokens:,} tokens differ by "
+        f"at most {comparison.largest_difference:.1e}"
     )
-    if found.masked:
-        print(f"ids are the same on {found.masked:,} of these lines with a mask, too")
-    if found.reordered:
-        print(f"on {found.reordered:,} more lines the same pieces come in another order, with equal probability")
-    if found.with_symbols:
+    if comparison.masked:
+        print(f"ids are the same on {comparison.masked:,} of these lines with a mask, too")
+    if comparison.reordered:
+        print(f"on {comparison.reordered:,} more lines the same pieces come in another order, with equal probability")
+    if comparison.with_symbols:
         print(
-            f"{found.with_symbols:,} of the lines name a special token and were compared as plain text, which "
+            f"{comparison.with_symbols:,} of the lines name a special token and were compared as plain text, which "
             "transformers reads with split_special_tokens=True"
         )
 
@@ -166,11 +166,11 @@ def _import_dictionary(args: argparse.Namespace) -> None:
     from mlsm_plugin.core.coding.coder_conversion import import_coder
 
     settings = settings_of(CoderImport, args)
-    made = import_coder(args.sources[0], args.output, settings, overwrite=args.overwrite)
-    if made is None:
+    coder = import_coder(args.sources[0], args.output, settings, overwrite=args.overwrite)
+    if coder is None:
         print(f"nothing to do, {args.output} is complete")
         return
-    meta = made.meta
+    meta = coder.meta
     kind = f"{meta['kind']} ({meta['sae']['activation']})" if "sae" in meta else str(meta["kind"])
     print(f"{args.output}: {meta['n_atoms']:,} atoms for hidden states of width {meta['dim']:,}, {kind}")
     if args.auxiliary and args.layer is not None:
@@ -187,7 +187,7 @@ def _export_sae(args: argparse.Namespace) -> None:
         print(f"{args.output}: {coder.num_atoms:,} latents for SAELens (sae_lens.SAE.load_from_disk)")
 
 
-# what a source is -> what converts it, and the options that this has
+# kind of source -> the function that converts it, and the options of this function
 CONVERSIONS = {
     "a checkpoint": (_export_model, ("text", "lines", "overwrite")),
     "a model of Hugging Face": (_import_model, ("text", "lines", "npm")),

@@ -24,7 +24,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     """Learn the dictionary or SAE, measure its health, and write it."""
     from mlsm_plugin.fairseq_plugin.coding.corpus_coding import learn_from_split
 
-    output, blocks = Path(args.output), block_settings(args, args.auxiliary)
+    output = Path(args.output)
+    blocks = block_settings(args, args.auxiliary)
     settings = settings_of(LearningSettings, args, log=settings_of(MetricLog, args))
     if not learn_from_split(args.data_bin, args.auxiliary, output, settings, blocks, overwrite=args.overwrite):
         print(f"nothing to do, {output} is complete")

@@ -1,4 +1,4 @@
-"""``mlsm doctor``: list the installed versions, and what is wrong with them."""
+"""``mlsm doctor``: list the installed versions, and their problems."""
 
 import argparse
 import os
@@ -33,8 +33,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     problem = fairseq_problem()
     rows = [("ok", "Python", platform.python_version(), "")]
     rows += [("ok" if version else "--", name, version or "missing", "") for name, version in versions().items()]
-    rows += [("BAD" if requires_fairseq() else "--", "fairseq", "", problem)] if problem else []
-    rows += [("BAD", name, said, "") for name, _, said in (line.partition(" ") for line in conflicts())]
+    if problem:
+        rows.append(("BAD" if requires_fairseq() else "--", "fairseq", "", problem))
+    for line in conflicts():
+        name, _, reason = line.partition(" ")
+        rows.append(("BAD", name, reason, ""))
     bad = sum(mark == "BAD" for mark, *_ in rows)
     if not bad:
         rows += _imported(with_fairseq=problem is None)
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     for mark, component, version, remark in rows:
         print(f"{mark:>4}  {component:<15} {version:<18} {remark}".rstrip())
     if problem:
-        print(f"what needs no fairseq: {', '.join(f'mlsm {name}' for name in WITHOUT_FAIRSEQ)}")
+        print(f"these need no fairseq: {', '.join(f'mlsm {name}' for name in WITHOUT_FAIRSEQ)}")
     print(f"{bad} to fix" if bad else "everything is fine")
     return int(bad > 0)
 
@@ -55,7 +58,7 @@ def _cores() -> Row:
 
 
 def _imported(*, with_fairseq: bool) -> Iterator[Row]:
-    """What only an import can show: compiled extensions and devices."""
+    """Rows that need an import: compiled extensions and devices."""
     import torch
 
     from mlsm_plugin.core.hidden_states.devices import bf16_instructions, default_device, has_fast_bf16

@@ -5,9 +5,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.coding_options import (
     ITS_LAYER,
@@ -27,6 +28,7 @@ from mlsm_plugin.core.hidden_states.settings import BlockSettings
 
 if TYPE_CHECKING:
     from mlsm_plugin.core.coding.block_coding import CodingFigures
+    from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one file or folder of sequences, the store itself"
     )
     parser.add_argument("--output", type=output_folder, metavar="DIR", help=text)
-    parser.add_argument("--tokenizer", metavar="PATH", help="of sequences: tokenizer, if it is not beside the model")
+    parser.add_argument("--tokenizer", metavar="PATH", help="for sequences: tokenizer, if it is not beside the model")
     add_auxiliary(parser)
     parser.add_argument("--dictionary", required=True, metavar="DICT_DIR", help="folder that `mlsm dictionary` wrote")
     parser.add_argument(
-        "--splits", nargs="+", metavar="SPLIT", help="splits to code (default: train valid; of sequences: all)"
+        "--splits", nargs="+", metavar="SPLIT", help="splits to code (default: train valid; for sequences: all)"
     )
     add_settings(parser, CodingSettings, defaults=ITS_LAYER)
     add_coder_flags(parser)
@@ -72,49 +74,74 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     of_fairseq = needs_fairseq(args)
     if of_fairseq and args.tokenizer:
         raise ValueError(f"--tokenizer is for sequences; {args.data} has its tokenizer")
-    options = coding_arguments(args, of_fairseq=of_fairseq)
-    work = _splits(args, options) if of_fairseq else _sequences(args, options)
-    with torch_threads(args.threads):  # as many as the solver, so that the codes do not depend on torch's default
+    coding = coding_of(args, of_fairseq=of_fairseq)
+    work = _splits(args, coding) if of_fairseq else _sequences(args, coding)
+    with torch_threads(args.threads):  # as many as the solver: the codes do not depend on torch's default
         for name, encode in work:
-            figures = encode_and_report(name, encode, options["process"])
+            figures = encode_and_report(name, encode, coding.process)
     if of_fairseq and figures.meta is not None:
-        command = training_command(args.data, "model", options["settings"], args.user_dir, codes=args.output)
+        command = training_command(args.data, "model", coding.settings, args.user_dir, codes=args.output)
         print_next("Train with", command)
     return 0
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How this process codes."""
+
+    coder: "SparseCoder"
+    settings: CodingSettings
+    process: ProcessRank
 
 
 Work = list[tuple[str, "Callable[[], CodingFigures]"]]
 
 
-def _splits(args: argparse.Namespace, options: dict[str, Any]) -> Work:
-    """The name of each split of fairseq's dataset, and what codes it."""
+def _splits(args: argparse.Namespace, coding: Coding) -> Work:
+    """The name of each split of fairseq's dataset, and the function that codes it."""
     from mlsm_plugin.fairseq_plugin.coding.corpus_coding import encode_split
 
-    options = {**options, "auxiliary": args.auxiliary, "output": args.output}
-    return [(split, partial(encode_split, args.data, split, **options)) for split in args.splits or ["train", "valid"]]
+    encode = partial(
+        encode_split,
+        args.data,
+        auxiliary=args.auxiliary,
+        coder=coding.coder,
+        settings=coding.settings,
+        process=coding.process,
+        output=args.output,
+    )
+    return [(split, partial(encode, split)) for split in args.splits or ["train", "valid"]]
 
 
-def _sequences(args: argparse.Namespace, options: dict[str, Any]) -> Work:
-    """The same of sequences of ids."""
+def _sequences(args: argparse.Namespace, coding: Coding) -> Work:
+    """The same for sequences of ids."""
     from mlsm_plugin.core.files.hf_files import HF_PREFIX
     from mlsm_plugin.huggingface.coding import encode_sequences
 
-    data, output = Path(args.data), Path(args.output or args.data)
+    data = Path(args.data)
+    output = Path(args.output or args.data)
     if not args.auxiliary.startswith(HF_PREFIX):
-        raise ValueError(f"{data} has no dict.txt, so that it holds sequences; they need a model {HF_PREFIX}PATH")
+        raise ValueError(f"{data} has no dict.txt and therefore holds sequences, which need a model {HF_PREFIX}PATH")
     splits = args.splits or [split for split in ("train", "valid", "test") if (data / split).is_dir()]
     folders = {split: (data / split, output / f"{split}.codes") for split in splits}
     if not folders and args.output is None:
         raise ValueError(f"--output is required for {data}: the folder of the code store")
-    options = {**options, "tokenizer": args.tokenizer}
+    encode = partial(
+        encode_sequences,
+        model=args.auxiliary,
+        coder=coding.coder,
+        settings=coding.settings,
+        tokenizer=args.tokenizer,
+        process=coding.process,
+    )
     return [
-        (name, partial(encode_sequences, tokens, args.auxiliary, output=store, **options))
+        (name, partial(encode, tokens, output=store))
         for name, (tokens, store) in (folders or {"sequences": (data, output)}).items()
     ]
 
 
-def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str, Any]:
-    """The coder, the settings and the share of the command line, by their names in ``encode_split``."""
+def coding_of(args: argparse.Namespace, *, of_fairseq: bool) -> Coding:
+    """The coder, the settings and the rank of the command line."""
     import torch
 
     from mlsm_plugin.core.coding.coder_fit import fitting_layer
@@ -122,17 +149,18 @@ def coding_arguments(args: argparse.Namespace, *, of_fairseq: bool) -> dict[str,
     process = process_rank(args.process_index, args.num_processes, os.environ)
     coder = coder_of(args)
     settings = settings_of(
-        *(CodingSettings, args),
+        CodingSettings,
+        args,
         layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
         # sequences are blocks already
         blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")) if of_fairseq else BlockSettings(),
         device=args.device or process.device(torch.cuda.device_count()),
     )
-    return {"coder": coder, "settings": settings, "process": process}
+    return Coding(coder, settings, process)
 
 
 def encode_and_report(name: str, encode: "Callable[[], CodingFigures]", process: ProcessRank) -> "CodingFigures":
-    """Run what codes a split, and print what was coded, and how exactly."""
+    """Call a function that codes a split, and print how much was coded, and how exactly."""
     start = time.perf_counter()
     figures = encode()
     seconds = time.perf_counter() - start

@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,19 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
     if args.output:
         check_output_file(args.output)
     coder = coder_of(args)
-    settings: EvaluationSettings = settings_of(
-        *(EvaluationSettings, args),
+    settings = settings_of(
+        EvaluationSettings,
+        args,
         layer=fitting_layer(coder, getattr(args, "layer", None), folder=args.dictionary, option="--layer"),
         blocks=block_settings(args, args.auxiliary, coder.meta.get("blocks")),
     )
     record = evaluate_dictionary(args.data_bin, args.split, args.auxiliary, coder, settings)
-    dictionary, figures = record["dictionary"], {**record["reconstruction"], **(record["loss"] or {})}
+    dictionary = record["dictionary"]
+    figures = {**record["reconstruction"], **(record["loss"] or {})}
     print(f"{dictionary['n_atoms']} atoms, layer {record['layer']}, split {record['split']}, seed {record['seed']}")
     width = max(map(len, figures))
     for name, value in figures.items():
-        shown = "not defined" if value is None else f"{value:,}" if isinstance(value, int) else value
-        print(f"{name:{width}}  {shown:.4f}" if isinstance(shown, float) else f"{name:{width}}  {shown}")
+        print(f"{name:{width}}  {_shown(value)}")
     if record["loss"] is None:
         print(f"no masked-LM loss: {record['why_no_loss']}")
     if inexact := record["inexact_codes"]:
@@ -73,6 +75,14 @@ def run_dictionary(args: argparse.Namespace, extra: list[str]) -> int:
         write_json(args.output, record)
         print(f"figures: {args.output}")
     return 0
+
+
+def _shown(figure: float | str | None) -> str:
+    if figure is None:
+        return "not defined"
+    if isinstance(figure, str):
+        return figure
+    return f"{figure:,}" if isinstance(figure, int) else f"{figure:.4f}"
 
 
 def add_pairs_options(parser: argparse.ArgumentParser) -> None:
@@ -104,34 +114,35 @@ def run_pairs(args: argparse.Namespace, extra: list[str]) -> int:
     models = sorted(dict.fromkeys(args.checkpoint), key=lambda name: words_seen_by(name) or math.inf)
     for name in models:
         is_library_model(name)  # raises an error if there is no model, before work is done on the others
-    found: dict[str, dict[str, Any]] = {}
+    figures_of_models: dict[str, Mapping[str, Any]] = {}
     width = max(map(len, ["model", *models]))
     for name in models:
         model = open_pair_model(name, args.device)
-        own = evaluate_pairs(model, files, max_unk_rate=args.max_unk_rate, batch_tokens=args.batch_tokens)
+        figures = evaluate_pairs(model, files, max_unk_rate=args.max_unk_rate, batch_tokens=args.batch_tokens)
         if len(models) == 1:
-            _print_rows(own)
+            _print_rows(figures)
         else:
-            columns = {column.rjust(6): value for column, value in accuracies_of(own).items()}
-            if not found:
+            columns = {column.rjust(6): value for column, value in accuracies_of(figures).items()}
+            if not figures_of_models:
                 print("  ".join(["model".ljust(width), *columns]))
             cells = (f"{value:.4f}".rjust(len(column)) for column, value in columns.items())
             print("  ".join([name.ljust(width), *cells]), flush=True)
-        found[name] = {"words": words_seen_by(name), **own}
+        figures_of_models[name] = {"words": words_seen_by(name), **figures}
     if args.output:
-        write_json(args.output, own if len(models) == 1 else {"models": found})
+        write_json(args.output, figures if len(models) == 1 else {"models": figures_of_models})
     return 0
 
 
-def _print_rows(found: dict[str, Any]) -> None:
-    """A row for each file, each field and all of them; and the means of the folders."""
-    rows = [*((Path(path).name, own) for path, own in found["files"].items()), *found["fields"].items(), ("all", found)]
+def _print_rows(figures: Mapping[str, Any]) -> None:
+    """Print a row for each file, each field and all of them; and the means of the folders."""
+    rows = [(Path(path).name, of_file) for path, of_file in figures["files"].items()]
+    rows += [*figures["fields"].items(), ("all", figures)]
     width = max(len(name) for name, _ in rows)
-    for name, own in rows:
-        mean = f"  (mean of the files {found['mean_of_files']:.4f})" if own is found else ""
-        figures = f"{own['pairs']:6,} pairs  accuracy {own['accuracy']:.4f}  ties {own['ties']:,}{mean}"
-        print(f"{name.ljust(width)}  {figures}")
-    for folder, own in found["folders"].items():
-        print(f"{folder}: mean of {own['tasks']:,} tasks {own['accuracy']:.4f}")
-    if len(found["folders"]) > 1:
-        print(f"mean of the folders {found['mean']:.4f}")
+    for name, row in rows:
+        mean = f"  (mean of the files {figures['mean_of_files']:.4f})" if row is figures else ""
+        cells = f"{row['pairs']:6,} pairs  accuracy {row['accuracy']:.4f}  ties {row['ties']:,}{mean}"
+        print(f"{name.ljust(width)}  {cells}")
+    for folder, of_folder in figures["folders"].items():
+        print(f"{folder}: mean of {of_folder['tasks']:,} tasks {of_folder['accuracy']:.4f}")
+    if len(figures["folders"]) > 1:
+        print(f"mean of the folders {figures['mean']:.4f}")

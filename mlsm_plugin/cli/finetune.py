@@ -1,6 +1,7 @@
 """``mlsm finetune``: fine-tune a checkpoint to classify texts, or pairs of texts."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from mlsm_plugin.cli.coding_options import add_checkpoint, add_output, user_dir_flags
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Every other flag is handed to fairseq-train, e.g. --fp16 or --dropout 0.2. Run the same command again to "
         "resume after a stop."
     )
-    columns = "training texts: label TAB text, or label TAB text TAB text; or *.jsonl of GLUE, as BabyLM has it"
+    columns = "training texts: label TAB text, or label TAB text TAB text; or *.jsonl of GLUE, as in BabyLM"
     add_checkpoint(parser)
     parser.add_argument("--train", required=True, metavar="TSV", help=columns)
     parser.add_argument(
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
-def table(summary: dict[str, Any]) -> str:
+def table(summary: Mapping[str, Any]) -> str:
     """A table of aligned columns: a row for each seed, then mean and standard deviation."""
     names = list(summary["mean"])
     rows = [["seed", *(name.replace("_", " ") for name in names)]]

@@ -2,10 +2,14 @@
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.coding_options import add_checkpoint, add_device, check_positive
 from mlsm_plugin.core.files.hf_files import is_hf
+
+if TYPE_CHECKING:
+    from mlsm_plugin.hub import DenoisingHubInterface
+    from mlsm_plugin.huggingface.t5_infilling import T5Infiller
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,17 +35,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
     from mlsm_plugin.core.hidden_states.devices import default_device
 
     check_positive(args, "beam", "max_length")
-    model: Any
-    if is_hf(args.checkpoint):
-        from mlsm_plugin.huggingface.t5_infilling import T5Infiller
-
-        model = T5Infiller(args.checkpoint)
-    else:
-        from mlsm_plugin.hub import DenoisingHubInterface, from_pretrained
-
-        model = from_pretrained(args.checkpoint)
-        if not isinstance(model, DenoisingHubInterface):
-            raise ValueError(f"{args.checkpoint} is not a denoising model; train one with --task span_denoising")
+    model = _open(args.checkpoint)
     model.to(default_device(args.device))
     for text in args.texts:
         filled = model.infill(text, beam=args.beam, max_length=args.max_length)
@@ -51,3 +45,17 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
             if filler.is_missing:
                 print(f"mlsm: warning: the model wrote nothing for {filler.sentinel}", file=sys.stderr)
     return 0
+
+
+def _open(checkpoint: str) -> "T5Infiller | DenoisingHubInterface":
+    """The model of a checkpoint of fairseq, or of a T5; ValueError if it is not a denoising model."""
+    if is_hf(checkpoint):
+        from mlsm_plugin.huggingface.t5_infilling import T5Infiller
+
+        return T5Infiller(checkpoint)
+    from mlsm_plugin.hub import DenoisingHubInterface, from_pretrained
+
+    model = from_pretrained(checkpoint)
+    if not isinstance(model, DenoisingHubInterface):
+        raise ValueError(f"{checkpoint} is not a denoising model; train one with --task span_denoising")
+    return model

@@ -28,8 +28,9 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     check_positive(args, "max_tokens")
     check_output_file(args.output)
-    how = {name: getattr(args, name) for name in ("split", "codes", "max_tokens", "quality")}
-    summaries = inspect(args.folder, args.output, **how)
+    summaries = inspect(
+        args.folder, args.output, split=args.split, codes=args.codes, max_tokens=args.max_tokens, quality=args.quality
+    )
     dead = sum(summary.frequency == 0 for summary in summaries)
     print(f"{len(summaries)} atoms, {dead} of them dead here: {args.output}")
     return 0

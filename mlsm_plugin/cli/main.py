@@ -40,15 +40,20 @@ MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "i
 RENAMED = {
     "tokenize-hf": "binarize --format sequences",
     "encode-hf": "encode",
-    **dict.fromkeys(("convert-dictionary", "export-hf", "import-hf", "average"), "convert"),
+    "convert-dictionary": "convert",
+    "export-hf": "convert",
+    "import-hf": "convert",
+    "average": "convert",
     "evaluate-pairs": "evaluate pairs",
     "evaluate-dictionary": "evaluate dictionary",
-    **{name: f"npm {name}" for name in ("datastore", "fill", "classify")},
+    "datastore": "npm datastore",
+    "fill": "npm fill",
+    "classify": "npm classify",
 }
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser; only the module of ``command`` is imported, so that ``mlsm --help`` is instant."""
+    """The parser; only the module of ``command`` is imported, which keeps ``mlsm --help`` fast."""
     parser = argparse.ArgumentParser(
         prog="mlsm", description="Masked-language-model pre-training beyond token identity, from raw text to a model."
     )

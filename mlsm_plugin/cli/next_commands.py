@@ -1,4 +1,4 @@
-"""The next command of the pipeline, ready to paste, which a command prints at its end."""
+"""The next command of the pipeline, ready to paste; a command prints it at its end."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ def encode_command(data_bin: PathLike, auxiliary: str, dictionary: PathLike, use
 def training_command(
     data_bin: PathLike, save_dir: PathLike, coding: "CodingSettings", user_dir: str | None, *, codes: str | None = None
 ) -> str:
-    """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset that was coded so.
+    """The ``fairseq-train`` command that trains MLSM and MLM together on a dataset with these codes.
 
     ``codes`` is the folder of the codes, if that is not the dataset.
     """

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlsm_plugin.cli.actions import actions_of
 from mlsm_plugin.cli.coding_options import (
@@ -24,6 +24,10 @@ from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.core.text.unknown_tokens import KnownText
 from mlsm_plugin.retrieval.key_index import INDEX_KINDS, check_installed
 from mlsm_plugin.retrieval.settings import DatastoreSettings, FillingSettings
+
+if TYPE_CHECKING:
+    from mlsm_plugin.fairseq_plugin.compat.model_parts import RobertaHub
+    from mlsm_plugin.retrieval.phrase_datastore import PhraseDatastore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +70,8 @@ def _build(args: argparse.Namespace, extra: list[str]) -> int:
     process = process_rank(args.process_index, args.num_processes, os.environ)
     if args.threads:
         torch.set_num_threads(args.threads)
-    blocks, stopwords = block_settings(args, args.checkpoint), read_stopwords(args.drop_stopwords)
+    blocks = block_settings(args, args.checkpoint)
+    stopwords = read_stopwords(args.drop_stopwords)
     settings = settings_of(DatastoreSettings, args, blocks=blocks, stopwords=stopwords)
     builder = DatastoreBuilder(
         args.data_bin,
@@ -129,6 +134,7 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     if args.datastore is None:
         raise ValueError("--datastore is required; make one with `mlsm npm datastore`")
     interface, store = _open(args)
+    assert store is not None
     filler = PhraseFiller(interface, store, settings)
     if args.steps:
         texts = []
@@ -140,9 +146,9 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
     _warn_of_cuts(sum(map(filler.was_cut, args.texts)), len(args.texts))
     for text in args.texts:
         print(text)
-        for number, found in enumerate(filler.fill(text, topk=args.topk), start=1):
-            print(f"  mask {number}" + ("" if found else ": no phrase; try more --neighbors, or --any-pieces"))
-            for candidate in found:
+        for number, candidates in enumerate(filler.fill(text, topk=args.topk), start=1):
+            print(f"  mask {number}" + ("" if candidates else ": no phrase; try more --neighbors, or --any-pieces"))
+            for candidate in candidates:
                 print(f"    {candidate.score:.4f}  {candidate.phrase}")
                 for context in candidate.contexts:
                     print(f"            {context}")
@@ -150,13 +156,13 @@ def _fill(args: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _warn_of_cuts(number: int, of: int) -> None:
-    """Say on standard error how many texts the model does not see as a whole."""
+    """Print on standard error how many texts the model sees only in part."""
     if number:
         what = f"{number} of {of} texts are longer than the model's positions and are cut around the mask"
         print(f"mlsm: warning: {what}", file=sys.stderr)
 
 
-def _open(args: argparse.Namespace) -> tuple[Any, Any]:
+def _open(args: argparse.Namespace) -> "tuple[RobertaHub, PhraseDatastore | None]":
     """The loaded model, on its device, and the datastore, or None if the command line names none."""
     from mlsm_plugin.core.hidden_states.devices import default_device
     from mlsm_plugin.hub import checkpoint_of, from_pretrained
@@ -211,14 +217,21 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
     verbalizer = read_verbalizer(args.verbalizer)
     items = read_texts(args.input, list(verbalizer), header=args.header)
     interface, store = _open(args)
-    limits = {"max_occurrences": args.max_occurrences, "max_unk_rate": args.max_unk_rate}
-    store = None if args.parametric else store
-    found = classify(interface, items, verbalizer, args.template, store=store, **limits, where=args.input)
-    _warn_of_cuts(sum(cut for *_, cut in found), len(items))
-    predicted = Counter(label for label, *_ in found)
+    predictions = classify(
+        interface,
+        items,
+        verbalizer,
+        args.template,
+        store=None if args.parametric else store,
+        max_occurrences=args.max_occurrences,
+        max_unk_rate=args.max_unk_rate,
+        where=args.input,
+    )
+    _warn_of_cuts(sum(cut for *_, cut in predictions), len(items))
+    predicted = Counter(label for label, *_ in predictions)
     print("predicted: " + ", ".join(f"{label} {predicted[label]}" for label in verbalizer))
     if items[0].label is not None:
-        correct = sum(label == item.label for (label, *_), item in zip(found, items, strict=True))
+        correct = sum(label == item.label for (label, *_), item in zip(predictions, items, strict=True))
         majority = max(Counter(item.label for item in items).values())
         print(
             f"accuracy {correct / len(items):.4f} ({correct} of {len(items)}; always the most frequent label: "
@@ -226,6 +239,6 @@ def _classify(args: argparse.Namespace, extra: list[str]) -> int:
         )
     if args.output:
         with atomic_open(args.output, "w") as file:
-            for (label, share, _), item in zip(found, items, strict=True):
+            for (label, share, _), item in zip(predictions, items, strict=True):
                 file.write(f"{label}\t{share:.4f}\t{item.text}\n")
     return 0

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="metrics to draw (default: all)")
     parser.add_argument("--dpi", type=int, default=110, help="resolution of the picture")
-    text = "follow the runs until all have been over for ten minutes: write NAME.html, too, which a browser loads anew"
+    text = "follow the runs until ten minutes after all have ended: also write NAME.html, which reloads itself"
     parser.add_argument("--watch", action="store_true", help=text)
 
 

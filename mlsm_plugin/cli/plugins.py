@@ -14,10 +14,10 @@ def user_dir_of(arguments: Sequence[str]) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--user-dir")
     try:
-        found: str | None = parser.parse_known_args(list(arguments))[0].user_dir
+        args, _ = parser.parse_known_args(list(arguments))
     except SystemExit:  # the flag has no value; the real parser reports it
         return None
-    return found
+    return args.user_dir
 
 
 def import_plugin(folder: str) -> None:
@@ -38,7 +38,7 @@ def import_plugin(folder: str) -> None:
 
 
 def _import_user_module(args: argparse.Namespace) -> None:
-    """What fairseq's function of this name does, where fairseq is not installed."""
+    """The same as fairseq's function of this name, if fairseq is not installed."""
     parent, name = os.path.split(os.path.abspath(args.user_dir))
     if not os.path.isdir(args.user_dir):
         raise FileNotFoundError(args.user_dir)

@@ -61,16 +61,17 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         raise ValueError(
             f"unrecognized arguments: {shlex.join(extra)} (with --auxiliary, no model is trained that could have them)"
         )
-    for given, options in ((args.auxiliary, OF_AUXILIARY), (args.auxiliary or args.tokenizer, OF_TOKENIZER)):
-        if given:
-            refuse_changed(args, options, f"of what is trained here, and {given} is given; leave it out")
+    for name, options in ((args.auxiliary, OF_AUXILIARY), (args.auxiliary or args.tokenizer, OF_TOKENIZER)):
+        if name:
+            refuse_changed(args, options, f"only used for training, but {name} is given; leave it out")
     known = {} if args.auxiliary else {"tokens_per_sample": BlockSettings().tokens_per_sample}
     blocks = block_settings(args, args.auxiliary or "", known)
     layer = getattr(args, "layer", None)
     output = Path(args.output)
     coding = settings_of(CodingSettings, args, layer=layer or 0, blocks=blocks)
     record = preprocess(
-        *({split: getattr(args, split) for split in ("train", "valid", "test")}, output),
+        {"train": args.train, "valid": args.valid, "test": args.test},
+        output,
         settings_of(PreprocessSettings, args),
         settings_of(TokenizerSettings, args),
         settings_of(LearningSettings, args, layer=layer or 0),

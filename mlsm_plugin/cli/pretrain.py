@@ -44,9 +44,11 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
 
     check_positive(args, "max_update")
     layer = getattr(args, "layer", None)
-    settings: StageSettings = settings_of(StageSettings, args)
+    settings = settings_of(StageSettings, args)
     early = pretrain_in_stages(
-        *(args.data_bin, args.save_dir, settings),
+        args.data_bin,
+        args.save_dir,
+        settings,
         settings_of(LearningSettings, args, layer=layer or 0),
         block_settings(args, "", {"tokens_per_sample": BlockSettings().tokens_per_sample}),
         layer=layer,

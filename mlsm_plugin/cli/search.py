@@ -14,7 +14,8 @@ from mlsm_plugin.search.settings import IndexSettings
 if TYPE_CHECKING:
     from mlsm_plugin.search.index import Hit
 
-BOLD, PLAIN = "\033[1m", "\033[0m"
+BOLD = "\033[1m"
+PLAIN = "\033[0m"
 SHOWN_CHARACTERS = 300
 EXAMPLE_OF_INDEX = "example:  mlsm search index docs.txt --model encoder/ --dictionary dictionary/ --output index"
 EXAMPLE_OF_QUERY = 'example:  mlsm search query index "how people lose weight" --count 3'

@@ -1,25 +1,26 @@
-"""The command line of settings: flags from the fields of a dataclass, and the dataclass from what was given."""
+"""The command line of settings: flags from the fields of a dataclass, and the dataclass from parsed arguments."""
 
 import argparse
 import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlsm_plugin.core.files.settings import flag_of, options_of, plain_type
 
 if TYPE_CHECKING:
     from mlsm_plugin.core.sparse_coding.coder import SparseCoder
 
-Parser = Any  # a parser, or a group of one
+Settings = TypeVar("Settings")
+Parser = argparse._ActionsContainer  # a parser or a group of one, for which argparse has no public name
 PREFIX = "coder_option_"
 
 
 @dataclasses.dataclass(frozen=True)
 class Depends:
-    """A default that is known later; the option is left out of what was given if the command line does not say it."""
+    """A default that is known later; without its flag, the option is not an attribute of the parsed arguments."""
 
-    on: Any
+    on: object
 
 
 def add_settings(
@@ -28,11 +29,12 @@ def add_settings(
     *,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> None:
-    """Add the flags of a dataclass, whose fields without a help are no flags.
+    """Add the flags of a dataclass, for its fields with a help.
 
-    All are added, ``only`` those that are named, or all ``without`` those; ``defaults`` are this command's own.
+    All of them are added, or ``only`` those named, or all ``without`` those named; ``defaults`` replace those of the
+    fields.
     """
     declared = typing.get_type_hints(cls)
     for name, field in options_of(cls).items():
@@ -41,21 +43,21 @@ def add_settings(
             _add_flag(parser, name, field, declared[name], default)
 
 
-def settings_of(cls: Any, args: argparse.Namespace, **more: Any) -> Any:
+def settings_of(cls: type[Settings], args: argparse.Namespace, **further: object) -> Settings:
     """The dataclass with the values of the command line; a field that it lacks keeps its default.
 
-    ``more`` has values of fields that are no flags, or that override those of the command line. ValueError as of the
+    ``further`` has values of fields without a flag, or overrides those of the command line. ValueError as of the
     dataclass, with the names of flags.
     """
-    given = {name: getattr(args, name) for name in options_of(cls) if hasattr(args, name)}
+    values = {name: getattr(args, name) for name in options_of(cls) if hasattr(args, name)} | further
     try:
-        return cls(**{**given, **more})
+        return cls(**values)
     except ValueError as error:
         raise ValueError(with_flags(str(error), cls)) from None
 
 
 def with_flags(message: str, *classes: type) -> str:
-    """A message that begins with the name of a field, with its flag in that place."""
+    """A message that begins with the name of a field, with the field's flag instead of the name."""
     name, _, rest = message.partition(" ")
     for field in (options_of(cls).get(name) for cls in classes):
         if field is not None:
@@ -63,14 +65,14 @@ def with_flags(message: str, *classes: type) -> str:
     return message
 
 
-def refuse_changed(args: argparse.Namespace, usual: Mapping[str, Any], why: str) -> None:
-    """Raise ValueError, with ``why``, for options of the command line that have other values than the ``usual``."""
-    changed = [name for name, value in usual.items() if getattr(args, name, value) != value]
+def refuse_changed(args: argparse.Namespace, defaults: Mapping[str, object], why: str) -> None:
+    """Raise ValueError, with ``why``, if options of the command line differ from their ``defaults``."""
+    changed = [name for name, value in defaults.items() if getattr(args, name, value) != value]
     if changed:
         raise ValueError(f"{', '.join('--' + name.strip('_').replace('_', '-') for name in changed)}: {why}")
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
+def _default_of(field: dataclasses.Field[Any]) -> object:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -80,19 +82,19 @@ def add_coder_flags(parser: Parser) -> None:
     """Add a group of flags for each kind of coder; a flag that several kinds share is listed once."""
     from mlsm_plugin.core.sparse_coding.coder import coder_kinds
 
-    seen: set[str] = set()
+    added: set[str] = set()
     for kind, coder in coder_kinds().items():
         group = parser.add_argument_group(f"options of the {kind} coder")
         declared = typing.get_type_hints(coder.options_type)
         for name, field in options_of(coder.options_type).items():
-            if name not in seen:
-                seen.add(name)
-                # set only if it is given, so that a kind of coder without this option does not receive its default
+            if name not in added:
+                added.add(name)
+                # without the flag, it is not set: a kind of coder without this option must not receive its default
                 _add_flag(group, PREFIX + name, field, declared[name], Depends(field.default))
 
 
-def given_coder_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of :func:`add_coder_flags` that the command line gives."""
+def given_coder_options(args: argparse.Namespace) -> dict[str, object]:
+    """The options of :func:`add_coder_flags` that the command line sets."""
     return {name.removeprefix(PREFIX): value for name, value in vars(args).items() if name.startswith(PREFIX)}
 
 
@@ -106,26 +108,38 @@ def coder_of(args: argparse.Namespace) -> "SparseCoder":
         raise ValueError(with_flags(str(error), *(kind.options_type for kind in coder_kinds().values()))) from None
 
 
-def _add_flag(parser: Parser, dest: str, field: dataclasses.Field[Any], declared: Any, default: Any) -> None:
-    one, several = plain_type(declared)
+def _add_flag(parser: Parser, dest: str, field: dataclasses.Field[Any], declared: object, default: object) -> None:
+    value_type, several = plain_type(declared)
     text = str(field.metadata["help"])
     shown = default.on if isinstance(default, Depends) else None
     if shown is not None and not isinstance(shown, bool):
         text = f"{text} (default: {shown})"
-    keywords: dict[str, Any] = {"dest": dest, "help": text}
-    if default is dataclasses.MISSING:
-        keywords["required"] = True
-    else:
-        keywords["default"] = argparse.SUPPRESS if isinstance(default, Depends) else default
-    if one is bool:
+    required = default is dataclasses.MISSING
+    if required:
+        default = None
+    elif isinstance(default, Depends):
+        default = argparse.SUPPRESS
+    if value_type is bool:
         action = argparse.BooleanOptionalAction if shown is not None else "store_true"
-        parser.add_argument(flag_of(field), action=action, **keywords)
+        parser.add_argument(flag_of(field), action=action, dest=dest, default=default, required=required, help=text)
         return
-    if several:
-        keywords["nargs"] = "+"
-    if field.metadata.get("choices"):
-        keywords["choices"] = field.metadata["choices"]
-    else:
-        usual = "N" if one is int else "X" if one is float else field.name.strip("_").upper()
-        keywords["metavar"] = field.metadata.get("metavar") or usual
-    parser.add_argument(flag_of(field), type=one, **keywords)
+    choices = field.metadata.get("choices") or None
+    parser.add_argument(
+        flag_of(field),
+        type=value_type,
+        dest=dest,
+        nargs="+" if several else None,
+        default=default,
+        choices=choices,
+        required=required,
+        metavar=None if choices else _metavar(field, value_type),
+        help=text,
+    )
+
+
+def _metavar(field: dataclasses.Field[Any], value_type: type) -> str:
+    if field.metadata.get("metavar"):
+        return str(field.metadata["metavar"])
+    if value_type is int:
+        return "N"
+    return "X" if value_type is float else field.name.strip("_").upper()

@@ -4,10 +4,11 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +29,6 @@ from mlsm_plugin.core.hidden_states.hf_encoder import (
     model_and_tokenizer,
     positions_of,
 )
-from mlsm_plugin.core.hidden_states.settings import ModelRun
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.core.masking.span_groups import SpanRules
 from mlsm_plugin.core.sparse_coding.coder import load_coder
@@ -47,6 +47,7 @@ from mlsm_plugin.huggingface.distilled_model import DistilledModel, SentenceVect
 from mlsm_plugin.huggingface.latent_semantic_model import LatentSemanticModel
 from mlsm_plugin.huggingface.pretraining_model import (
     MaskedLmModel,
+    PretrainingModel,
     SpanContrastiveModel,
     TokenContrastiveModel,
     head_of,
@@ -58,25 +59,39 @@ from mlsm_plugin.huggingface.text_sequences import default_max_length, write_tex
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 from mlsm_plugin.huggingface.training import TrainingSettings, train
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer
+
 VECTORS = "distill-vectors"
-OBJECTIVES: dict[str, tuple[Any, Any]] = {  # model and collator
-    "mlm": (MaskedLmModel, MaskedLmCollator),
-    "mlsm": (LatentSemanticModel, LatentSemanticCollator),
-    "mlsm+mlm": (LatentSemanticModel, LatentSemanticCollator),
-    "taco": (TokenContrastiveModel, TokenContrastiveCollator),
-    "npm": (SpanContrastiveModel, SpanGroupsCollator),
-    "distill": (DistilledModel, MaskedLmCollator),
-    VECTORS: (SentenceVectorModel, SentenceCollator),
+MODELS: dict[str, type[PretrainingModel]] = {  # of the objectives
+    "mlm": MaskedLmModel,
+    "mlsm": LatentSemanticModel,
+    "mlsm+mlm": LatentSemanticModel,
+    "taco": TokenContrastiveModel,
+    "npm": SpanContrastiveModel,
+    "distill": DistilledModel,
+    VECTORS: SentenceVectorModel,
+}
+COLLATORS: dict[str, type[MaskedLmCollator]] = {  # of the objectives that take all of Masking
+    "mlm": MaskedLmCollator,
+    "mlsm": LatentSemanticCollator,
+    "mlsm+mlm": LatentSemanticCollator,
+    "taco": TokenContrastiveCollator,
+    "distill": MaskedLmCollator,
 }
 WITH_CODES = ("mlsm", "mlsm+mlm")
-TAKEN_BY = {**dict.fromkeys(("auxiliary", "latent_top", "learning"), WITH_CODES), "temperature": ("distill",)}
-MASKS_TAKEN = {"npm": ("mask_prob", "seed"), VECTORS: ("seed",)}  # the others take all of Masking
+OBJECTIVES_OF_OPTIONS = {
+    "auxiliary": WITH_CODES,
+    "latent_top": WITH_CODES,
+    "learning": WITH_CODES,
+    "temperature": ("distill",),
+}
 HELD_OUT = 0.02  # share of the sequences, at their end, if there is no text to evaluate on
 MOST_HELD_OUT = 2000
 COMPARED_LINES = 200  # of the text, whose ids are compared when the model is written
-PARTS = ("train", "valid")  # of the text
+TEXT_PARTS = ("train", "valid")
 MODEL = "model"  # the folder of the adapted model in the output
-NOT_DECIDING = ("device", "log")  # of what is learned
+NOT_DECIDING_LEARNING = ("device", "log")  # fields of LearningSettings on which the result does not depend
 LOGS = Path("checkpoints", "runs")  # of TensorBoard
 Texts = tuple[TokenSequences, TokenSequences]  # to train on, and to evaluate on
 
@@ -88,21 +103,23 @@ class Adaptation(KnownText):
     Attributes:
         model: folder or hub name of a masked LM with its tokenizer.
         texts: files with a sentence a line and blank lines between documents.
-        output: folder for everything that is made.
+        output: folder for all output.
         learning: how the dictionary is learned, and from which layer.
         masking: how much is masked, and how.
-        training: how the model is trained; its ``updates`` are replaced by those of ``epochs`` if that is given.
-        epochs: passes over the text; None: ``training.updates`` counts.
+        training: how the model is trained; ``epochs`` replaces its ``updates``.
+        epochs: passes over the text; None: train for ``training.updates``.
     """
 
     model: str
     texts: Sequence[str]
     output: str
-    objective: str = option("mlsm+mlm", choices=tuple(OBJECTIVES), help="what the model is trained for")
+    objective: str = option("mlsm+mlm", choices=tuple(MODELS), help="what the model is trained for")
     valid_texts: list[str] = option(
-        [], flag="--valid", metavar="FILE",
+        [],
+        flag="--valid",
+        metavar="FILE",
         help="text to evaluate on (default: the last 2 %% of the sequences are held out, at most 2,000)",
-    )  # fmt: skip
+    )
     auxiliary: str | None = option(
         None, metavar="MODEL", help="model whose hidden states are coded (default: MODEL itself, as it is)"
     )
@@ -110,7 +127,7 @@ class Adaptation(KnownText):
         None,
         metavar="MODEL",
         help="model with the same vocabulary whose predictions are learned, for distill; for "
-        "distill-vectors any encoder of the same width, of which sentence vectors are learned",
+        "distill-vectors any encoder of the same width whose sentence vectors are learned",
     )
     temperature: float = option(2.0, above=0, help="of the predictions, for distill")
     learning: LearningSettings | None = None
@@ -126,13 +143,14 @@ class Adaptation(KnownText):
         super().__post_init__()
         if self.objective.startswith("distill") is (self.teacher is None):
             raise ValueError("--objective distill and distill-vectors need --teacher, and no other objective takes one")
-        for name, objectives in TAKEN_BY.items():
+        for name, objectives in OBJECTIVES_OF_OPTIONS.items():
             if self.objective not in objectives and getattr(self, name) != getattr(Adaptation, name):
-                raise ValueError(f"{name} goes with --objective {' and '.join(objectives)} only")
-        taken = MASKS_TAKEN.get(self.objective, ())
-        if taken and self.masking != Masking(**{name: getattr(self.masking, name) for name in taken}):
-            others = "but --mask-prob: it masks spans" if "mask_prob" in taken else "of masks: it masks nothing"
-            raise ValueError(f"--objective {self.objective} takes no option {others}")
+                raise ValueError(f"{name} is only allowed with --objective {' or '.join(objectives)}")
+        masking = self.masking
+        if self.objective == "npm" and masking != Masking(mask_prob=masking.mask_prob, seed=masking.seed):
+            raise ValueError("of the options for masks, --objective npm only takes --mask-prob")
+        if self.objective == VECTORS and masking != Masking(seed=masking.seed):
+            raise ValueError(f"--objective {VECTORS} takes no options for masks, since nothing is masked")
 
     @property
     def coded_model(self) -> str:
@@ -141,9 +159,9 @@ class Adaptation(KnownText):
 
 
 def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
-    """Tokenize, learn and code where the objective needs it, train, and write ``model`` in the output folder.
+    """Tokenize, learn and code if the objective needs it, train, and write ``model`` in the output folder.
 
-    Every part resumes where it was stopped, or is skipped if it is complete. Under torchrun all ranks code and train.
+    Every part resumes after a stop, or is skipped if it is complete. Under torchrun all ranks code and train.
 
     Returns:
         the figures on the held-out text ``before`` and ``after``, in nats.
@@ -180,7 +198,7 @@ def adapt(settings: Adaptation) -> dict[str, dict[str, float]]:
 
 @contextmanager
 def _forgetting(folder: PlannedFolder) -> Iterator[None]:
-    """Forget the plan of a folder if its text does not fit, so that the corrected command is not refused."""
+    """Forget the plan of a folder if its text does not fit; otherwise, the corrected command would be rejected."""
     try:
         yield
     except ValueError:
@@ -189,35 +207,25 @@ def _forgetting(folder: PlannedFolder) -> Iterator[None]:
 
 
 class _Run:
-    """The parts of an adaptation, and what they share; raises ValueError for what would fail hours later."""
+    """The parts of an adaptation, and what they share; ValueError now for problems that would appear hours later."""
 
     def __init__(self, settings: Adaptation, process: ProcessRank) -> None:
-        self.settings, self.process, self.output = settings, process, Path(settings.output)
+        self.settings = settings
+        self.process = process
+        self.output = Path(settings.output)
         self.processes = self._processes()
-        source, config, own = model_and_tokenizer(settings.model, weights=True)
+        source, config, tokenizer = model_and_tokenizer(settings.model, weights=True)
         self.training = settings.training
         if config.model_type in FLOAT32_ONLY:
             if self.training.bf16 == "on":
                 raise ValueError(f"a model of type {config.model_type} overflows in bfloat16; pass --bf16 off")
             self.training = replace(self.training, bf16="off")
         self.tokenizer = load_fast_tokenizer(source)
-        self.kind, collator = OBJECTIVES[settings.objective]
-        options: dict[str, Any] = {"masking": settings.masking}
-        if settings.objective == "npm":
-            rules = SpanRules(mask_prob=settings.masking.mask_prob)
-            options = {"max_length": positions_of(config), "rules": rules, "seed": settings.masking.seed}
-        elif settings.objective == VECTORS:
-            options = {}
-        self.collator = collator(self.tokenizer, **options)
-        same = [settings.model, settings.coded_model]
-        others = {"auxiliary model": settings.auxiliary}
-        if settings.objective == "distill":
-            same, others = [settings.model, str(settings.teacher)], {"teacher": settings.teacher}
-        for kind, other in others.items():
-            if other and HuggingFaceTokenizer(other).vocabulary_fingerprint != own.vocabulary_fingerprint:
-                raise ValueError(
-                    f"the {kind} {other} has another vocabulary than {settings.model}; their tokens must be the same"
-                )
+        self.kind = MODELS[settings.objective]
+        self.collator = self._collator(config)
+        second_model = settings.teacher if settings.objective == "distill" else settings.auxiliary
+        if second_model:
+            self._check_same_vocabulary(second_model, tokenizer)
         self.device = "cpu" if settings.training.cpu else process.device(torch.cuda.device_count())
         self.learning: LearningSettings | None = None
         if settings.objective in WITH_CODES:
@@ -225,7 +233,7 @@ class _Run:
             learning = settings.learning or LearningSettings(layer=last, coder="topk")
             self.learning = replace(learning, device=self.device, log=self._log(learning))
         self.length = settings.max_length or default_max_length(source)
-        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {*same}))
+        limit = min(map(HuggingFaceEncoder.usual_tokens_of, {settings.model, second_model or settings.model}))
         if self.length > limit:
             raise ValueError(f"--max-length {self.length} is more than the {limit} positions of the model")
         # last, as it takes longest; the training opens them again
@@ -235,27 +243,48 @@ class _Run:
         else:
             self._without_codes(stock)
 
+    def _collator(self, config: "PretrainedConfig") -> MaskedLmCollator | SpanGroupsCollator | SentenceCollator:
+        masking = self.settings.masking
+        if self.settings.objective == "npm":
+            rules = SpanRules(mask_prob=masking.mask_prob)
+            return SpanGroupsCollator(self.tokenizer, max_length=positions_of(config), rules=rules, seed=masking.seed)
+        if self.settings.objective == VECTORS:
+            return SentenceCollator(self.tokenizer)
+        return COLLATORS[self.settings.objective](self.tokenizer, masking=masking)
+
+    def _check_same_vocabulary(self, second_model: str, tokenizer: HuggingFaceTokenizer) -> None:
+        if HuggingFaceTokenizer(second_model).vocabulary_fingerprint != tokenizer.vocabulary_fingerprint:
+            role = "teacher" if self.settings.objective == "distill" else "auxiliary model"
+            raise ValueError(
+                f"the {role} {second_model} has another vocabulary than {self.settings.model}; their tokens must be "
+                "the same"
+            )
+
     def _log(self, learning: LearningSettings) -> MetricLog:
-        """Where the training of an SAE is logged: where the Trainer logs, if it is one of these two."""
+        """The log of the training of an SAE: that of the Trainer, if it is TensorBoard or Weights & Biases."""
         names = self.settings.training.report_to if learning.coder != LASSO else []
         board = str(self.output / LOGS / "dictionary") if "tensorboard" in names else None
         return MetricLog(board, os.environ.get("WANDB_PROJECT", "huggingface") if "wandb" in names else None)
 
     def _processes(self) -> int:
-        """Their number for the plan: it decides batches and updates, but any number may read what is finished."""
-        folder, now = PlannedFolder(self.output, {}), self.process.world_size
-        there: int = (folder.recorded_plan or {}).get("processes", now)
-        if there != now and not folder.is_sealed:
-            raise ValueError(
-                f"the number of processes is {there} in {self.output} and {now} now; start {there} (several: with "
-                "torchrun --nproc-per-node), or choose another --output"
-            )
-        return there
+        """The number of processes recorded in the plan, which decides batches and updates.
 
-    def plan(self) -> dict[str, Any]:
+        ValueError if it is another one now, unless the adaptation is complete.
+        """
+        folder = PlannedFolder(self.output, {})
+        now = self.process.world_size
+        recorded: int = (folder.recorded_plan or {}).get("processes", now)
+        if recorded != now and not folder.is_sealed:
+            raise ValueError(
+                f"the number of processes is {recorded} in {self.output} and {now} now; start {recorded} (several: "
+                "with torchrun --nproc-per-node), or choose another --output"
+            )
+        return recorded
+
+    def plan(self) -> dict[str, object]:
         """Everything that decides the result, as values that JSON can hold."""
         settings = self.settings
-        plan: dict[str, Any] = {
+        plan: dict[str, object] = {
             "objective": settings.objective,
             "model": HuggingFaceEncoder.fingerprint_of(settings.model),
             "texts": sha256_of_files(*settings.texts),
@@ -271,36 +300,46 @@ class _Run:
             plan["teacher"] = HuggingFaceEncoder.fingerprint_of(settings.teacher)
             plan["temperature"] = settings.temperature
         if self.learning is not None:
-            plan |= {
-                "learning": {name: value for name, value in asdict(self.learning).items() if name not in NOT_DECIDING},
-                "auxiliary": HuggingFaceEncoder.fingerprint_of(settings.coded_model),
-                "latent_top": settings.latent_top,
-            }
+            learning = asdict(self.learning)
+            plan["learning"] = {name: value for name, value in learning.items() if name not in NOT_DECIDING_LEARNING}
+            plan["auxiliary"] = HuggingFaceEncoder.fingerprint_of(settings.coded_model)
+            plan["latent_top"] = settings.latent_top
         return plan
 
     def _sequences(self, texts: Sequence[str], name: str, overwrite: bool) -> TokenSequences:
-        options: dict[str, Any] = {"max_length": self.length, "max_unk_rate": self.settings.max_unk_rate}
-        output, vectors = self.output / name, self.settings.objective == VECTORS
-        options |= {"overwrite": overwrite, "apart": vectors}
-        found = write_text_sequences(texts, self.settings.model, output, **options)[0]
-        if vectors:
-            of_teacher = self.output / f"{name}.vectors.npy"
-            run: dict[str, Any] = {
-                "device": self.device,
-                "fp16": self.training.in_bf16,
-                "overwrite": overwrite,
-                "max_unk_rate": self.settings.max_unk_rate,
-            }
-            write_vectors(texts, found, self.settings.model, str(self.settings.teacher), of_teacher, **run)
-        return found
+        settings = self.settings
+        learns_vectors = settings.objective == VECTORS
+        sequences, _ = write_text_sequences(
+            texts,
+            settings.model,
+            self.output / name,
+            max_length=self.length,
+            max_unk_rate=settings.max_unk_rate,
+            apart=learns_vectors,
+            overwrite=overwrite,
+        )
+        if learns_vectors:
+            write_vectors(
+                texts,
+                sequences,
+                settings.model,
+                str(settings.teacher),
+                self.output / f"{name}.vectors.npy",
+                overwrite=overwrite,
+                max_unk_rate=settings.max_unk_rate,
+                device=self.device,
+                fp16=self.training.in_bf16,
+            )
+        return sequences
 
     def prepare(self, *, overwrite: bool) -> Texts:
-        """Make the sequences and the dictionary; ``overwrite`` what another plan has made."""
+        """Make the sequences and the dictionary; with ``overwrite``, replace those of another plan."""
         fewest = 2 if self.settings.objective == "npm" else 1  # npm finds spans in other sequences
         text = self._sequences(self.settings.texts, "tokens", overwrite)
         if self.settings.valid_texts:
             warn_of_the_same_text(self.settings.texts, self.settings.valid_texts)
-            train, valid = text, self._sequences(self.settings.valid_texts, "valid", overwrite)
+            train = text
+            valid = self._sequences(self.settings.valid_texts, "valid", overwrite)
         else:
             held_out = min(max(fewest, math.ceil(HELD_OUT * len(text))), MOST_HELD_OUT)
             if len(text) < 2 * held_out + 1:
@@ -308,7 +347,8 @@ class _Run:
                     f"the text has only {len(text)} sequences of at most {self.length} ids, too few to hold some out; "
                     "pass more text, or text to evaluate on with --valid"
                 )
-            train, valid = text.part(0, len(text) - held_out), text.part(len(text) - held_out, len(text))
+            train = text.part(0, len(text) - held_out)
+            valid = text.part(len(text) - held_out, len(text))
         short = [flag for flag, part in (("--text", train), ("--valid", valid)) if len(part) < fewest]
         if short:
             raise ValueError(
@@ -316,46 +356,70 @@ class _Run:
                 "or a smaller --max-length"
             )
         if self.learning is not None:
-            options: dict[str, Any] = {"output": self.output / "dictionary", "overwrite": overwrite}
-            learn_from_sequences(train, self.settings.coded_model, settings=self.learning, **options)
+            learn_from_sequences(
+                train,
+                self.settings.coded_model,
+                output=self.output / "dictionary",
+                settings=self.learning,
+                overwrite=overwrite,
+            )
         return train, valid
 
     def code(self, texts: Texts, learning: LearningSettings) -> None:
-        """Code both parts of the text, each rank its share."""
-        run = {field.name: getattr(learning, field.name) for field in fields(ModelRun)}
-        coding = CodingSettings(layer=learning.layer, latent_top=self.settings.latent_top, **run)
-        coder = load_coder(self.output / "dictionary")
-        for name, sequences in zip(PARTS, texts, strict=True):
-            options: dict[str, Any] = {"output": self.output / f"{name}.codes", "share": self.process}
-            options |= {"coder": coder, "settings": coding}
-            encode_sequences(sequences, self.settings.coded_model, **options)
+        """Code both parts of the text; each rank codes its share."""
+        coding = CodingSettings(
+            layer=learning.layer,
+            latent_top=self.settings.latent_top,
+            device=learning.device,
+            fp16=learning.fp16,
+            threads=learning.threads,
+            batch_tokens=learning.batch_tokens,
+        )
+        encode = partial(
+            encode_sequences,
+            model=self.settings.coded_model,
+            coder=load_coder(self.output / "dictionary"),
+            settings=coding,
+            process=self.process,
+        )
+        for name, sequences in zip(TEXT_PARTS, texts, strict=True):
+            output = self.output / f"{name}.codes"
+            encode(sequences, output=output)
             if self.process.world_size > 1:
                 torch.distributed.barrier()
-                encode_sequences(sequences, self.settings.coded_model, **options)  # all shards are there now
+                encode(sequences, output=output)  # now all shards exist
                 torch.distributed.barrier()
 
-    def trainer(self, texts: Texts) -> Any:
+    def trainer(self, texts: Texts) -> "Trainer":
         """The Trainer; ValueError if model, text and batches do not fit."""
         from transformers import Trainer
 
         from mlsm_plugin.huggingface.trainer_callback import prepare
 
         model, datasets = self._model_and_datasets(texts)
-        training, epochs = self.training, self.settings.epochs
+        training = self.training
+        epochs = self.settings.epochs
         if epochs is not None:
             updates = training.updates_of_epochs(epochs, len(datasets[0]), self.process.world_size)
             training = replace(training, updates=updates)
-        both = {"train_dataset": datasets[0], "eval_dataset": datasets[1]}
-        arguments = training.arguments(self.output / "checkpoints")
-        optimizers = (training.optimizer_of(model), None)
-        trainer = prepare(Trainer(model, arguments, data_collator=self.collator, optimizers=optimizers, **both))
+        trainer = prepare(
+            Trainer(
+                model,
+                training.arguments(self.output / "checkpoints"),
+                data_collator=self.collator,
+                train_dataset=datasets[0],
+                eval_dataset=datasets[1],
+                optimizers=(training.optimizer_of(model), None),
+            )
+        )
         for callback in trainer.callback_handler.callbacks:
-            if getattr(callback, "logging_dir", "") is None:  # TensorBoard's, which then logs what is before the
-                callback.logging_dir = str(self.output / LOGS / "training")  # training to the present folder
+            # TensorBoard's callback would log figures from before the training to the current folder
+            if getattr(callback, "logging_dir", "") is None:
+                callback.logging_dir = str(self.output / LOGS / "training")
         return trainer
 
-    def train(self, trainer: Any) -> dict[str, dict[str, float]]:
-        """Evaluate, train, evaluate again, and write the model; the losses before and after."""
+    def train(self, trainer: "Trainer") -> dict[str, dict[str, float]]:
+        """Evaluate, train, evaluate again, and write the model; returns the losses before and after."""
         before = self.output / "before.json"
         if not before.exists():
             figures = trainer.evaluate()  # raises ValueError if the loss is not finite
@@ -371,19 +435,20 @@ class _Run:
         return {"before": _losses(read_json(before)) if self.process.rank == 0 else {}, "after": _losses(after)}
 
     def _model_and_datasets(self, texts: Texts) -> tuple[Any, list[Any]]:
-        """The model, and what it is trained and evaluated on."""
+        """The model, and the datasets to train and to evaluate on."""
         if self.learning is not None:
-            stores = [self.output / f"{name}.codes" for name in PARTS]
-            coded = [PretrainingSequences(*pair) for pair in zip(texts, stores, strict=True)]
+            stores = [self.output / f"{name}.codes" for name in TEXT_PARTS]
+            coded = [PretrainingSequences(text, store) for text, store in zip(texts, stores, strict=True)]
             return self._seeded(lambda: self._with_codes(coded[0].num_atoms)), coded
         model = self._seeded(lambda: self._without_codes(self.kind.opened(self.settings.model)))
         if self.settings.objective == VECTORS:
             return model, list(self._with_vectors(texts))
-        dataset: Any = SpanGroups if self.settings.objective == "npm" else PretrainingSequences
-        return model, [dataset(text) for text in texts]
+        if self.settings.objective == "npm":
+            return model, [SpanGroups(text) for text in texts]
+        return model, [PretrainingSequences(text) for text in texts]
 
     def _seeded(self, make: Callable[[], Any]) -> Any:
-        """The model that ``make`` gives, whose new heads depend on the seed only."""
+        """The model that ``make`` returns; its new heads depend only on the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.training.seed)
             return make()
@@ -395,14 +460,14 @@ class _Run:
         return self.kind.of(stock, num_atoms=num_atoms, mlm_weight=mlm_weight)
 
     def _with_vectors(self, texts: Texts) -> list[SentenceVectors]:
-        """Both parts of the text with the teacher's vectors; what is held out lies at the end of the text."""
+        """Both parts of the text with the teacher's vectors; held-out sequences are at the end of the text."""
         first = map_npy(self.output / "tokens.vectors.npy", ndim=2)
         number = len(texts[0])
         second = map_npy(self.output / "valid.vectors.npy", ndim=2) if self.settings.valid_texts else first[number:]
-        return [SentenceVectors(*pair) for pair in zip(texts, (first[:number], second), strict=True)]
+        return [SentenceVectors(texts[0], first[:number]), SentenceVectors(texts[1], second)]
 
-    def _without_codes(self, stock: Any) -> Any:
-        """A stock model that becomes that of an objective without codes."""
+    def _without_codes(self, stock: "PreTrainedModel") -> Any:
+        """A stock model with an objective without codes."""
         if self.settings.objective == VECTORS:
             return self.kind.of(stock, width=HuggingFaceEncoder.width_of(str(self.settings.teacher)))
         if self.settings.teacher is not None:

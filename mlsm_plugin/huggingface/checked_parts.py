@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from mlsm_plugin.huggingface.collators import MaskedLmCollator, SpanGroupsCollat
 from mlsm_plugin.huggingface.sentence_vectors import SentenceCollator
 from mlsm_plugin.huggingface.token_sequences import TokenSequences
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+Collator = MaskedLmCollator | SpanGroupsCollator | SentenceCollator
+
 OWN_TOKENIZER = "pass the tokenizer that made them to the collator"
 FEW_PAIRS = (
     "an anchor needs another known token in its sequence, and other sequences in its batch: use longer sequences, or a "
@@ -20,7 +25,7 @@ FEW_PAIRS = (
 )
 
 
-def with_inner(dataset: Any) -> Iterator[Any]:
+def with_inner(dataset: object) -> Iterator[Any]:
     """A dataset, and those within torch's ``Subset`` and ``ConcatDataset``."""
     yield dataset
     for inner in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
@@ -28,8 +33,8 @@ def with_inner(dataset: Any) -> Iterator[Any]:
             yield from with_inner(inner)
 
 
-def check_parts(model: Any, dataset: Any, collator: Any, name: str) -> None:
-    """Check that a model, a dataset, called ``name``, and a collator of this package fit; others are not judged.
+def check_parts(model: Any, dataset: Any, collator: object, name: str) -> None:
+    """Check that a model, a dataset, called ``name``, and a collator of this package fit; other collators pass.
 
     ValueError if the model lacks embeddings for ids of the tokenizer, or positions for a sequence, the sequences were
     made with another tokenizer, or hardly anything of the text is masked. Unknown tokens get a warning.
@@ -41,20 +46,20 @@ def check_parts(model: Any, dataset: Any, collator: Any, name: str) -> None:
     for inner in with_inner(dataset):
         sequences = getattr(inner, "sequences", None)
         if isinstance(sequences, TokenSequences):
-            called = f"the sequences of {name}"
-            sequences.check_made_with(collator.vocabulary, called, "the collator", remedy=OWN_TOKENIZER)
+            title = f"the sequences of {name}"
+            sequences.check_made_with(collator.vocabulary, title, "the collator", remedy=OWN_TOKENIZER)
             sequences.check_positions(positions)
             if not isinstance(collator, SentenceCollator):
                 ids = np.concatenate([sequences[index] for index in samples_to_look_at(len(sequences))])
-                warn_of_unknown_ids(called, *collator.unknown_counts(called, ids))
+                warn_of_unknown_ids(title, *collator.unknown_counts(title, ids))
     if hasattr(dataset, "__len__") and not isinstance(collator, SentenceCollator):
         batches = (collator([dataset[index]]) for index in samples_to_look_at(len(dataset)))
         counts = (collator.masked_counts(batch) for batch in batches)
         check_masked_share(name, counts, collator.mask_prob, remedy=collator.few_masks)
 
 
-def _positions(model: Any, collator: Any) -> int:
-    """Tokens of the longest sequence that a model takes; ValueError if a collator of NPM makes longer ones."""
+def _positions(model: Any, collator: Collator) -> int:
+    """Tokens of the longest sequence that a model takes; ValueError if a collator of NPM makes longer sequences."""
     positions = positions_of(model.config) if model.config.model_type in SUPPORTED else sys.maxsize
     longest = collator.masking.max_length if isinstance(collator, SpanGroupsCollator) else None
     if longest is not None and longest > positions:
@@ -62,17 +67,19 @@ def _positions(model: Any, collator: Any) -> int:
     return positions
 
 
-def check_contrast(trainer: Any) -> None:
-    """Check that most anchors of a TACO training have something to be compared with, in batches of its size.
+def check_contrast(trainer: "Trainer") -> None:
+    """Check that most anchors of a TACO training have a positive and negatives, in batches of its size.
 
     ValueError if hardly any has: the training would be that of a plain masked LM.
     """
-    dataset, collator, size = trainer.train_dataset, trainer.data_collator, trainer.args.train_batch_size
+    dataset: Any = trainer.train_dataset
+    collator = trainer.data_collator
+    size = trainer.args.train_batch_size
     if not isinstance(collator, TokenContrastiveCollator) or not hasattr(dataset, "__len__"):
         return
     if getattr(trainer.model, "contrastive_weight", 0) > 0:
         places = samples_to_look_at(len(dataset))
-        chosen = (places[first : first + size] for first in range(0, len(places), size))
-        batches = (collator([dataset[index] for index in of_batch]) for of_batch in chosen)
+        places_of_batches = (places[first : first + size] for first in range(0, len(places), size))
+        batches = (collator([dataset[index] for index in of_batch]) for of_batch in places_of_batches)
         counts = (collator.contrasted_counts(batch) for batch in batches)
         check_usable_share("anchors of train_dataset have a positive and negatives", counts, remedy=FEW_PAIRS)

@@ -1,9 +1,8 @@
-"""Codes sequences of token ids with a Hugging Face model, and learns what codes them; needs no fairseq."""
+"""Codes sequences of token ids with a Hugging Face model, and learns coders from them; needs no fairseq."""
 
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +25,11 @@ from mlsm_plugin.core.hidden_states.hf_encoder import (
 from mlsm_plugin.core.sparse_coding.coder import SparseCoder, load_coder
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE
-from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.token_sequences import InputIds, TokenSequences
 
 
 def encode_sequences(
-    input_ids: Any,
+    input_ids: InputIds,
     model: PathLike,
     *,
     coder: SparseCoder,
@@ -47,20 +46,22 @@ def encode_sequences(
     :func:`~mlsm_plugin.core.coding.block_coding.encode_blocks`.
 
     Args:
-        input_ids: as of :class:`TokenSequences`, or one of these. Padding is not attended to; all token types are 0.
+        input_ids: see :class:`TokenSequences`; or one of these. Padding is not attended to; all token types are 0.
         model: folder or hub name of the auxiliary model, with or without ``hf:``.
-        coder: what codes the hidden states, see :func:`~mlsm_plugin.core.sparse_coding.coder.load_coder`.
+        coder: codes the hidden states, see :func:`~mlsm_plugin.core.sparse_coding.coder.load_coder`.
         output: folder of the store.
-        settings: layer, coverage and the like; its ``blocks`` do not matter, since each sequence is a block.
-        tokenizer: folder or hub name of the tokenizer, if it does not lie beside the model.
-        share: the part of the shards that this process codes.
+        settings: layer, coverage and the like; its ``blocks`` are ignored, since each sequence is a block.
+        tokenizer: folder or hub name of the tokenizer, if it is not beside the model.
+        process: rank of this process, which decides its part of the shards.
     """
     name = HF_PREFIX + os.fspath(model).removeprefix(HF_PREFIX)  # of the source of hidden states
     fingerprint = fitting_fingerprint(name, coder, settings.layer)
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
     return encode_blocks(
-        *("sequences", blocks, Path(output)),
+        "sequences",
+        blocks,
+        Path(output),
         split=sequences.fingerprint,
         auxiliary=fingerprint,
         blocks=None,
@@ -74,15 +75,15 @@ def encode_sequences(
 def _blocks_and_encoder(
     sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None, settings: CodingSettings | LearningSettings
 ) -> tuple[TokenBlocks, Callable[[], LibraryEncoder]]:
-    """The text, and what opens the model."""
-    blocks, found = blocks_for_model(sequences, model, tokenizer)
+    """The text, and a function that opens the model."""
+    blocks, opened_tokenizer = blocks_for_model(sequences, model, tokenizer)
     return blocks, lambda: LibraryEncoder(
-        model, layer=settings.layer, tokenizer=found, device=settings.device, fp16=settings.fp16
+        model, layer=settings.layer, tokenizer=opened_tokenizer, device=settings.device, fp16=settings.fp16
     )
 
 
 def learn_from_sequences(
-    input_ids: Any,
+    input_ids: InputIds,
     model: PathLike,
     *,
     output: PathLike,
@@ -92,15 +93,18 @@ def learn_from_sequences(
 ) -> SparseCoder:
     """Learn a dictionary or a sparse autoencoder, as ``mlsm dictionary`` does, and save it.
 
-    If this very coder is already there, it is loaded. The training of an autoencoder resumes where it was stopped.
-    ``overwrite`` replaces another one that is already there. The other arguments are those of :func:`encode_sequences`.
+    If the folder already has this coder, it is loaded. The training of an autoencoder resumes where it was stopped.
+    ``overwrite`` replaces another coder in the folder. The other arguments are those of :func:`encode_sequences`.
     ValueError if model, tokenizer and sequences do not belong together, or as of
     :func:`~mlsm_plugin.core.coding.coder_learning.learn_into`.
     """
     sequences = TokenSequences.of(input_ids)
     blocks, open_encoder = _blocks_and_encoder(sequences, model, tokenizer, settings)
     learn_into(
-        *(Path(output), settings, blocks, open_encoder),
+        Path(output),
+        settings,
+        blocks,
+        open_encoder,
         auxiliary=HuggingFaceEncoder.fingerprint_of(model),
         split=sequences.fingerprint,
         blocks=None,
@@ -112,8 +116,8 @@ def learn_from_sequences(
 class SequenceBlocks(TokenBlocks):
     """Sequences of ids, each of them one block; empty ones are left out. Special tokens have positions, but no codes.
 
-    ``special_ids`` are those of all tokens that are no text; ValueError if a sequence has more than ``max_tokens``, or
-    an id that is none of the ``num_symbols``.
+    ``special_ids`` are the ids of all tokens that are not text; ValueError if a sequence has more than ``max_tokens``,
+    or an id that is not below ``num_symbols``.
     """
 
     def __init__(
@@ -128,10 +132,12 @@ class SequenceBlocks(TokenBlocks):
                 f"{num_symbols - 1} only; use sequences of its own tokenizer"
             )
         self.sequences = sequences
-        self.pad, self.num_symbols = pad, num_symbols
+        self.pad = pad
+        self.num_symbols = num_symbols
         self._numbers = np.flatnonzero(lengths)
         self.num_tokens = sequences.num_tokens
-        self.starts, self.sizes = sequences.starts[self._numbers], lengths[self._numbers]
+        self.starts = sequences.starts[self._numbers]
+        self.sizes = lengths[self._numbers]
         self._special = torch.zeros(num_symbols, dtype=torch.bool)
         self._special[sorted(special_ids)] = True
 
@@ -150,17 +156,23 @@ class SequenceBlocks(TokenBlocks):
 def blocks_for_model(
     sequences: TokenSequences, model: PathLike, tokenizer: PathLike | None = None
 ) -> tuple[SequenceBlocks, HuggingFaceTokenizer]:
-    """The sequences as blocks for a model, and the tokenizer that says which tokens are special; reads no weights.
+    """The sequences as blocks for a model, and the tokenizer, which decides what is special; reads no weights.
 
     ValueError as of :func:`~mlsm_plugin.core.hidden_states.hf_encoder.model_and_tokenizer`, or if the sequences do not
     fit them, or have too many unknown tokens.
     """
-    _, config, found = model_and_tokenizer(model, tokenizer)
-    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{found.folder}`"
-    sequences.check_made_with(found.vocabulary_fingerprint, "the sequences", str(found.folder), remedy=remedy)
+    _, config, opened = model_and_tokenizer(model, tokenizer)
+    remedy = f"make them with `mlsm binarize --format sequences --tokenizer hf:{opened.folder}`"
+    sequences.check_made_with(opened.vocabulary_fingerprint, "the sequences", str(opened.folder), remedy=remedy)
     # sequences of `mlsm binarize --format sequences` were checked when they were written
     if "max_unk_rate" not in sequences.about:
         remedy = "to code it all the same, make the sequences with `mlsm binarize --format sequences --max-unk-rate`"
-        sequences.unknown_tokens(found).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
-    limits = {"num_symbols": int(config.vocab_size), "max_tokens": positions_of(config)}
-    return SequenceBlocks(sequences, pad=found.pad_id, special_ids=found.special_ids, **limits), found
+        sequences.unknown_tokens(opened).check("the sequences", DEFAULT_MAX_UNK_RATE, remedy=remedy)
+    blocks = SequenceBlocks(
+        sequences,
+        pad=opened.pad_id,
+        special_ids=opened.special_ids,
+        num_symbols=int(config.vocab_size),
+        max_tokens=positions_of(config),
+    )
+    return blocks, opened

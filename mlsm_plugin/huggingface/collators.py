@@ -1,16 +1,17 @@
 """Collators for the Trainer: masked LM, MLSM (Berend, 2023), TACO (Fu et al., 2022), NPM (Min et al., 2022)
 and span denoising (Raffel et al., 2020).
 
-The masks of a sequence depend on the seed, the epoch and the number of the sequence only, so that a resumed run equals
-one that never stopped, whatever the number of worker processes.
+The masks of a sequence depend only on the seed, the epoch and the number of the sequence: a resumed run equals one that
+never stopped, with any number of worker processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import check, option, seed
@@ -29,6 +30,11 @@ from mlsm_plugin.core.text.hf_tokenizer import (
 )
 from mlsm_plugin.huggingface.pretraining_sequences import PretrainingSequence, SequenceCodes, SpanGroup
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Batch = dict[str, Any]  # tensors, and groups of them, by name
+TokenIds = Sequence[int] | np.ndarray | Tensor | Mapping[str, Any]  # of a text, or an entry of a dataset with input_ids
 IGNORED = -100  # label of a token that is not predicted, as everywhere in transformers
 Rng = np.random.Generator
 
@@ -49,21 +55,23 @@ class Masking(MaskReplacement):
 
 
 class _TextCollator:
-    """What the collators that mask a share of the text have in common."""
+    """The base of the collators that mask a share of the text."""
 
-    few_masks: ClassVar[str]  # what to do if hardly anything is masked
+    few_masks: ClassVar[str]  # the remedy if hardly anything is masked
 
-    def __init__(self, tokenizer: Any, mask_prob: float) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", mask_prob: float) -> None:
         check_masked_lm_tokenizer(tokenizer)
-        self.mask_prob, self.vocabulary = mask_prob, vocabulary_fingerprint(tokenizer)
-        self.mask, self.pad = int(tokenizer.mask_token_id), int(tokenizer.pad_token_id)
+        self.mask_prob = mask_prob
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
+        self.mask = int(tokenizer.mask_token_id)
+        self.pad = int(tokenizer.pad_token_id)
         self.largest_id = number_of_ids(tokenizer) - 1
         self.special = np.zeros(self.largest_id + 1, bool)
         self.special[sorted(special_ids(tokenizer))] = True
         self._unknown = tokenizer.unk_token_id  # None: it knows all text
 
     def unknown_counts(self, name: str, ids: np.ndarray) -> tuple[int, int]:
-        """How many of the ids ``(T,)`` of a text are unknown, and how many are no special tokens."""
+        """How many of the ids ``(T,)`` of a text are unknown, and how many are not special tokens."""
         return int(np.count_nonzero(ids == self._unknown)), self._content(name, ids)
 
     def _content(self, name: str, ids: np.ndarray) -> int:
@@ -80,12 +88,12 @@ class MaskedLmCollator(_TextCollator):
     """Masks sequences as BERT does, and pads them. Unknown tokens are never masked.
 
     ``tokenizer`` is a ``PreTrainedTokenizerFast`` or the like. ValueError if it has no mask or no padding token, or
-    nothing in its vocabulary marks words although ``whole_words`` is asked for.
+    nothing in its vocabulary marks words although ``whole_words`` is set.
     """
 
     few_masks = "the text may have too many unknown tokens: use a model with a tokenizer for such text"
 
-    def __init__(self, tokenizer: Any, masking: Masking | None = None) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", masking: Masking | None = None) -> None:
         self.masking = masking or Masking()
         super().__init__(tokenizer, self.masking.mask_prob)
         self.unmasked = np.zeros_like(self.special)
@@ -94,7 +102,7 @@ class MaskedLmCollator(_TextCollator):
         self._cumulative = np.cumsum(plain) / plain.sum()
         self._pieces = piece_classes(tokenizer) if self.masking.whole_words else None
 
-    def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
+    def __call__(self, sequences: Sequence[PretrainingSequence]) -> Batch:
         """A batch of B sequences, padded to the longest.
 
         ValueError if an id is not in the vocabulary, or the sequences are not those of ``PretrainingSequences``.
@@ -104,44 +112,54 @@ class MaskedLmCollator(_TextCollator):
             -100 elsewhere; ``content`` (B,): how many tokens of each sequence are not special; all int64.
         """
         check_samples(sequences, PretrainingSequence)
-        content = [self._content(f"sequence {one.index}", one.input_ids) for one in sequences]
-        rngs = [np.random.default_rng([self.masking.seed, one.epoch, one.index]) for one in sequences]
-        masked, more = self._masked(sequences, rngs)
-        inputs, attended, labels = [], [], []
-        for one, places, rng in zip(sequences, masked, rngs, strict=True):
-            ids = one.input_ids
+        content = [self._content(f"sequence {sequence.index}", sequence.input_ids) for sequence in sequences]
+        seed = self.masking.seed
+        rngs = [np.random.default_rng([seed, sequence.epoch, sequence.index]) for sequence in sequences]
+        masked, further_entries = self._masked(sequences, rngs)
+        inputs = []
+        attended = []
+        labels = []
+        for sequence, places, rng in zip(sequences, masked, rngs, strict=True):
+            ids = sequence.input_ids
             inputs.append(self.masking.written(ids, places, rng, mask=self.mask, cumulative=self._cumulative))
             attended.append(ids != self.pad)
             labels.append(np.where(places, ids, IGNORED))
         attention = padded(attended, 0)
         attention[:, 0] = 1  # attention to nothing may not be finite
-        batch = {"input_ids": padded(inputs, self.pad), "attention_mask": attention, "labels": padded(labels, IGNORED)}
-        return {**batch, "content": torch.tensor(content), **more}
+        return {
+            "input_ids": padded(inputs, self.pad),
+            "attention_mask": attention,
+            "labels": padded(labels, IGNORED),
+            "content": torch.tensor(content),
+            **further_entries,
+        }
 
-    def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
-        """How many tokens of a batch are masked, and how many there are but special ones."""
+    def masked_counts(self, batch: Batch) -> tuple[int, int]:
+        """The numbers of masked tokens and of all tokens but special ones of a batch."""
         return int((batch["labels"] != IGNORED).sum()), int(batch["content"].sum())
 
-    def _masked(self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]) -> tuple[Any, dict[str, Any]]:
-        """Which tokens of each sequence are masked, ``(T,)`` bool, and what else a batch holds."""
-        return [self._drawn(*one) for one in zip(sequences, rngs, strict=True)], {}
+    def _masked(
+        self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]
+    ) -> tuple[Sequence[np.ndarray], Batch]:
+        """Which tokens of each sequence are masked, ``(T,)`` bool, and further entries of the batch."""
+        return [self._drawn(sequence, rng) for sequence, rng in zip(sequences, rngs, strict=True)], {}
 
     def _drawn(self, sequence: PretrainingSequence, rng: Rng, share: float = 1.0) -> np.ndarray:
         """Which tokens are masked, ``(T,)`` bool, if masks are drawn among a ``share`` of the text."""
         ids = sequence.input_ids
-        drawn: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
+        masked: np.ndarray = rng.random(len(ids)) < self.mask_prob / share
         if self._pieces is not None and len(ids):
             begins, _ = word_boundaries(ids, np.zeros_like(ids), self._pieces)
-            drawn = drawn[np.maximum(np.cumsum(begins) - 1, 0)]  # that of a word's number decides for all its pieces
-        return drawn & ~self.unmasked[ids]
+            masked = masked[np.maximum(np.cumsum(begins) - 1, 0)]  # a word's number decides for its pieces
+        return masked & ~self.unmasked[ids]
 
 
 class LatentSemanticCollator(MaskedLmCollator):
     """Masks sequences of one dataset, and looks up the codes of the masked tokens.
 
-    Only tokens that have a code are masked, so that both losses of MLSM + MLM count the same tokens, and the Trainer's
-    means over an update are exact. If the codes cover a share of the positions, the masks are drawn among those, so
-    that the share of all tokens that is masked stays.
+    Only tokens that have a code are masked: both losses of MLSM + MLM count the same tokens, and the Trainer's means
+    over an update are exact. If the codes cover a share of the positions, only these are masked, with a probability
+    that keeps the share of all tokens that is masked.
 
     A batch also has ``codes``: ``atoms`` (n, m) int32, padded with -1, and ``weights`` (n, m) float16, padded with 0,
     of the n masked tokens in the order in which ``labels != -100`` selects them. The dataset must have codes, and their
@@ -150,25 +168,27 @@ class LatentSemanticCollator(MaskedLmCollator):
 
     few_masks = "too many tokens have no code, or are unknown to the tokenizer"
 
-    def _masked(self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]) -> tuple[Any, dict[str, Any]]:
+    def _masked(
+        self, sequences: Sequence[PretrainingSequence], rngs: Sequence[Rng]
+    ) -> tuple[Sequence[np.ndarray], Batch]:
         codes = self._codes(sequences)
-        positions = [one.first + np.arange(len(one.input_ids)) for one in sequences]
-        drawn = [
-            self._drawn(one, rng, codes.coverage) & codes.covered(where)
-            for one, rng, where in zip(sequences, rngs, positions, strict=True)
+        positions = [sequence.first + np.arange(len(sequence.input_ids)) for sequence in sequences]
+        masks = [
+            self._drawn(sequence, rng, codes.coverage) & codes.covered(places)
+            for sequence, rng, places in zip(sequences, rngs, positions, strict=True)
         ]
-        chosen = np.concatenate(drawn)
-        atoms, weights = codes.lookup(np.concatenate(positions)[chosen])
+        masked = np.concatenate(masks)
+        atoms, weights = codes.lookup(np.concatenate(positions)[masked])
         coded = weights.any(axis=1)
-        chosen[chosen] = coded
-        masked = np.split(chosen, np.cumsum([len(where) for where in positions])[:-1])
-        return masked, {"codes": {"atoms": torch.from_numpy(atoms[coded]), "weights": torch.from_numpy(weights[coded])}}
+        masked[masked] = coded
+        masks = np.split(masked, np.cumsum([len(places) for places in positions])[:-1])
+        return masks, {"codes": {"atoms": torch.from_numpy(atoms[coded]), "weights": torch.from_numpy(weights[coded])}}
 
     def _codes(self, sequences: Sequence[PretrainingSequence]) -> SequenceCodes:
         codes = sequences[0].codes
         if codes is None:
             raise ValueError("these sequences have no codes; pass the folder of their codes to PretrainingSequences")
-        if any(one.codes is not codes for one in sequences):
+        if any(sequence.codes is not codes for sequence in sequences):
             raise ValueError(
                 "a batch mixes sequences of several datasets, each with codes of its own; put all sequences into one "
                 "dataset, and code that"
@@ -184,23 +204,26 @@ class LatentSemanticCollator(MaskedLmCollator):
 
 
 class TokenContrastiveCollator(MaskedLmCollator):
-    """Masks sequences, and draws what each anchor of the batch is compared with, as ``contrast`` says.
+    """Masks sequences, and draws the positives and negatives of the anchors of the batch, as ``contrast`` says.
 
     A batch also has ``pairs``: ``anchors`` (B, T) bool, ``positive`` (B, T) and ``negative`` (B, T, K) int64, as
     :func:`~mlsm_plugin.core.losses.token_contrastive.sample_pairs` draws them.
     """
 
-    def __init__(self, tokenizer: Any, masking: Masking | None = None, contrast: Contrast | None = None) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", masking: Masking | None = None, contrast: Contrast | None = None
+    ) -> None:
         super().__init__(tokenizer, masking)
         self.contrast = contrast or Contrast()
 
-    def __call__(self, sequences: Sequence[PretrainingSequence]) -> dict[str, Any]:
+    def __call__(self, sequences: Sequence[PretrainingSequence]) -> Batch:
         """See the class."""
         batch = super().__call__(sequences)
         masked = batch["labels"] != IGNORED
         original = torch.where(masked, batch["labels"], batch["input_ids"])
         content = ~torch.from_numpy(self.unmasked)[original]  # padding is among these, too
-        first, contrast = sequences[0], self.contrast
+        first = sequences[0]
+        contrast = self.contrast
         positive, negative = sample_pairs(
             content,
             window=contrast.positive_window,
@@ -210,9 +233,11 @@ class TokenContrastiveCollator(MaskedLmCollator):
         anchors = contrast.anchors_in(content, masked)
         return {**batch, "pairs": {"anchors": anchors, "positive": positive, "negative": negative}}
 
-    def contrasted_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
-        """How many anchors of a batch have a positive and negatives, and how many there are."""
-        return int(usable_anchors(**batch["pairs"]).sum()), int(batch["pairs"]["anchors"].sum())
+    def contrasted_counts(self, batch: Batch) -> tuple[int, int]:
+        """The numbers of anchors of a batch with a positive and negatives, and of all anchors."""
+        pairs = batch["pairs"]
+        usable = usable_anchors(anchors=pairs["anchors"], positive=pairs["positive"], negative=pairs["negative"])
+        return int(usable.sum()), int(pairs["anchors"].sum())
 
 
 class SpanDenoisingCollator(SpanCorruptionCollator):
@@ -220,12 +245,14 @@ class SpanDenoisingCollator(SpanCorruptionCollator):
     their decoder's input from labels, such as T5.
     """
 
-    def __call__(self, texts: Sequence[Any]) -> dict[str, Tensor]:
+    def __call__(self, texts: Sequence[ArrayLike | Mapping[str, ArrayLike]]) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask`` (B, S), and ``labels`` (B, T): the target, then -100; all int64.
 
         Texts and errors are those of :meth:`pairs`.
         """
-        sources, targets = zip(*self.pairs(texts), strict=True)
+        pairs = self.pairs(texts)
+        sources = [source for source, _ in pairs]
+        targets = [target for _, target in pairs]
         return {
             "input_ids": padded(sources, self.pad),
             "attention_mask": padded([np.ones_like(source) for source in sources], 0),
@@ -234,13 +261,13 @@ class SpanDenoisingCollator(SpanCorruptionCollator):
 
 
 class SpanGroupsCollator(_TextCollator):
-    """Draws the spans that several sequences of a group have in common, and masks them.
+    """Draws spans that several sequences of a group have in common, and masks them.
 
     A span becomes ``<mask_s> <mask_e>`` if the tokenizer has these tokens, otherwise two mask tokens. ValueError if the
     tokenizer has no mask or padding token, or nothing in its vocabulary marks words.
 
-    ``max_length`` is what the model takes: a span of one token becomes two masks. ``seed``, the epoch and the
-    number of a group decide its spans.
+    ``max_length`` is the longest sequence that the model takes: a span of one token becomes two masks. ``seed``, the
+    epoch and the number of a group decide its spans.
     """
 
     few_masks = (
@@ -248,10 +275,14 @@ class SpanGroupsCollator(_TextCollator):
         "ask for less (mask_prob)"
     )
 
-    def __init__(self, tokenizer: Any, *, max_length: int, rules: SpanRules | None = None, seed: int = 1) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, rules: SpanRules | None = None, seed: int = 1
+    ) -> None:
         rules = rules or SpanRules()
         super().__init__(tokenizer, rules.mask_prob)
-        start, end = (tokenizer.get_vocab().get(symbol, self.mask) for symbol in SPAN_MASKS)
+        vocabulary = tokenizer.get_vocab()
+        start = vocabulary.get(SPAN_MASKS[0], self.mask)
+        end = vocabulary.get(SPAN_MASKS[1], self.mask)
         self.masking = SpanMasking(
             pieces=piece_classes(tokenizer, (start, end)),
             rules=rules,
@@ -262,14 +293,14 @@ class SpanGroupsCollator(_TextCollator):
             max_length=max_length,
         )
         self.special[[start, end]] = True
-        others = np.flatnonzero(self.special)
-        self._not_retrieved = torch.tensor([self.pad, *others[others != self.pad]])
+        special = np.flatnonzero(self.special)
+        self._not_retrieved = torch.tensor([self.pad, *special[special != self.pad]])
 
-    def masked_counts(self, batch: dict[str, Any]) -> tuple[int, int]:
-        """How many tokens of a batch are masked, and how many there are but special ones."""
+    def masked_counts(self, batch: Batch) -> tuple[int, int]:
+        """The numbers of masked tokens and of all tokens but special ones of a batch."""
         return int(batch["spans"]["length"].sum()), int(batch["content"].sum())
 
-    def __call__(self, groups: Sequence[SpanGroup]) -> dict[str, Any]:
+    def __call__(self, groups: Sequence[SpanGroup]) -> Batch:
         """A batch of groups with S sequences in all and n spans.
 
         ValueError if an id is not in the vocabulary, or the groups are not those of :class:`SpanGroups`.
@@ -281,13 +312,15 @@ class SpanGroupsCollator(_TextCollator):
             (number of groups, most spans of one): 1 for each span of a group, by which the Trainer counts, then -100.
         """
         check_samples(groups, SpanGroup)
-        content = [sum(self._content(f"group {one.index}", ids) for ids in one.sequences) for one in groups]
-        drawn = [draw_spans(one.sequences, self.masking, epoch=one.epoch, index=one.index) for one in groups]
-        batch = collate_groups(drawn, self.masking)
+        content = [sum(self._content(f"group {group.index}", ids) for ids in group.sequences) for group in groups]
+        groups_with_spans = [
+            draw_spans(group.sequences, self.masking, epoch=group.epoch, index=group.index) for group in groups
+        ]
+        batch = collate_groups(groups_with_spans, self.masking)
         masked = batch["net_input"]["src_tokens"]
         return {
             # the first entry: the Trainer takes its length as that of the batch, which it counts in groups
-            "labels": padded([np.ones(len(one["spans"])) for one in drawn], IGNORED),
+            "labels": padded([np.ones(len(group["spans"])) for group in groups_with_spans], IGNORED),
             "input_ids": masked,
             "attention_mask": (masked != self.pad).long(),
             "context_ids": batch["context"]["src_tokens"],
@@ -297,11 +330,11 @@ class SpanGroupsCollator(_TextCollator):
         }
 
 
-def check_samples(samples: Sequence[Any], kind: type) -> None:
-    """Raise ValueError unless all samples are of a kind: where ids alone come, nothing decides their masks."""
-    for other in samples:
-        if not isinstance(other, kind):
+def check_samples(samples: Sequence[object], kind: type) -> None:
+    """Raise ValueError unless all samples are of this kind: with ids alone, nothing would decide their masks."""
+    for sample in samples:
+        if not isinstance(sample, kind):
             raise ValueError(
-                f"the collator got a {type(other).__name__}, not a {kind.__name__}: wrap the ids in "
+                f"the collator got a {type(sample).__name__}, not a {kind.__name__}: wrap the ids in "
                 f"{kind.__name__}s(ids), whose samples have the number and the epoch on which their masks depend"
             )

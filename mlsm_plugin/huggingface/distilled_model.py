@@ -13,9 +13,9 @@ from mlsm_plugin.huggingface.sentence_vectors import mean_vectors
 
 
 class DistilledModel(PretrainingModel):
-    """A masked LM that learns what a teacher predicts for the masked tokens of the same masked text.
+    """A masked LM that learns a teacher's predictions for the masked tokens of the same masked text.
 
-    ``mlm_loss`` is logged only: the student never sees the masked tokens.
+    ``mlm_loss`` is only logged: the student never sees the masked tokens.
 
     Args (of :meth:`of` and :meth:`from_pretrained`):
         teacher: a masked LM with the same vocabulary, such as ``AutoModelForMaskedLM`` opens; it is not trained.
@@ -27,14 +27,16 @@ class DistilledModel(PretrainingModel):
     def set_objective(self, *, teacher: Any, temperature: float = 1.0) -> None:
         """Set the options of the class; raises ValueError if one is out of range, or the vocabularies differ."""
         check_temperature(temperature)
-        sizes = [one.config.vocab_size for one in (self, teacher)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"the student has {sizes[0]} tokens, the teacher {sizes[1]}; they must be the same")
+        size = self.config.vocab_size
+        teacher_size = teacher.config.vocab_size
+        if size != teacher_size:
+            raise ValueError(f"the student has {size} tokens, the teacher {teacher_size}; they must be the same")
         head_of(teacher)
-        # in a tuple, it is no part of this module: it is neither trained nor saved
-        self.temperature, self._teacher = temperature, (teacher.eval().requires_grad_(False),)
+        self.temperature = temperature
+        # in a tuple, it is not a part of this module: it is neither trained nor saved
+        self._teacher = (teacher.eval().requires_grad_(False),)
 
-    def _objective(self, labels: Tensor, **inputs: Any) -> Objective:
+    def _objective(self, labels: Tensor, **inputs: Tensor) -> Objective:
         masked = labels != IGNORED
         logits = _logits(self, self._encoded(**inputs)[0][masked])
         with torch.no_grad():
@@ -68,17 +70,17 @@ class SentenceVectorModel(PretrainingModel):
     figures: ClassVar[tuple[str, ...]] = ("vector_loss", "masked_share")
 
     def set_objective(self, *, width: int) -> None:
-        """Check the width; raises ValueError if it is another one."""
+        """Check the width; ValueError if it is not that of the model."""
         if width != self.config.hidden_size:
             raise ValueError(
                 f"the teacher's vectors are {width} wide, those of the model {self.config.hidden_size}; choose two "
                 "models of the same width"
             )
 
-    def _objective(self, labels: Tensor, *, vectors: Tensor | None = None, **inputs: Any) -> Objective:
+    def _objective(self, labels: Tensor, *, vectors: Tensor | None = None, **inputs: Tensor) -> Objective:
         if vectors is None:
             raise ValueError("the batch has no vectors; make it with SentenceCollator")
-        found = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
-        losses = (found.float() - vectors.float()).square().mean(dim=1)
+        student_vectors = mean_vectors(self._encoded(**inputs)[0], inputs["attention_mask"])
+        losses = (student_vectors.float() - vectors.float()).square().mean(dim=1)
         number = torch.ones_like(labels[:, 0])
         return losses.sum(), number.sum(), [losses.detach(), number, torch.zeros_like(number)]

@@ -1,7 +1,7 @@
 """The order of the samples in the Trainer of ``transformers``, which a resumed run must repeat.
 
-The Trainer leaves the order to ``accelerate``, of which most versions resume an epoch with the order, or with the
-masks, of another epoch.
+The Trainer leaves the order to ``accelerate``; most of its versions resume an epoch with the order, or with the masks,
+of another epoch.
 """
 
 import logging
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 from packaging.version import Version
-from torch.utils.data import RandomSampler, Sampler
-from transformers import Trainer, TrainingArguments
+from torch.utils.data import DataLoader, RandomSampler, Sampler
+from transformers import Trainer, TrainerState, TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +22,13 @@ RESUMES_SMALLER_UPDATES = "4.57"  # the first version of transformers that does
 class EpochOrder(Sampler[int]):
     """A random order of ``number`` samples that depends on the seed and the epoch only.
 
-    ``epoch`` gives the epoch when a pass over the samples begins. The order is that of ``accelerate`` 1.15.
+    ``epoch`` returns the epoch when a pass over the samples begins. The order is that of ``accelerate`` 1.15.
     """
 
     def __init__(self, number: int, *, seed: int, epoch: Callable[[], int]) -> None:
-        self.number, self.seed, self.epoch = number, seed, epoch
+        self.number = number
+        self.seed = seed
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return self.number
@@ -40,10 +42,10 @@ def order_by_epoch(trainer: Trainer) -> None:
     """Replace the random order of a Trainer's training samples by an :class:`EpochOrder`; other orders stay."""
     usual = trainer.get_train_dataloader
 
-    def get_train_dataloader() -> Any:
+    def get_train_dataloader() -> DataLoader[Any]:
         loader = usual()
         batches: Any = getattr(loader, "batch_sampler", None)
-        while hasattr(batches, "batch_sampler"):  # those of all ranks, of which accelerate takes those of this one
+        while hasattr(batches, "batch_sampler"):  # the batches of all ranks, from which accelerate selects this rank's
             batches = batches.batch_sampler
         sampler = getattr(batches, "sampler", None)
         if batches is not None and isinstance(sampler, RandomSampler):
@@ -54,16 +56,16 @@ def order_by_epoch(trainer: Trainer) -> None:
     trainer.get_train_dataloader = get_train_dataloader  # type: ignore[method-assign]
 
 
-def epoch_of(state: Any) -> int:
+def epoch_of(state: TrainerState) -> int:
     """The number of the epoch, from 0 on, that a Trainer with this state is in, or begins."""
     return int(state.epoch or 0)
 
 
-def check_resumable(arguments: TrainingArguments, state: Any, batches: int) -> None:
-    """Check that the Trainer resumes an epoch of so many ``batches`` at the right place, as a training begins.
+def check_resumable(arguments: TrainingArguments, state: TrainerState, batches: int) -> None:
+    """Check, when a training begins, that the Trainer resumes an epoch of so many ``batches`` at the right place.
 
-    Versions before 4.57 do not if the last update of an epoch has fewer batches than the others: ValueError if this
-    training resumes, else a warning.
+    Versions before 4.57 do not, if the last update of an epoch has fewer batches than the others: ValueError if this
+    training is resumed, else a warning.
     """
     accumulated = arguments.gradient_accumulation_steps
     if batches % accumulated == 0 or Version(transformers.__version__) >= Version(RESUMES_SMALLER_UPDATES):

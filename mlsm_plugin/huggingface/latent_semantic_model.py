@@ -60,12 +60,12 @@ class LatentSemanticModel(PretrainingModel):
 
     @classmethod
     def keeps_head(cls, *, mlm_weight: float = 1.0, **options: Any) -> bool:
-        """Whether the masked-LM loss takes part."""
+        """Whether the masked-LM loss is trained."""
         return mlm_weight > 0
 
     @property
     def has_trained_head(self) -> bool:
-        """Whether the masked-LM loss takes part."""
+        """Whether the masked-LM loss is trained."""
         return self.mlm_weight > 0
 
     def set_objective(
@@ -82,7 +82,9 @@ class LatentSemanticModel(PretrainingModel):
             raise ValueError(f"latent_target must be one of {', '.join(LATENT_LOSSES)}, got {latent_target}")
         if num_atoms is None or num_atoms < 1:
             raise ValueError(f"num_atoms must be at least 1, got {num_atoms}")
-        self.latent_weight, self.mlm_weight, self.latent_target = latent_weight, mlm_weight, latent_target
+        self.latent_weight = latent_weight
+        self.mlm_weight = mlm_weight
+        self.latent_target = latent_target
         head = head_of(self)
         weight = self.get_input_embeddings().weight
         self.latent_head = nn.Linear(head.width, num_atoms, device=weight.device, dtype=weight.dtype)
@@ -90,10 +92,11 @@ class LatentSemanticModel(PretrainingModel):
         nn.init.normal_(self.latent_head.weight, std=getattr(self.config, "initializer_range", 0.02))
         nn.init.zeros_(self.latent_head.bias)
 
-    def _objective(self, labels: Tensor, *, codes: dict[str, Tensor] | None = None, **inputs: Any) -> Objective:
+    def _objective(self, labels: Tensor, *, codes: dict[str, Tensor] | None = None, **inputs: Tensor) -> Objective:
         if self.latent_weight > 0 and codes is None:
             raise ValueError("the batch has no codes; make it with LatentSemanticCollator")
-        head, masked = head_of(self), labels != IGNORED
+        head = head_of(self)
+        masked = labels != IGNORED
         transformed = head.transform(self._encoded(**inputs)[0][masked])
         idle = [] if self.mlm_weight > 0 or head.bias is None else [head.bias]
         idle += [] if self.latent_weight > 0 else [*self.latent_head.parameters()]
@@ -123,11 +126,13 @@ class LatentSemanticModel(PretrainingModel):
         logits: Tensor = self.latent_head(head_of(self).transform(hidden))
         return logits
 
-    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
+    def save_pretrained(
+        self, save_directory: PathLike, *args: object, state_dict: dict[str, Tensor] | None = None, **options: object
+    ) -> None:
         """Write a stock model folder as :meth:`PretrainingModel.save_pretrained`, and the latent head beside the model.
 
-        Without a masked-LM head, the first half of the head lies beside it, too. A Trainer's ``checkpoint-N`` also has
-        the latent head in the file of the model: the Trainer restores only that.
+        Without a masked-LM head, the first half of the head is saved beside it, too. A Trainer's ``checkpoint-N`` also
+        has the latent head in the file of the model: the Trainer restores only that file.
         """
         from safetensors.torch import save_file
 
@@ -148,8 +153,8 @@ def _read_latent_head(path: Path) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     file = read_safetensors(path)
-    found = {"weight": file.take("weight", 2), "bias": file.take("bias"), **file.rest()}
-    if found["bias"].shape != found["weight"].shape[:1]:
+    weights = {"weight": file.take("weight", 2), "bias": file.take("bias"), **file.rest()}
+    if weights["bias"].shape != weights["weight"].shape[:1]:
         raise ValueError(f"{path} does not hold a latent head (weight and bias); delete it for a new one")
-    check_finite_weights(found.items(), path)
-    return found
+    check_finite_weights(weights.items(), path)
+    return weights

@@ -5,7 +5,7 @@ computes the loss of the objective from a batch of its collator. Everything else
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,17 +31,17 @@ NEW_HEAD = "which this training trains"
 TRAINER_CHECKPOINT = re.compile(r"checkpoint-\d+")
 # the loss, summed over the labels, their number, and the sum and the count of each figure, (B,) each, but the last
 # count: the number of tokens that are not special
-Objective = tuple[Tensor, Any, list[Tensor]]
+Objective = tuple[Tensor, Tensor, list[Tensor]]
 
 
 class PretrainingModel(StockModel):
-    """What the objectives have in common. The Trainer calls the forward pass with the batches of a collator.
+    """The base of the objectives. The Trainer calls the forward pass with the batches of a collator.
 
     In training, sums over tokens are collected until :meth:`taken_parts`. In evaluation, the output holds them for each
     sequence or group, as ``parts`` (B, 2 x number of figures): the Trainer drops the rows that it repeats for a rank.
     """
 
-    # the Trainer then gives the number of labels of all batches of an update
+    # the Trainer then passes the number of labels of all batches of an update
     accepts_loss_kwargs: ClassVar[bool] = True
     trains_head: ClassVar[bool] = True  # whether the objective trains the masked-LM head
     figures: ClassVar[tuple[str, ...]]  # what is logged: a sum divided by a count each; the last one is masked_share
@@ -60,7 +60,7 @@ class PretrainingModel(StockModel):
         """
         head_of(model)
         trained = getattr(model, "trains_head", True)
-        stock = next(one for one in type(model).__mro__ if not issubclass(one, PretrainingModel))
+        stock = next(base for base in type(model).__mro__ if not issubclass(base, PretrainingModel))
         model.__class__ = _with_objective(cls, stock)  # type: ignore[arg-type]  # mypy finds classes not hashable
         model.set_objective(**options)
         if trained is not cls.trains_head:
@@ -86,7 +86,7 @@ class PretrainingModel(StockModel):
 
     @classmethod
     def keeps_head(cls, **options: Any) -> bool:
-        """Whether the masked-LM head is trained with these options, so that it is a part of the result."""
+        """Whether the masked-LM head is trained with these options, and therefore a part of the result."""
         return cls.trains_head
 
     @property
@@ -94,7 +94,9 @@ class PretrainingModel(StockModel):
         """:meth:`keeps_head` with the options of this model."""
         return self.keeps_head()
 
-    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **options: Any) -> None:
+    def save_pretrained(
+        self, save_directory: PathLike, *args: Any, state_dict: dict[str, Tensor] | None = None, **options: Any
+    ) -> None:
         """Write a stock model folder, with arguments of the stock class.
 
         It has the encoder alone, which ``AutoModel`` opens, if the objective does not train the masked-LM head. A
@@ -114,7 +116,7 @@ class PretrainingModel(StockModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         content: Tensor | None = None,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Tensor | int | None = None,
         **batch: Any,
     ) -> Any:
         """The loss of a batch of the objective's collator; ValueError if it is that of another one.
@@ -128,8 +130,8 @@ class PretrainingModel(StockModel):
         batch |= {"input_ids": input_ids, "attention_mask": attention_mask}
         if labels is None or input_ids is None:
             return super().forward(**batch)
-        loss, number, parts = self._objective(labels, **batch)
-        number = number if num_items_in_batch is None else num_items_in_batch
+        loss, number_of_labels, parts = self._objective(labels, **batch)
+        number = number_of_labels if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(number, device=loss.device).clamp(min=1)
         parts = [*parts, labels.new_zeros(len(labels)) if content is None else content]
         rows = torch.stack([part.detach().double() for part in parts], dim=1)
@@ -140,33 +142,35 @@ class PretrainingModel(StockModel):
         return {"loss": loss}
 
     def taken_parts(self) -> dict[str, float]:
-        """The figures of all tokens since the last call, over all ranks, which all have to call it; by name."""
-        if self._collected is None:
+        """The figures of all tokens since the last call, by name, over all ranks; every rank has to call this."""
+        sums = self._collected
+        if sums is None:
             return {}
-        sums, self._collected = self._collected, None
+        self._collected = None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
         return self.means_of(sums)
 
     @classmethod
-    def means_of(cls, sums: Any) -> dict[str, float]:
-        """The figures from their sums and counts, in turn; those without anything counted are left out."""
+    def means_of(cls, sums: Iterable[float | Tensor]) -> dict[str, float]:
+        """The figures from their alternating sums and counts; figures with count 0 are left out."""
         values = [float(value) for value in sums]
-        named = zip(cls.figures, values[::2], values[1::2], strict=True)
-        return {name: total / count for name, total, count in named if count}
+        figures = zip(cls.figures, values[::2], values[1::2], strict=True)
+        return {name: total / count for name, total, count in figures if count}
 
-    def _encoded(self, **inputs: Any) -> Any:
+    def _encoded(self, **inputs: Tensor | bool) -> Any:
         return self.base_model(return_dict=True, **inputs)
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Those of the masked-LM head, without what it shares with the encoder."""
+        """The parameters of the masked-LM head, without those that it shares with the encoder."""
         prefix = f"{self.base_model_prefix}."
-        named = self.named_parameters()
-        return [parameter for name, parameter in named if not name.startswith(prefix)]
+        parameters = self.named_parameters()
+        return [parameter for name, parameter in parameters if not name.startswith(prefix)]
 
     def _masked_lm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The cross entropy of the masked tokens, summed; and for each row its sum and the number of these tokens."""
-        head, masked = head_of(self), labels != IGNORED
+        head = head_of(self)
+        masked = labels != IGNORED
         logits = head.project(head.transform(hidden[masked]))
         losses = F.cross_entropy(logits.float(), labels[masked], reduction="none")
         return losses.sum(), [sums_of_rows(losses, masked), masked.sum(dim=1)]
@@ -180,7 +184,7 @@ class MaskedLmModel(PretrainingModel):
     def set_objective(self) -> None:
         """There are no options."""
 
-    def _objective(self, labels: Tensor, **inputs: Any) -> Objective:
+    def _objective(self, labels: Tensor, **inputs: Tensor) -> Objective:
         loss, (sums, masked) = self._masked_lm(self._encoded(**inputs)[0], labels)
         return loss, masked.sum(), [sums, masked, masked]
 
@@ -207,23 +211,33 @@ class TokenContrastiveModel(PretrainingModel):
     def set_objective(self, *, contrastive_weight: float = 1.0, temperature: float = 0.07) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
         check_contrast_weight(contrastive_weight, temperature)
-        self.contrastive_weight, self.temperature = contrastive_weight, temperature
+        self.contrastive_weight = contrastive_weight
+        self.temperature = temperature
 
-    def _objective(self, labels: Tensor, *, pairs: dict[str, Tensor] | None = None, **inputs: Any) -> Objective:
+    def _objective(self, labels: Tensor, *, pairs: dict[str, Tensor] | None = None, **inputs: Tensor) -> Objective:
         if pairs is None:
             raise ValueError("the batch has no pairs; make it with TokenContrastiveCollator")
+        anchors = pairs["anchors"]
+        positive = pairs["positive"]
+        negative = pairs["negative"]
         encoded = self._encoded(output_hidden_states=True, **inputs)
         loss, (sums, masked) = self._masked_lm(encoded[0], labels)
         semantics = encoded[0] - encoded.hidden_states[0]
         terms = contrastive_terms(
-            semantics if self.contrastive_weight > 0 else semantics.detach(), **pairs, temperature=self.temperature
+            semantics if self.contrastive_weight > 0 else semantics.detach(),
+            anchors=anchors,
+            positive=positive,
+            negative=negative,
+            temperature=self.temperature,
         )
-        number, usable = masked.sum(), usable_anchors(**pairs)
+        number = masked.sum()
+        usable = usable_anchors(anchors=anchors, positive=positive, negative=negative)
         if self.contrastive_weight > 0:
             loss = loss + self.contrastive_weight * number.clamp(min=1) / usable.sum().clamp(min=1) * terms.loss
-        anchors = usable.sum(dim=1)
-        contrast = [sums_of_rows(terms.losses, usable), anchors, sums_of_rows(terms.correct, usable), anchors]
-        contrast += [anchors, pairs["anchors"].sum(dim=1)]
+        usable_of_rows = usable.sum(dim=1)
+        contrast = [sums_of_rows(terms.losses, usable), usable_of_rows]
+        contrast += [sums_of_rows(terms.correct, usable), usable_of_rows]
+        contrast += [usable_of_rows, anchors.sum(dim=1)]
         return loss, number, [sums, masked, *contrast, masked]
 
 
@@ -241,7 +255,8 @@ class SpanContrastiveModel(PretrainingModel):
     def set_objective(self, *, similarity: str = "inner", temperature: float | None = None) -> None:
         """Set the options of the class; raises ValueError if one is out of range."""
         check_similarity(similarity, temperature)
-        self.similarity, self.temperature = similarity, temperature
+        self.similarity = similarity
+        self.temperature = temperature
 
     def _objective(
         self,
@@ -250,27 +265,33 @@ class SpanContrastiveModel(PretrainingModel):
         context_ids: Tensor | None = None,
         spans: dict[str, Tensor] | None = None,
         special: Tensor | None = None,
-        **inputs: Any,
+        **inputs: Tensor,
     ) -> Objective:
         if context_ids is None or spans is None or special is None:
             raise ValueError("the batch has no spans; make it with SpanGroupsCollator")
         pad = int(special[0])
-        both = stacked(inputs["input_ids"], context_ids, pad)
-        inputs |= {"input_ids": both, "attention_mask": (both != pad).long()}
+        sequences = stacked(inputs["input_ids"], context_ids, pad)
+        inputs["input_ids"] = sequences
+        inputs["attention_mask"] = (sequences != pad).long()
         features, key_features = self._encoded(**inputs)[0].chunk(2)
         is_key = ~torch.isin(context_ids, special)
         terms = span_batch_terms(
-            *(features, key_features[:, : context_ids.size(1)][is_key], context_ids.masked_fill(~is_key, NO_KEY)),
-            *(spans, span_ngrams(context_ids, spans)),
+            features,
+            key_features[:, : context_ids.size(1)][is_key],
+            context_ids.masked_fill(~is_key, NO_KEY),
+            spans,
+            span_ngrams(context_ids, spans),
             similarity=self.similarity,
             temperature=self.temperature,
         )
-        start, end = terms["start"], terms["end"]
-        counted, of_group = start.counted, labels != IGNORED
+        start = terms["start"]
+        end = terms["end"]
+        counted = start.counted
         all_spans = torch.ones_like(counted)
-        losses = (start.losses, counted, end.losses, counted)
-        of_spans = (*losses, start.found & end.found, counted, counted, all_spans, spans["length"])
-        return start.loss + end.loss, counted.sum(), [sums_of_rows(values, of_group) for values in of_spans]
+        of_spans = [start.losses, counted, end.losses, counted]
+        of_spans += [start.found & end.found, counted, counted, all_spans, spans["length"]]
+        is_span = labels != IGNORED
+        return start.loss + end.loss, counted.sum(), [sums_of_rows(values, is_span) for values in of_spans]
 
 
 @cache
@@ -279,10 +300,13 @@ def _with_objective(objective: type, stock: type) -> type:
     return type(stock.__name__, (objective, stock), {"__module__": stock.__module__})
 
 
-def sums_of_rows(values: Tensor, chosen: Tensor) -> Tensor:
-    """The sums of ``values`` (n,) in each row of the n places ``chosen`` (B, T): ``(B,)`` float64, without gradient."""
-    sums = torch.zeros(len(chosen), dtype=torch.float64, device=values.device)
-    return sums.index_add_(0, chosen.nonzero()[:, 0], values.detach().double())
+def sums_of_rows(values: Tensor, mask: Tensor) -> Tensor:
+    """The sums of ``values`` (n,) in each row of the ``mask`` (B, T), which is True at n places.
+
+    The result is ``(B,)`` float64, without gradient.
+    """
+    sums = torch.zeros(len(mask), dtype=torch.float64, device=values.device)
+    return sums.index_add_(0, mask.nonzero()[:, 0], values.detach().double())
 
 
 @dataclass(frozen=True)
@@ -292,7 +316,7 @@ class Head:
     transform: Step  # hidden states (n, d) to what the projection to the vocabulary reads, (n, width)
     project: Step  # from there to vocabulary logits (n, V)
     width: int
-    bias: nn.Parameter | None  # which only ``project`` reads: its weight may be that of the embeddings
+    bias: nn.Parameter | None  # only ``project`` reads it: its weight may be that of the embeddings
 
 
 def head_of(model: Any) -> Head:
@@ -301,12 +325,13 @@ def head_of(model: Any) -> Head:
     ValueError if the head has another form.
     """
 
-    def part(name: str, of: Any = model) -> Any:
-        return getattr(of, name, None)
+    def part(name: str) -> Any:
+        return getattr(model, name, None)
 
-    if (head := part("predictions", part("cls"))) is not None:  # BERT
+    head: Any
+    if (head := getattr(part("cls"), "predictions", None)) is not None:  # BERT
         return _head(head.transform, head.decoder)
-    if (head := part("lm_head", part("lm_predictions"))) is not None:  # DeBERTa-v2
+    if (head := getattr(part("lm_predictions"), "lm_head", None)) is not None:  # DeBERTa-v2
         embeddings = model.get_input_embeddings()
         return Head(
             lambda hidden: head.LayerNorm(head.transform_act_fn(head.dense(hidden))),
@@ -314,7 +339,8 @@ def head_of(model: Any) -> Head:
             head.dense.out_features,
             head.bias,
         )
-    head, decoder = part("lm_head"), part("decoder")
+    head = part("lm_head")
+    decoder = part("decoder")
     if all(hasattr(head, name) for name in ("dense", "layer_norm", "decoder")):  # RoBERTa, MPNet
         return _head(lambda hidden: head.layer_norm(F.gelu(head.dense(hidden))), head.decoder)
     if (dense := part("head")) is not None and decoder is not None:  # ModernBERT
@@ -331,7 +357,8 @@ def head_of(model: Any) -> Head:
 
 def head_transform(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights, in ``state``, of the first half of the head of a masked LM, by the names of the stock class."""
-    encoder, symbols = f"{model.base_model_prefix}.", int(model.config.vocab_size)
+    encoder = f"{model.base_model_prefix}."
+    symbols = int(model.config.vocab_size)
     return {name: values for name, values in state.items() if not name.startswith(encoder) and len(values) != symbols}
 
 

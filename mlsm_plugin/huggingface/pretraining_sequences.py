@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +11,11 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.masking.span_groups import consecutive_groups
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, recorded_coverage
-from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.token_sequences import InputIds, TokenSequences
 
 
 class SequenceCodes(CodeStore):
-    """The codes of exactly these sequences, which know the positions that have one: a share ``coverage`` of them.
+    """The codes of exactly these sequences; they cover a share ``coverage`` of the positions.
 
     ValueError if the codes belong to other sequences or another order, or are unfinished or damaged.
     """
@@ -38,7 +37,7 @@ class SequenceCodes(CodeStore):
 
 @dataclass(frozen=True)
 class PretrainingSequence:
-    """A sequence before it is masked. It is not a dict, so that the Trainer removes nothing from it."""
+    """A sequence before it is masked. It is not a dict, from which the Trainer would remove entries."""
 
     input_ids: np.ndarray  # (T,) int64, special tokens included
     index: int  # of the sequence; it decides the masks, together with the epoch
@@ -57,26 +56,27 @@ class SpanGroup:
 
 
 class Samples(Dataset):
-    """Samples of a corpus, which hold the epoch, by which masks and spans are drawn; all worker processes see it."""
+    """Samples of a corpus, and the epoch, which decides masks and spans; all worker processes see it."""
 
-    def __init__(self, input_ids: Any) -> None:
+    def __init__(self, input_ids: InputIds) -> None:
         self.sequences = TokenSequences.of(input_ids)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._epoch_is_fixed = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other masks, unless :meth:`fix_epoch` has decided."""
+        """Draw the masks of this epoch, unless :meth:`fix_epoch` has fixed another."""
         if not self._epoch_is_fixed:
             self._epoch[0] = epoch
 
     def fix_epoch(self, epoch: int) -> None:
-        """Draw the masks of this epoch, whatever :meth:`set_epoch` says from now on.
+        """Draw the masks of this epoch, and ignore :meth:`set_epoch` from now on.
 
-        ``accelerate`` calls that one whenever a pass begins: with 0 after a resume, and in each evaluation.
+        ``accelerate`` calls :meth:`set_epoch` whenever a pass begins: with 0 after a resume, and in each evaluation.
         """
-        self._epoch[0], self._epoch_is_fixed = epoch, True
+        self._epoch[0] = epoch
+        self._epoch_is_fixed = True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Samples":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Samples":
         """The same sequences with an epoch of their own."""
         copied = copy.copy(self)
         copied.separate_epoch()
@@ -93,11 +93,11 @@ class PretrainingSequences(Samples):
     ``input_ids`` are as of :class:`TokenSequences`, or one of these. ``codes``, for MLSM, is the folder of the codes of
     exactly these sequences, which :func:`~mlsm_plugin.huggingface.coding.encode_sequences` wrote; ValueError as of
     :class:`SequenceCodes`. In the Trainer,
-    :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. Where nothing sets it, as in
+    :class:`~mlsm_plugin.huggingface.trainer_callback.PretrainingCallback` sets the epoch. If nothing sets it, as in
     evaluation, the masks are always the same.
     """
 
-    def __init__(self, input_ids: Any, codes: PathLike | None = None) -> None:
+    def __init__(self, input_ids: InputIds, codes: PathLike | None = None) -> None:
         super().__init__(input_ids)
         self.codes = None if codes is None else SequenceCodes(codes, self.sequences)
 
@@ -123,7 +123,7 @@ class SpanGroups(Samples):
     sequences.
     """
 
-    def __init__(self, input_ids: Any, group_size: int = 16) -> None:
+    def __init__(self, input_ids: InputIds, group_size: int = 16) -> None:
         super().__init__(input_ids)
         if group_size < 2:
             raise ValueError(f"group_size must be at least 2, got {group_size}: spans are found in other sequences")
@@ -135,4 +135,5 @@ class SpanGroups(Samples):
         return len(self.groups)
 
     def __getitem__(self, index: int) -> SpanGroup:
-        return SpanGroup([self.sequences[int(one)] for one in self.groups[index]], int(index), int(self._epoch[0]))
+        sequences = [self.sequences[int(number)] for number in self.groups[index]]
+        return SpanGroup(sequences, int(index), int(self._epoch[0]))

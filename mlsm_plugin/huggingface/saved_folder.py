@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,22 +13,27 @@ from mlsm_plugin.core.files.hf_files import import_transformers, portable_weight
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.masked_reading import masked_lines, reading_as_trained
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from mlsm_plugin.huggingface.pretraining_model import PretrainingModel
+
 logger = logging.getLogger(__name__)
 
 
-def save_pretrained(folder: PathLike, *parts: Any) -> None:
+def save_pretrained(folder: PathLike, *parts: "PreTrainedModel | PreTrainedTokenizerBase") -> None:
     """Write models and fast tokenizers of ``transformers`` for both of its lines, each with its ``save_pretrained``.
 
-    The tokenizers read text beside masks as a model is trained. OSError if the folder cannot be written.
+    The tokenizers read text beside masks in the same way as in training. OSError if the folder cannot be written.
     """
-    read = [part if hasattr(part, "state_dict") else reading_as_trained(part) for part in parts]
-    hf_files.save_pretrained(folder, *read)
+    written = [part if isinstance(part, torch.nn.Module) else reading_as_trained(part) for part in parts]
+    hf_files.save_pretrained(folder, *written)
 
 
-def check_saved(folder: Path, model: Any, tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
+def check_saved(folder: Path, model: "PretrainingModel", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
     """Open a folder and compare it with the trained model, and ids of ``lines`` with those that it was trained on.
 
-    ValueError if weights or ids differ. Ids beside masks can differ for a tokenizer of an unusual kind: a warning.
+    ValueError if weights or ids differ. Warns if ids beside masks differ, which can happen with unusual tokenizers.
     """
     transformers = import_transformers()
     _check_weights(folder, model)
@@ -42,7 +47,7 @@ def check_saved(folder: Path, model: Any, tokenizer: HuggingFaceTokenizer, lines
         _warn_of_masks(written, tokenizer, plain)
 
 
-def _warn_of_masks(written: Any, tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
+def _warn_of_masks(written: "PreTrainedTokenizerBase", tokenizer: HuggingFaceTokenizer, lines: Iterable[str]) -> None:
     """Log the first of the ``lines`` with masks that has other ids than in training."""
     mask = written.mask_token
     for variant in (variant for line in lines for variant in masked_lines(line, mask)):
@@ -57,9 +62,11 @@ def _check_weights(folder: Path, model: Any) -> None:
     transformers = import_transformers()
     weights = portable_weights(model.state_dict())
     if model.has_trained_head:
-        stock, prefix = transformers.AutoModelForMaskedLM, ""
+        stock = transformers.AutoModelForMaskedLM
+        prefix = ""
     else:
-        stock, prefix = transformers.AutoModel, f"{model.base_model_prefix}."
+        stock = transformers.AutoModel
+        prefix = f"{model.base_model_prefix}."
     for name, values in stock.from_pretrained(folder).state_dict().items():
         trained = weights.get(prefix + name)
         if trained is not None and not torch.equal(values, trained.cpu().to(values.dtype)):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from mlsm_plugin.core.files.atomic_files import PathLike, atomic_open
 from mlsm_plugin.core.files.npy_files import npy_header
 from mlsm_plugin.core.files.progress import Progress
+from mlsm_plugin.core.hidden_states.devices import Device
 from mlsm_plugin.core.hidden_states.hf_encoder import HuggingFaceEncoder, LibraryEncoder
 from mlsm_plugin.core.masking.span_corruption import padded
 from mlsm_plugin.core.text.hf_tokenizer import (
@@ -25,17 +26,21 @@ from mlsm_plugin.core.text.hf_tokenizer import (
 )
 from mlsm_plugin.core.text.text_files import read_text
 from mlsm_plugin.core.text.unknown_tokens import DEFAULT_MAX_UNK_RATE, UnknownTokens
-from mlsm_plugin.huggingface.token_sequences import TokenSequences
+from mlsm_plugin.huggingface.token_sequences import InputIds, TokenSequences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
 VECTOR_DTYPE = np.dtype("<f4")
 ANOTHER_TEACHER = "choose a teacher whose tokenizer knows such text, or raise --max-unk-rate"
-LINES_AT_ONCE, BATCH = 1024, 32  # lines that are sorted by length, and of a forward pass
+LINES_AT_ONCE = 1024  # that are sorted by length
+LINES_OF_BATCH = 32  # of a forward pass
 
 
 def mean_vectors(hidden: Tensor, attended: Tensor) -> Tensor:
-    """The mean of the hidden states ``(B, T, d)`` of the tokens that are no padding, special ones included: (B, d).
+    """The mean of the hidden states ``(B, T, d)`` of all tokens but padding, special ones included: (B, d).
 
     ``attended`` is ``(B, T)``, 1 for these tokens and 0 for padding. As in sentence-transformers.
     """
@@ -52,36 +57,43 @@ def write_vectors(
     *,
     overwrite: bool = False,
     max_unk_rate: float = DEFAULT_MAX_UNK_RATE,
-    **run: Any,
+    device: Device = None,
+    fp16: bool | None = False,
 ) -> None:
-    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it is there.
+    """Write the teacher's vectors of sentences as an npy file ``(n, d)`` float32, unless it exists.
 
     ValueError if the teacher's tokenizer does not know a larger share of the text than ``max_unk_rate``.
 
     Args:
-        texts, sentences, tokenizer: what ``write_text_sequences`` was told with ``apart``, and what it gave.
-        teacher: folder or hub name of an encoder with its tokenizer; too long lines are cut for it.
+        texts, tokenizer: arguments of ``write_text_sequences``, called with ``apart``.
+        sentences: its result.
+        teacher: folder or hub name of an encoder with its tokenizer; lines that are too long for it are cut.
         output: the file; it appears as a whole.
-        overwrite: write it anew.
+        overwrite: write it again.
         max_unk_rate: see above.
-        run: ``device`` and ``fp16``, as of :class:`LibraryEncoder`.
+        device, fp16: see :class:`LibraryEncoder`.
     """
     shape = (len(sentences), HuggingFaceEncoder.width_of(teacher))
-    there = npy_header(output)
-    if not overwrite and there is not None and (there.shape, there.dtype) == (shape, VECTOR_DTYPE):
+    written = npy_header(output)
+    if not overwrite and written is not None and (written.shape, written.dtype) == (shape, VECTOR_DTYPE):
         return
-    encoder = LibraryEncoder(teacher, layer=HuggingFaceEncoder.layers_of(teacher), **run)
-    own, unknown, cut, number = HuggingFaceTokenizer(tokenizer), UnknownTokens(), 0, 0
+    layer = HuggingFaceEncoder.layers_of(teacher)
+    encoder = LibraryEncoder(teacher, layer=layer, device=device, fp16=fp16)
+    student_tokenizer = HuggingFaceTokenizer(tokenizer)
+    unknown = UnknownTokens()
+    cut = 0
+    number = 0
     # the lines that have a sequence
-    lines = (line for line in read_text(texts) if line and own.encoded_text(line)[0])
+    lines = (line for line in read_text(texts) if line and student_tokenizer.encoded_text(line)[0])
     with atomic_open(output) as file, Progress(total=shape[0], desc="vectors of the teacher", unit="line") as progress:
         header = {"descr": VECTOR_DTYPE.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        while some := list(islice(lines, LINES_AT_ONCE)):
-            vectors, longer = _vectors_of(some, encoder, unknown)
+        while batch := list(islice(lines, LINES_AT_ONCE)):
+            vectors, longer = _vectors_of(batch, encoder, unknown)
             file.write(vectors.tobytes())
-            cut, number = cut + longer, number + len(some)
-            progress.update(len(some))
+            cut += longer
+            number += len(batch)
+            progress.update(len(batch))
         if number != shape[0]:
             raise ValueError(f"the text changed while it was read: it had {shape[0]} lines, and has {number} now")
         unknown.check("the text for the teacher", max_unk_rate, remedy=ANOTHER_TEACHER)
@@ -100,11 +112,11 @@ def _vectors_of(lines: list[str], encoder: LibraryEncoder, unknown: UnknownToken
     ids = [tokenizer.surrounded(of_line[:room]) for of_line, _ in encoded]
     vectors = np.zeros((len(lines), encoder.dim), VECTOR_DTYPE)
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-    for first in range(0, len(order), BATCH):
-        chosen = order[first : first + BATCH]
-        tokens = padded([ids[index] for index in chosen], encoder.pad)
+    for first in range(0, len(order), LINES_OF_BATCH):
+        indices = order[first : first + LINES_OF_BATCH]
+        tokens = padded([ids[index] for index in indices], encoder.pad)
         hidden = encoder.hidden_states(tokens)
-        vectors[chosen] = mean_vectors(hidden, tokens.ne(encoder.pad).to(hidden.device)).cpu().numpy()
+        vectors[indices] = mean_vectors(hidden, tokens.ne(encoder.pad).to(hidden.device)).cpu().numpy()
     return vectors, sum(len(of_line) > room for of_line, _ in encoded)
 
 
@@ -119,8 +131,9 @@ class Sentence:
 class SentenceVectors(Dataset):
     """Sentences with the vectors ``(n, d)`` of a teacher; ValueError if their numbers differ."""
 
-    def __init__(self, input_ids: Any, vectors: np.ndarray) -> None:
-        self.sequences, self.vectors = TokenSequences.of(input_ids), vectors
+    def __init__(self, input_ids: InputIds, vectors: np.ndarray) -> None:
+        self.sequences = TokenSequences.of(input_ids)
+        self.vectors = vectors
         if len(self.sequences) != len(vectors):
             raise ValueError(f"there are {len(self.sequences)} sentences and {len(vectors)} vectors")
 
@@ -132,20 +145,21 @@ class SentenceVectors(Dataset):
 
 
 class SentenceCollator:
-    """Pads sentences, of which nothing is masked; ValueError if the tokenizer has no padding token of its own."""
+    """Pads sentences, and masks nothing; ValueError if the tokenizer has no padding token of its own."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if tokenizer.pad_token_id is None:
             raise ValueError("the tokenizer has no pad token; use the tokenizer of the model")
         check_special_tokens(tokenizer)
-        self.pad, self.vocabulary = int(tokenizer.pad_token_id), vocabulary_fingerprint(tokenizer)
+        self.pad = int(tokenizer.pad_token_id)
+        self.vocabulary = vocabulary_fingerprint(tokenizer)
         self.largest_id = number_of_ids(tokenizer) - 1
 
     def __call__(self, sentences: Sequence[Sentence]) -> dict[str, Tensor]:
         """``input_ids``, ``attention_mask`` (B, T), ``vectors`` (B, d); ``labels`` (B, 1), which the Trainer counts."""
         return {
             "labels": torch.zeros(len(sentences), 1, dtype=torch.int64),
-            "input_ids": padded([one.input_ids for one in sentences], self.pad),
-            "attention_mask": padded([np.ones_like(one.input_ids) for one in sentences], 0),
-            "vectors": torch.from_numpy(np.stack([one.vector for one in sentences])),
+            "input_ids": padded([sentence.input_ids for sentence in sentences], self.pad),
+            "attention_mask": padded([np.ones_like(sentence.input_ids) for sentence in sentences], 0),
+            "vectors": torch.from_numpy(np.stack([sentence.vector for sentence in sentences])),
         }

@@ -48,47 +48,48 @@ class T5Infiller:
         token that ends or pads texts, such as ``</s>``, or too much of it is unknown.
         """
         check_text(text)
-        wanted = sentinels_in(text, len(self.sentinels))
-        check_has_gap(wanted, text)
+        sentinels = sentinels_in(text, len(self.sentinels))
+        check_has_gap(sentinels, text)
         source = self._encoded(text)
-        gaps = [self.tokenizer.convert_tokens_to_ids(symbol) for symbol in wanted]
+        gaps = [self.tokenizer.convert_tokens_to_ids(symbol) for symbol in sentinels]
         closing = self.sentinels[max(map(self.sentinels.index, gaps)) + 1 :][:1]
-        found = self.model.generate(
+        generated = self.model.generate(
             source[None].to(self.model.device),
             num_beams=beam,
             do_sample=False,
             max_new_tokens=max_length or LONGEST_TARGET,
             eos_token_id=[self.tokenizer.eos_token_id, *closing],
         )
-        target = found[:, 1:]  # without the token that begins it
+        target = generated[:, 1:]  # without the token that begins it
         logits = self.model(input_ids=source[None].to(self.model.device), labels=target).logits.float()
         scores = logits.log_softmax(dim=-1).gather(2, target[..., None])[0, :, 0].tolist()
         return self._filled(source.tolist(), target[0].tolist(), scores)
 
     def _encoded(self, text: str) -> Tensor:
         """Ids ``(T,)`` of the text, EOS included; ValueError if the text names a token that ends or pads texts."""
-        found, unknown = self.tokenizer(text, return_offsets_mapping=True), UnknownTokens()
-        ids, offsets = found["input_ids"], found["offset_mapping"]
+        encoding = self.tokenizer(text, return_offsets_mapping=True)
+        ids = encoding["input_ids"]
+        offsets = encoding["offset_mapping"]
         for token, (start, stop) in zip(ids, offsets, strict=True):
             if stop > start and token in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id):
-                named = text[start:stop].strip()
                 raise ValueError(
-                    f"the text contains {named}, which the tokenizer reads as a special token that ends or pads a "
-                    "text; take it out, or write it in another way"
+                    f"the text contains {text[start:stop].strip()}, which the tokenizer reads as a special token that "
+                    "ends or pads a text; take it out, or write it in another way"
                 )
+        unknown = UnknownTokens()
         unknown.add(text, ids, offsets, self.tokenizer.unk_token_id)
         unknown.check("the text", self.max_unk_rate, remedy="use a model that knows such text")
         return torch.tensor(ids)
 
     def _filled(self, source: list[int], target: list[int], scores: list[float]) -> Infilling:
-        whole, found = filled(source, target, scores, sentinels=self.sentinels, eos=self.tokenizer.eos_token_id)
+        whole, gaps = filled(source, target, scores, sentinels=self.sentinels, eos=self.tokenizer.eos_token_id)
         fillers = [
-            Filler(self.tokenizer.convert_ids_to_tokens(token), self._text(ids), score) for token, ids, score in found
+            Filler(self.tokenizer.convert_ids_to_tokens(token), self._text(ids), score) for token, ids, score in gaps
         ]
         return Infilling(self._text(whole), tuple(fillers), self._text(target, special=True))
 
     def _text(self, ids: list[int], *, special: bool = False) -> str:
         if special:  # those that begin, end and pad are no text
             ids = [token for token in ids if token not in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id)]
-        how = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
-        return str(self.tokenizer.decode(ids, **how)).strip()
+        text = self.tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        return str(text).strip()

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.files.atomic_files import PathLike, sha256_of_files
 from mlsm_plugin.core.files.hf_files import HF_PREFIX, hf_folder
@@ -26,11 +25,11 @@ def ids_of_lines(
 ) -> Iterator[list[int] | None]:
     """Hugging Face's ids of each line, without special tokens; None for a blank line, the end of a document.
 
-    A line that follows another one is read with a space before it: byte-level pieces would else continue its last word.
-    Tokenizers of BERT and SentencePiece begin a word with each line in either case. ``unknown`` counts.
+    A line after another one is read with a space before it: otherwise, byte-level pieces would continue its last word.
+    Tokenizers of BERT and SentencePiece begin a word with each line in either case. ``unknown`` counts the tokens.
     """
-    apart = (f" {line}" if line and before else line for before, line in pairwise(chain([""], lines)))
-    while batch := list(islice(apart, LINES_AT_ONCE)):
+    spaced_lines = (f" {line}" if line and before else line for before, line in pairwise(chain([""], lines)))
+    while batch := list(islice(spaced_lines, LINES_AT_ONCE)):
         encoded = iter(tokenizer.encoded([line for line in batch if line]))
         for line in batch:
             if not line:
@@ -43,10 +42,10 @@ def ids_of_lines(
 
 
 def default_max_length(tokenizer: PathLike) -> int:
-    """What the model beside a tokenizer can take, at most 512; 512 if there is no model."""
+    """The longest sequence of the model beside a tokenizer, at most 512; 512 if there is no model."""
     folder = hf_folder(tokenizer)
-    there = (folder / "config.json").is_file()
-    return default_tokens_per_sample(f"{HF_PREFIX}{folder}") if there else LONGEST_DEFAULT_BLOCK
+    has_model = (folder / "config.json").is_file()
+    return default_tokens_per_sample(f"{HF_PREFIX}{folder}") if has_model else LONGEST_DEFAULT_BLOCK
 
 
 def write_text_sequences(
@@ -67,7 +66,8 @@ def write_text_sequences(
         output: folder for the sequences.
         max_length: longest sequence, special tokens included; None: :func:`default_max_length`.
         max_unk_rate: largest share of the tokens and characters that may be unknown; above it, nothing is written.
-        apart: each line with tokens is a sequence of its own, read without a space before it; too long ones are cut.
+        apart: each line with tokens becomes one sequence, read without a space before it; lines that are too long are
+            cut.
         overwrite: replace other sequences that are already there.
 
     Returns:
@@ -122,9 +122,9 @@ def write_text_sequences(
 
 def _plan(
     tokenizer: HuggingFaceTokenizer, texts: Sequence[PathLike], *, max_length: int, apart: bool
-) -> dict[str, Any]:
-    """What decides the sequences of :func:`write_text_sequences`, as JSON."""
-    plan: dict[str, Any] = {
+) -> dict[str, object]:
+    """The values that decide the sequences of :func:`write_text_sequences`, as JSON."""
+    plan: dict[str, object] = {
         "tokenizer": tokenizer.vocabulary_fingerprint,
         "segmentation": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
         "texts": sha256_of_files(*texts),
@@ -149,7 +149,7 @@ def packed(
     """Sequences of whole lines, as many as fit into ``max_length`` ids with those of ``begin`` and ``end`` around them.
 
     ``lines`` are the ids of each; None between two documents, which share no sequence. A line that does not fit begins
-    a new sequence. One that is longer than a sequence is cut; what follows it is packed with its last piece.
+    a new sequence. A line that is longer than a sequence is cut; the lines after it are packed with its last piece.
     """
     check_max_length(max_length)
     room = max_length - len(begin) - len(end)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -20,17 +20,33 @@ from mlsm_plugin.core.masking.token_ids import check_attention, checked_ids, no_
 from mlsm_plugin.core.text.hf_tokenizer import HuggingFaceTokenizer
 from mlsm_plugin.core.text.unknown_tokens import UnknownTokens
 
-INPUT_IDS, ATTENTION_MASK = "input_ids", "attention_mask"  # columns of a dataset
-IDS_FILE, STARTS_FILE, ABOUT_FILE = "ids.npy", "starts.npy", "meta.json"
-IDS_DTYPE, STARTS_DTYPE = np.dtype("<i4"), np.dtype("<i8")
+# columns of a dataset
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+IDS_FILE = "ids.npy"
+STARTS_FILE = "starts.npy"
+ABOUT_FILE = "meta.json"
+IDS_DTYPE = np.dtype("<i4")
+STARTS_DTYPE = np.dtype("<i8")
 SEQUENCES_AT_ONCE = 1024
-# files of a dataset that ``datasets`` saved, and of several datasets
-DATASET_FILES, SPLITS_FILE = ("dataset_info.json", "state.json"), "dataset_dict.json"
+DATASET_FILES = ("dataset_info.json", "state.json")  # of a dataset that ``datasets`` saved
+SPLITS_FILE = "dataset_dict.json"  # of several datasets
 ABOUT_CHECK = fields(known={"tokenizer": text, "max_length": whole(1), "max_unk_rate": number})
-KINDS = (
+READABLE_SEQUENCES = (
     "pass a folder that `mlsm binarize --format sequences` wrote for a split, an .npy file (n, T), or a folder of "
     "datasets.Dataset.save_to_disk"
 )
+
+
+class Rows(Protocol):
+    """Sequences by number: a list, an array, a column or a dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+InputIds = PathLike | Rows  # see TokenSequences
 
 
 class TokenSequences:
@@ -47,22 +63,22 @@ class TokenSequences:
 
     Attributes:
         starts: ``(n + 1,)`` int64, the position of the first token of each sequence, then the number of all tokens.
-        about: what :meth:`write` was told of the sequences; empty for other kinds of ``input_ids``.
+        about: the record that :meth:`write` got; empty for other kinds of ``input_ids``.
         attended: the column ``attention_mask`` of a dataset, which is checked; None: there is none.
     """
 
-    def __init__(self, input_ids: Any) -> None:
+    def __init__(self, input_ids: InputIds) -> None:
         self.about: dict[str, Any] = {}
         if isinstance(input_ids, (str, os.PathLike)):
             input_ids, self.about = _opened(Path(input_ids))
-        self._ids = _column(input_ids, INPUT_IDS)
+        self._ids = _ids_of(input_ids)
         self.attended = _column(input_ids, ATTENTION_MASK)
         self.starts = np.concatenate([[0], np.cumsum(_lengths(self._ids), dtype=np.int64)])
         if self.num_tokens == 0:
             raise ValueError("the text has no token; pass sequences of input_ids that are not empty")
 
     @classmethod
-    def of(cls, input_ids: Any) -> "TokenSequences":
+    def of(cls, input_ids: InputIds) -> "TokenSequences":
         """``input_ids`` itself if it is such a corpus, else the corpus that it makes."""
         return input_ids if isinstance(input_ids, cls) else cls(input_ids)
 
@@ -92,8 +108,7 @@ class TokenSequences:
     def check_made_with(self, vocabulary: str, name: str, owner: str, *, remedy: str) -> None:
         """Raise ValueError if the tokenizer that made these sequences, called ``name``, has another vocabulary.
 
-        ``vocabulary`` is that of the ``owner``, as of ``vocabulary_fingerprint``. Sequences without a record are not
-        judged.
+        ``vocabulary`` is the ``vocabulary_fingerprint`` of the ``owner``. Sequences without a record pass.
         """
         if self.about.get("tokenizer") not in (None, vocabulary):
             raise ValueError(
@@ -103,20 +118,21 @@ class TokenSequences:
 
     def part(self, first: int, last: int) -> "TokenSequences":
         """The sequences ``first`` to ``last``, excluded, as a corpus of their own; ValueError if it has no token."""
-        found = TokenSequences(self._ids[first:last])
-        found.about = self.about
-        found.attended = None if self.attended is None else self.attended[first:last]
-        return found
+        part = TokenSequences(self._ids[first:last])
+        part.about = self.about
+        part.attended = None if self.attended is None else self.attended[first:last]
+        return part
 
     def unknown_tokens(self, tokenizer: HuggingFaceTokenizer) -> UnknownTokens:
         """How many tokens are unknown to the tokenizer that made them; reads all ids."""
-        found, special = UnknownTokens(), np.array(sorted(tokenizer.special_ids))
+        unknown = UnknownTokens()
+        special = np.array(sorted(tokenizer.special_ids))
         for first in range(0, len(self), SEQUENCES_AT_ONCE):
             ids = np.concatenate([self[index] for index in range(len(self))[first : first + SEQUENCES_AT_ONCE]])
             ids = ids[~np.isin(ids, special)]
-            found.tokens += len(ids)
-            found.unknown += int((ids == tokenizer.unknown_id).sum())
-        return found
+            unknown.tokens += len(ids)
+            unknown.unknown += int((ids == tokenizer.unknown_id).sum())
+        return unknown
 
     @property
     def fingerprint(self) -> str:
@@ -130,7 +146,8 @@ class TokenSequences:
 
     @cached_property
     def _fingerprint_and_largest(self) -> tuple[str, int]:
-        digest, largest = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        largest = 0
         for index in Progress(range(len(self)), desc="reading the ids", unit="sequence", leave=False):
             ids = self[index]
             digest.update(np.array([len(ids)], STARTS_DTYPE).tobytes())
@@ -140,7 +157,7 @@ class TokenSequences:
 
     @classmethod
     def write(
-        cls, folder: PathLike, sequences: Iterable[Sequence[int]], *, about: dict[str, Any] | None = None
+        cls, folder: PathLike, sequences: Iterable[Sequence[int]], *, about: dict[str, object] | None = None
     ) -> "TokenSequences":
         """Write sequences to a folder, which appears as a whole, and open them; only a few are in memory at a time.
 
@@ -174,48 +191,50 @@ class _Rows:
     """The sequences of a folder that :meth:`TokenSequences.write` made, as a list; nothing is copied."""
 
     def __init__(self, flat: np.ndarray, starts: np.ndarray) -> None:
-        self.flat, self.starts = flat, starts
+        self.flat = flat
+        self.starts = starts
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, wanted: Any) -> Any:
-        if isinstance(wanted, slice):
-            first, last, _ = wanted.indices(len(self))
+    def __getitem__(self, index: int | slice) -> "np.ndarray | _Rows":
+        if isinstance(index, slice):
+            first, last, _ = index.indices(len(self))
             return _Rows(self.flat, self.starts[first : max(first, last) + 1])
-        return self.flat[self.starts[wanted] : self.starts[wanted + 1]]
+        return self.flat[self.starts[index] : self.starts[index + 1]]
 
 
-def _write_header(file: Any, number: int) -> None:
+def _write_header(file: IO[bytes], number: int) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": IDS_DTYPE.str, "fortran_order": False, "shape": (number,)})
 
 
-def _opened(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The sequences in a file or folder, and what is known about them."""
+def _opened(path: Path) -> tuple[Rows, dict[str, Any]]:
+    """The sequences in a file or folder, and the record about them."""
     if path.is_file():
         if path.suffix != ".npy":
-            raise ValueError(f"{path} is not an .npy file; {KINDS}")
+            raise ValueError(f"{path} is not an .npy file; {READABLE_SEQUENCES}")
         return map_npy(path, ndim=2), {}
     if not path.is_dir():
-        raise ValueError(f"{path} does not exist; {KINDS}")
+        raise ValueError(f"{path} does not exist; {READABLE_SEQUENCES}")
     if not any((path / name).exists() for name in (IDS_FILE, STARTS_FILE)):
         return _saved_dataset(path), {}
-    flat, starts = (map_npy(path / name, ndim=1) for name in (IDS_FILE, STARTS_FILE))
-    about = path / ABOUT_FILE
-    known = check_json(read_json(about), ABOUT_CHECK, about) if about.exists() else {}
+    flat = map_npy(path / IDS_FILE, ndim=1)
+    starts = map_npy(path / STARTS_FILE, ndim=1)
+    about_file = path / ABOUT_FILE
+    about = check_json(read_json(about_file), ABOUT_CHECK, about_file) if about_file.exists() else {}
     ascending = len(starts) > 1 and starts[0] == 0 and bool((np.diff(starts) >= 0).all())
     if not ascending or starts[-1] != len(flat) or (flat.dtype, starts.dtype) != (IDS_DTYPE, STARTS_DTYPE):
         raise ValueError(f"{path} does not hold token sequences, or is damaged; write them again")
-    return _Rows(flat, starts), known
+    return _Rows(flat, starts), about
 
 
-def _saved_dataset(folder: Path) -> Any:
+def _saved_dataset(folder: Path) -> Rows:
     """A dataset of Hugging Face's ``datasets`` in a folder."""
     if (folder / SPLITS_FILE).exists():
         splits = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise ValueError(f"{folder} holds several splits; pass the folder of one of them ({splits})")
     if not any((folder / name).exists() for name in DATASET_FILES):
-        raise ValueError(f"{folder} holds no token sequences; {KINDS}")
+        raise ValueError(f"{folder} holds no token sequences; {READABLE_SEQUENCES}")
     try:
         from datasets import load_from_disk
     except ImportError:
@@ -226,28 +245,34 @@ def _saved_dataset(folder: Path) -> Any:
         raise ValueError(f"the dataset in {folder} cannot be read: {first_line(error)}") from None
 
 
-def _column(dataset: Any, name: str) -> Any:
-    """A column of a ``datasets.Dataset``; other ids have ``input_ids`` only, which are they themselves."""
-    names = getattr(dataset, "column_names", None)
+def _ids_of(sequences: Rows) -> Rows:
+    """The column ``input_ids`` of a ``datasets.Dataset``; other sequences are ids themselves."""
+    names = getattr(sequences, "column_names", None)
     if names is None:
-        return dataset if name == INPUT_IDS else None
-    if name in names:
+        return sequences
+    ids = _column(sequences, INPUT_IDS)
+    if ids is None:
+        raise ValueError(f"the dataset has no column {INPUT_IDS}, only {', '.join(names)}; tokenize it first")
+    return ids
+
+
+def _column(dataset: Any, name: str) -> Rows | None:
+    """A column of a ``datasets.Dataset``; None if it does not have this, or is no dataset."""
+    if name in (getattr(dataset, "column_names", None) or ()):
         return dataset.with_format("numpy", columns=[name])[name]
-    if name == INPUT_IDS:
-        raise ValueError(f"the dataset has no column {name}, only {', '.join(names)}; tokenize it first")
     return None
 
 
-def _lengths(ids: Any) -> np.ndarray:
+def _lengths(ids: Rows) -> np.ndarray:
     if isinstance(ids, _Rows):
         return np.diff(ids.starts)
     if isinstance(ids, np.ndarray) and ids.ndim == 2:
         return np.full(len(ids), ids.shape[1])
-    found = array.array("q")
+    lengths = array.array("q")
     for first in Progress(range(0, len(ids), SEQUENCES_AT_ONCE), desc="counting tokens", unit="batch", leave=False):
         for sequence in ids[first : first + SEQUENCES_AT_ONCE]:
             try:
-                found.append(len(sequence))
+                lengths.append(len(sequence))
             except TypeError:
-                raise no_ids(f"sequence {len(found)}") from None
-    return np.array(found)
+                raise no_ids(f"sequence {len(lengths)}") from None
+    return np.array(lengths)

@@ -1,4 +1,4 @@
-"""What the Trainer does not do by itself: the epoch, the parts of the loss, ranks after an evaluation."""
+"""Additions to the Trainer: the epoch, the parts of the loss, ranks after an evaluation."""
 
 import copy
 import math
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.machine.memory import keep_freed_memory
@@ -23,16 +25,38 @@ class PretrainingCallback(TrainerCallback):
     another epoch, or none.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader[Any] | None = None,
+        **kwargs: object,
+    ) -> None:
         """Raise ValueError if the training would resume at another place."""
-        if hasattr(train_dataloader, "__len__"):
+        if train_dataloader is not None and hasattr(train_dataloader, "__len__"):
             check_resumable(args, state, len(train_dataloader))
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader[Any] | None = None,
+        **kwargs: object,
+    ) -> None:
         """Set the epoch of the sequences."""
         _fix_epoch(getattr(train_dataloader, "dataset", None), epoch_of(state))
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **_: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        model: nn.Module | None = None,
+        **kwargs: object,
+    ) -> None:
         """Add the parts of the loss to the logs of training steps."""
         if logs is not None and "loss" in logs and isinstance(model, PretrainingModel):
             parts = model.taken_parts()
@@ -40,28 +64,34 @@ class PretrainingCallback(TrainerCallback):
                 log.update(parts)
 
     def on_evaluate(
-        self, args: Any, state: Any, control: Any, model: Any = None, metrics: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        metrics: dict[str, float] | None = None,
+        **kwargs: object,
     ) -> None:
-        """Let no training go on without a finite loss; before the training, let the ranks train together.
+        """Stop without a finite loss; before the training, make the ranks train together.
 
         ValueError if the loss is not finite. The checkpoint of this update is then not written.
 
-        accelerate marks a model that it has prepared, also if it did so for an evaluation only. A training that follows
-        then takes it as it is: each rank would train a model of its own.
+        accelerate marks a model that it has prepared, even if only for an evaluation. A later training would not
+        prepare it again: each rank would train its own model.
         """
         if not math.isfinite((metrics or {}).get("eval_loss", 0.0)):
+            if not state.global_step:
+                raise ValueError("the model has no finite loss before it is trained; its weights are damaged")
             raise ValueError(
                 f"the loss is not finite after {state.global_step} updates; train with a smaller --learning-rate, or "
                 "with --bf16 off, and with another --output"
-                if state.global_step
-                else "the model has no finite loss before it is trained; its weights are damaged"
             )
         if args.world_size > 1 and not args.fsdp and not args.deepspeed:
             vars(model).pop("_is_accelerate_prepared", None)
 
 
-def _fix_epoch(dataset: Any, epoch: int) -> None:
-    """Draw the masks of an epoch in a dataset, and in those within it."""
+def _fix_epoch(dataset: object, epoch: int) -> None:
+    """Draw the masks of an epoch in a dataset, and in the datasets within it."""
     for inner in with_inner(dataset):
         if isinstance(inner, Samples):
             inner.fix_epoch(epoch)
@@ -72,8 +102,8 @@ def _fix_epoch(dataset: Any, epoch: int) -> None:
 def prepare(trainer: Trainer) -> Trainer:
     """The Trainer, with the callback before those that report its logs, and the parts of the loss in evaluations.
 
-    The order of the samples depends on ``args.data_seed`` or ``args.seed``, and on the epoch, only. A training that
-    resumes then equals one that never stopped.
+    The order of the samples depends only on ``args.data_seed`` or ``args.seed``, and on the epoch: a training that
+    resumes equals one that never stopped.
 
     ValueError if its model has no objective of this package or overflows in the precision of its arguments, its process
     sees several GPUs, its arguments have label smoothing, or as of
@@ -99,8 +129,8 @@ def prepare(trainer: Trainer) -> Trainer:
     return trainer
 
 
-def _with_fixed_masks(evaluated: Any, trained: Any) -> Any:
-    """What is evaluated, with the masks of epoch 0; a copy, if it shares sequences with what is trained on."""
+def _with_fixed_masks(evaluated: Any, trained: object) -> Any:
+    """The dataset to evaluate on, with the masks of epoch 0; a copy, if it shares sequences with that of training."""
     if isinstance(evaluated, dict):
         return {name: _with_fixed_masks(dataset, trained) for name, dataset in evaluated.items()}
     of_training = {id(inner) for inner in with_inner(trained)}
@@ -111,7 +141,7 @@ def _with_fixed_masks(evaluated: Any, trained: Any) -> Any:
 
 
 def check_gpus(arguments: TrainingArguments) -> None:
-    """Raise ValueError if the Trainer would split batches by rows over GPUs: codes, pairs and spans are no rows."""
+    """Raise ValueError if the Trainer would split batches by rows over GPUs: codes, pairs and spans are not rows."""
     if arguments.n_gpu > 1:
         raise ValueError(
             f"this process sees {arguments.n_gpu} GPUs; start one for each with torchrun --nproc-per-node "
@@ -119,10 +149,10 @@ def check_gpus(arguments: TrainingArguments) -> None:
         )
 
 
-def loss_metrics(model: PretrainingModel) -> Callable[[Any], dict[str, float]]:
+def loss_metrics(model: PretrainingModel) -> Callable[[EvalPrediction], dict[str, float]]:
     """A function for the Trainer's ``compute_metrics``: the parts of the loss, as means over all tokens, in nats."""
 
-    def compute(prediction: Any) -> dict[str, float]:
+    def compute(prediction: EvalPrediction) -> dict[str, float]:
         return model.means_of(np.asarray(prediction.predictions, np.float64).sum(axis=0))
 
     return compute

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,8 +18,12 @@ from mlsm_plugin.core.files.settings import check, option, seed
 from mlsm_plugin.core.hidden_states.devices import has_fast_bf16
 from mlsm_plugin.core.optimizers.muon import MuonAdamW, matrices_of_layers
 
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainingArguments
+
 SECONDS_TO_WAIT = 7 * 24 * 3600  # for the other ranks, which may code for days
-NOT_DECIDING = ("workers", "cpu", "compile", "report_to")  # what the result does not depend on, up to rounding
+# fields on which the result does not depend, up to rounding
+NOT_DECIDING_TRAINING = ("workers", "cpu", "compile", "report_to")
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,10 @@ class TrainingSettings:
         None, above=0, help="largest learning rate of Muon (default: 10 times --learning-rate)"
     )
     bf16: str = option(
-        "auto", choices=("auto", "on", "off"),
-        help="bfloat16, and codes in half precision; auto: where the machine is fast in bfloat16",
-    )  # fmt: skip
+        "auto",
+        choices=("auto", "on", "off"),
+        help="bfloat16, and codes in half precision; auto: if the machine is fast in bfloat16",
+    )
     compile: str = option("off", choices=("on", "off"), help="compile the model, which takes a minute")
     evaluate_every: int = option(500, least=1, help="updates between evaluations and checkpoints")
     seed: int = seed("of everything")
@@ -68,18 +73,18 @@ class TrainingSettings:
         return has_fast_bf16(device) if self.bf16 == "auto" else self.bf16 == "on"
 
     def updates_of_epochs(self, epochs: float, number: int, processes: int) -> int:
-        """How many updates are ``epochs`` passes over ``number`` samples; the last batch and update may be smaller."""
+        """The number of updates of ``epochs`` passes over ``number`` samples; the last of a pass may be smaller."""
         batches = math.ceil(number / (self.batch_size * processes))
         return max(1, round(epochs * math.ceil(batches / self.accumulate)))
 
-    def deciding(self) -> dict[str, Any]:
-        """What the result depends on."""
-        values = {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING}
-        if self.optimizer == "adamw":  # as folders have it that were begun before there was a choice
+    def deciding(self) -> dict[str, object]:
+        """The values on which the result depends."""
+        values = {name: value for name, value in asdict(self).items() if name not in NOT_DECIDING_TRAINING}
+        if self.optimizer == "adamw":  # folders of older versions have no choice of optimizers
             values = {name: value for name, value in values.items() if name not in ("optimizer", "muon_learning_rate")}
         return values
 
-    def arguments(self, checkpoints: PathLike) -> Any:
+    def arguments(self, checkpoints: PathLike) -> "TrainingArguments":
         """Hugging Face's ``TrainingArguments``; ValueError if this process sees several GPUs, or cannot log."""
         import_transformers()
         from transformers import TrainingArguments
@@ -113,7 +118,7 @@ class TrainingSettings:
         )
         for callback in get_reporting_integration_callbacks(self.report_to):
             try:
-                callback()  # what the Trainer does when everything is prepared
+                callback()  # the Trainer would do so when everything is prepared
             except RuntimeError as error:
                 raise ValueError(f"report_to names what is not installed: {first_line(error)}") from None
         check_gpus(arguments)
@@ -123,8 +128,12 @@ class TrainingSettings:
         """The optimizer of a Trainer of ``model``; None: its own, AdamW."""
         if self.optimizer == "adamw":
             return None
-        rates: dict[str, Any] = {"learning_rate": self.learning_rate, "muon_learning_rate": self.muon_learning_rate}
-        return muon_adamw(model, **rates, weight_decay=self.weight_decay)
+        return muon_adamw(
+            model,
+            learning_rate=self.learning_rate,
+            muon_learning_rate=self.muon_learning_rate,
+            weight_decay=self.weight_decay,
+        )
 
 
 def muon_adamw(
@@ -136,25 +145,27 @@ def muon_adamw(
     10 times that of AdamW unless given. ValueError if ``model`` has no layers.
     """
     matrices = matrices_of_layers(model)
-    taken = {id(one) for one in matrices}
-    others = [one for one in model.parameters() if id(one) not in taken and one.requires_grad]
-    groups = [
-        {"params": [one for one in others if (one.dim() > 1) is decayed], "weight_decay": weight_decay * decayed}
-        for decayed in (True, False)
+    ids_of_matrices = {id(matrix) for matrix in matrices}
+    adamw_weights = [
+        weight for weight in model.parameters() if id(weight) not in ids_of_matrices and weight.requires_grad
     ]
-    trained = [one for one in matrices if one.requires_grad]
-    return MuonAdamW(trained, groups, lr=learning_rate, muon_lr=muon_learning_rate)
+    groups = [
+        {"params": [weight for weight in adamw_weights if weight.dim() > 1], "weight_decay": weight_decay},
+        {"params": [weight for weight in adamw_weights if weight.dim() <= 1], "weight_decay": 0.0},
+    ]
+    muon_weights = [matrix for matrix in matrices if matrix.requires_grad]
+    return MuonAdamW(muon_weights, groups, lr=learning_rate, muon_lr=muon_learning_rate)
 
 
-def train(trainer: Any) -> dict[str, float]:
+def train(trainer: "Trainer") -> dict[str, float]:
     """Train, or resume from the last whole checkpoint; then evaluate, in nats.
 
     ValueError if the loss of an evaluation is not finite, OSError if a checkpoint cannot be written.
     """
     from transformers import set_seed
 
-    checkpoints = Path(trainer.args.output_dir)
-    set_seed(trainer.args.seed)  # an evaluation before the training has drawn numbers, too
+    checkpoints = Path(str(trainer.args.output_dir))
+    set_seed(trainer.args.seed)  # an evaluation before the training has drawn random numbers
     with _disk_errors(checkpoints):
         trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints, tidy=trainer.is_world_process_zero()))
     return {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
@@ -162,7 +173,7 @@ def train(trainer: Any) -> dict[str, float]:
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn what torch and safetensors raise when a file cannot be written into OSError."""
+    """Replace the errors of torch and safetensors for files that cannot be written by OSError."""
     from safetensors import SafetensorError
 
     try:
@@ -175,8 +186,8 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 def last_checkpoint(folder: Path, *, tidy: bool = True) -> str | None:
     """The newest whole checkpoint, with its ``trainer_state.json``; ``tidy`` removes newer ones, left by a kill."""
-    named = [path for path in folder.glob("checkpoint-*") if path.name[len("checkpoint-") :].isdecimal()]
-    for newest in sorted(named, key=lambda path: int(path.name[len("checkpoint-") :]), reverse=True):
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[len("checkpoint-") :].isdecimal()]
+    for newest in sorted(checkpoints, key=lambda path: int(path.name[len("checkpoint-") :]), reverse=True):
         try:
             json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
             return str(newest)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mlsm_plugin.babylm.exports import export_kept
-from mlsm_plugin.babylm.ledger import OWN, Ledger
+from mlsm_plugin.babylm.ledger import OF_RUN, Ledger
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from tests.tiny_models import TinyData
 
@@ -16,7 +16,7 @@ NAMES = {"chck_1K": 1000, "chck_2K": 2000}
 
 def make_run(tiny: TinyData, run: Path, *, finished: bool = True, license: str | None = "mit") -> Ledger:
     """Checkpoints with 1,200 and 2,100 words and a last one with 2,400; the first two are kept, then exported."""
-    texts = [{"file": "a.txt", "words": 1200, "sha256": "0", "of": OWN}]
+    texts = [{"file": "a.txt", "words": 1200, "sha256": "0", "of": OF_RUN}]
     ledger = Ledger("custom", 1200, 2400, "mlm", 2, texts, 0, 2400, NAMES, license=license)
     (run / "text").mkdir(parents=True)
     (run / "text" / "a.txt").write_text("The name is bound to a value.\n", encoding="utf-8")

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mlsm_plugin.babylm.cards import OBJECTIVES, write_card
+from mlsm_plugin.babylm.cards import NAMES_AND_CITATIONS, write_card
 from mlsm_plugin.babylm.checks import problems_of
 from mlsm_plugin.babylm.ledger import Ledger
-from mlsm_plugin.babylm.settings import OBJECTIVES as NAMES
+from mlsm_plugin.babylm.settings import BABYLM_OBJECTIVES
 from mlsm_plugin.core.files.atomic_files import read_json, sha256_of_files, write_json
 from tests.babylm.made_run import make_run
 from tests.conftest import REPOSITORY, mlsm
@@ -87,7 +87,7 @@ def test_each_problem_is_a_line(good: Path, tmp_path: Path, problem: str) -> Non
 
 
 def test_every_objective_has_a_card() -> None:
-    assert tuple(OBJECTIVES) == NAMES
+    assert tuple(NAMES_AND_CITATIONS) == BABYLM_OBJECTIVES
 
 
 @pytest.mark.slow

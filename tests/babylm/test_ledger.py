@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsm_plugin.babylm.ledger import OF_AUXILIARY, OWN, Ledger
+from mlsm_plugin.babylm.ledger import OF_AUXILIARY, OF_RUN, Ledger
 from mlsm_plugin.babylm.settings import BabylmSettings
 from mlsm_plugin.babylm.training import auxiliary_of, open_ledger
 
@@ -41,9 +41,9 @@ def test_a_ledger_is_read_back(tmp_path: Path) -> None:
 
 def test_the_words_of_an_auxiliary_model_count_once_and_its_exposures_all(tmp_path: Path) -> None:
     auxiliary = replace(opened(tmp_path, 30), seen=60)
-    auxiliary.texts.append({"file": "other.txt", "words": 25, "sha256": "1", "of": OWN})
+    auxiliary.texts.append({"file": "other.txt", "words": 25, "sha256": "1", "of": OF_RUN})
     ledger = open_ledger([tmp_path / "0.txt"], SMALL, auxiliary)
-    assert [(one["file"], one["of"]) for one in ledger.texts] == [("0.txt", OWN), ("other.txt", OF_AUXILIARY)]
+    assert [(one["file"], one["of"]) for one in ledger.texts] == [("0.txt", OF_RUN), ("other.txt", OF_AUXILIARY)]
     assert (ledger.words, ledger.epochs, ledger.planned, ledger.exposures) == (55, 3, 90, 60)
     without_epochs = BabylmSettings(track="custom", words="100")
     seen_much = replace(auxiliary, seen=1000 - 45)

@@ -104,7 +104,7 @@ def test_each_checkpoint_goes_to_its_branch_once(tiny: TinyData, tmp_path: Path,
         files = {file.name: file.read_bytes() for file in (run / "checkpoints" / name).iterdir()}
         assert there.branches[name] == files
     there.branches["chck_2K"].pop("config.json")
-    assert pushed(run, endpoint) == ["chck_1K: is there", "chck_2K: pushed", "main: is there"]
+    assert pushed(run, endpoint) == ["chck_1K: up to date", "chck_2K: pushed", "main: up to date"]
     assert there.commits == [*names, "chck_2K"]
 
 

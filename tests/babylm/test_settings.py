@@ -34,12 +34,12 @@ def test_numbers_of_words(text: str, words: int) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"track": "custom"}, "--words is of --track custom, which needs it"),
-        ({"words": "5M"}, "--words is of --track custom"),
+        ({"track": "custom"}, "--words is only allowed with --track custom, which needs it"),
+        ({"words": "5M"}, "--words is only allowed with --track custom"),
         ({"track": "custom", "words": "many"}, "words must be a number such as 7.7M, got 'many'"),
         ({"track": "custom", "words": "0"}, "words must be a number"),
         ({"epochs": 11}, "epochs must be at most 10 in the track strict-small, got 11"),
-        ({"auxiliary": "run"}, "--auxiliary gives the codes of --objective mlsm"),
+        ({"auxiliary": "run"}, "--auxiliary is only allowed with --objective mlsm"),
         ({"track": "multilingual"}, "track must be one of strict, strict-small, custom"),
     ],
 )

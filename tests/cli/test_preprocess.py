@@ -179,7 +179,7 @@ def test_options_of_a_tokenizer_that_is_given_are_refused(
 ) -> None:
     words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", given, "there")
     line = failing_mlsm(capsys, *words, *own)
-    assert f"{own[0]}: of what is trained here, and there is given; leave it out" in line
+    assert f"{own[0]}: only used for training, but there is given; leave it out" in line
     assert not (here / "new").exists()
 
 
@@ -188,7 +188,7 @@ def test_options_of_a_model_that_is_given_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], own: tuple[str, ...]
 ) -> None:
     words = ("preprocess", "--train", "t", "--valid", "v", "--output", "new", "--auxiliary", "aux.pt")
-    assert f"{own[0]}: of what is trained here, and aux.pt is given" in failing_mlsm(capsys, *words, *own)
+    assert f"{own[0]}: only used for training, but aux.pt is given" in failing_mlsm(capsys, *words, *own)
 
 
 def test_options_of_an_sae_reach_the_dictionary(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import PLUGIN, REPOSITORY
 
 # folders of mlsm_plugin/ that are checked
-FOLDERS = ("core", "hub", "retrieval", "reports", "evaluation", "search")
+FOLDERS = (".",)
 # uses of typing.Any in these folders together: untyped objects of fairseq and transformers, and JSON
 MOST_ANY = 350
 LITERALS = (ast.Tuple, ast.List, ast.Set)

@@ -21,7 +21,7 @@ from mlsm_plugin.core.text.masked_reading import reading_the_rest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase
 
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>
 FAIRSEQ_PAD = 1
@@ -63,7 +63,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: PathLike) -> None:
         self.folder = hf_folder(path)
-        self._tokenizer: PreTrainedTokenizerFast = load_fast_tokenizer(self.folder)
+        self._tokenizer: PreTrainedTokenizerBase = load_fast_tokenizer(self.folder)
         self.backend = text_backend(self._tokenizer)
         begin, pad, end, unknown, mask = _special_ids(self._tokenizer, self.folder)
         self.mask_id = mask
@@ -209,14 +209,14 @@ def load_fast_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def vocabulary_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
+def vocabulary_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     """SHA-256 of the tokens of Hugging Face's tokenizer with their ids, and of those that begin, end and pad a text."""
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     begin, pad, end = _surrounding_ids(tokenizer)
     return hashlib.sha256(json.dumps([vocabulary, begin, end, pad]).encode()).hexdigest()
 
 
-def special_ids(tokenizer: "PreTrainedTokenizerFast") -> frozenset[int]:
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
     """The ids that are never masked and never coded: those that begin, separate, end, pad and mask, and all others that
     the tokenizer lists as special. The unknown token stands for a word.
     """
@@ -224,7 +224,7 @@ def special_ids(tokenizer: "PreTrainedTokenizerFast") -> frozenset[int]:
     return frozenset(int(number) for number in roles if number is not None) | {*own_special_tokens(tokenizer)}
 
 
-def own_special_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
+def own_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
     """The special tokens of a tokenizer's own list, by their ids: those without a role.
 
     They are its ``additional_special_tokens`` (version 5 of ``transformers``: ``extra_special_tokens``), and the other
@@ -256,7 +256,7 @@ def own_special_symbols(folder: Path) -> list[str]:
     ]
 
 
-def text_backend(tokenizer: "PreTrainedTokenizerFast", *, with_gaps: bool = False) -> "Tokenizer":
+def text_backend(tokenizer: "PreTrainedTokenizerBase", *, with_gaps: bool = False) -> "Tokenizer":
     """The ``tokenizers.Tokenizer`` that reads a text, without truncation and padding.
 
     The special tokens of the tokenizer's own list are tokens in a text, as Hugging Face reads them, unless the
@@ -276,7 +276,7 @@ def text_backend(tokenizer: "PreTrainedTokenizerFast", *, with_gaps: bool = Fals
     return backend
 
 
-def _read_as_tokens(tokenizer: "PreTrainedTokenizerFast", *, with_gaps: bool = False) -> frozenset[int]:
+def _read_as_tokens(tokenizer: "PreTrainedTokenizerBase", *, with_gaps: bool = False) -> frozenset[int]:
     """The ids of the special tokens that :func:`text_backend` finds in a text."""
     if getattr(tokenizer, "split_special_tokens", False):
         return frozenset()
@@ -284,7 +284,7 @@ def _read_as_tokens(tokenizer: "PreTrainedTokenizerFast", *, with_gaps: bool = F
     return frozenset(number for number, token in listed.items() if with_gaps or not GAPS.fullmatch(token))
 
 
-def check_masked_lm_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> None:
+def check_masked_lm_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise ValueError if a tokenizer of ``transformers`` has no mask or no padding token, or not one of its own."""
     for name in ("mask", "pad"):
         if _first_id(tokenizer, name) is None:
@@ -292,7 +292,7 @@ def check_masked_lm_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> None:
     check_special_tokens(tokenizer)
 
 
-def check_special_tokens(tokenizer: "PreTrainedTokenizerFast") -> None:
+def check_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise ValueError if a tokenizer's padding or mask, where it has one, is another special token, too."""
     for role, other_roles in SINGLE_ROLES.items():
         for other_role in other_roles:
@@ -305,29 +305,29 @@ def role_name(role: str) -> str:
     return f"the {role} token"
 
 
-def number_of_ids(tokenizer: "PreTrainedTokenizerFast") -> int:
+def number_of_ids(tokenizer: "PreTrainedTokenizerBase") -> int:
     """The largest id of a tokenizer + 1: ids may be left out, as where a vocab.txt has a line twice."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def unmasked_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
+def unmasked_ids(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Ids that are never masked and never replace masked tokens: those of special and of unknown tokens."""
     unknown = _first_id(tokenizer, "unk")
     return sorted({*special_ids(tokenizer), *([] if unknown is None else [unknown])})
 
 
-def piece_classes(tokenizer: "PreTrainedTokenizerFast", masks: Sequence[int] = ()) -> PieceClasses:
+def piece_classes(tokenizer: "PreTrainedTokenizerBase", masks: Sequence[int] = ()) -> PieceClasses:
     """The classes of all ids of a tokenizer, as for :meth:`PieceClasses.of_vocabulary`; ``masks`` are special, too."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(number_of_ids(tokenizer))))
     return PieceClasses.of_vocabulary([token or "" for token in tokens], {*unmasked_ids(tokenizer), *masks})
 
 
-def _first_id(tokenizer: "PreTrainedTokenizerFast", *roles: str) -> int | None:
+def _first_id(tokenizer: "PreTrainedTokenizerBase", *roles: str) -> int | None:
     ids = (getattr(tokenizer, f"{role}_token_id", None) for role in roles)
     return next((int(number) for number in ids if number is not None), None)
 
 
-def _surrounding_ids(tokenizer: "PreTrainedTokenizerFast") -> tuple[int | None, int | None, int | None]:
+def _surrounding_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int | None, int | None, int | None]:
     """The ids of the tokens that begin, pad and end a text."""
     return _first_id(tokenizer, "cls", "bos"), _first_id(tokenizer, "pad"), _first_id(tokenizer, "sep", "eos")
 
@@ -344,7 +344,7 @@ def _added_ids(backend: "Tokenizer", begin: int) -> tuple[list[int], list[int]]:
     return ids[:first], ids[first + added.count(0) :]
 
 
-def _special_ids(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> tuple[int, int, int, int, int | None]:
+def _special_ids(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> tuple[int, int, int, int, int | None]:
     """The ids of the tokens that begin, pad and end a text, of the unknown token and of the mask (None: no mask)."""
     begin, pad, end = _surrounding_ids(tokenizer)
     if begin is None or pad is None or end is None or len({begin, pad, end}) < 3:

@@ -13,7 +13,7 @@ from mlsm_plugin.core.masking.word_boundaries import SENTENCEPIECE_BEGIN
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # what tokenizer.json calls steps of a tokenizer
 BYTE_LEVEL = "ByteLevel"
@@ -25,7 +25,7 @@ WORD = re.compile(r"\w+")
 SHORTEST_CUT_WORD = 4  # letters of a word of which a part is masked
 
 
-def reading_as_trained(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
+def reading_as_trained(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
     """A fast tokenizer that reads masked text as a model is trained, and all other text as ``tokenizer`` does.
 
     It is ``tokenizer`` itself if that reads it so, or has no mask. A space before a mask belongs to the mask, and what
@@ -124,7 +124,7 @@ def _keeping_a_space(part: JsonObject) -> list[JsonObject]:
     return [*at_end, *_one_space(r"\A\s+")[:2]]
 
 
-def _with_backend(tokenizer: "PreTrainedTokenizerFast", backend: "Tokenizer") -> "PreTrainedTokenizerFast":
+def _with_backend(tokenizer: "PreTrainedTokenizerBase", backend: "Tokenizer") -> "PreTrainedTokenizerFast":
     """A ``PreTrainedTokenizerFast`` with another backend, whose mask takes the space before it.
 
     It is not of the class of a model, since transformers 5 builds a new backend for those.

@@ -1,9 +1,9 @@
 """A binarized split as the auxiliary model reads it: blocks, in order, with their positions."""
 
 import os
-from typing import Any
 
 import numpy as np
+from fairseq.data import FairseqDataset, PrependTokenDataset
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
@@ -21,7 +21,8 @@ class BlockReader(TokenBlocks):
     def __init__(self, data_bin: PathLike, split: str, settings: BlockSettings) -> None:
         self.dictionary = load_dictionary(data_bin)
         self.pad = int(self.dictionary.pad())
-        self._sentences = dataset = load_split(os.path.join(data_bin, split), self.dictionary)
+        dataset = load_split(os.path.join(data_bin, split), self.dictionary)
+        self._sentences = dataset
         self._sentence_starts = np.cumsum(dataset.sizes, dtype=np.int64) - dataset.sizes
         self.settings = settings
         self.num_tokens = int(dataset.sizes.sum(dtype=np.int64))
@@ -31,7 +32,7 @@ class BlockReader(TokenBlocks):
         self.starts = self._pieces.block_starts
         self.sizes = self._pieces.block_sizes
 
-    def _cut(self, dataset: Any, bos: int) -> Any:
+    def _cut(self, dataset: FairseqDataset, bos: int) -> PrependTokenDataset:
         return cut_into_blocks(
             dataset,
             dictionary=self.dictionary,

@@ -35,7 +35,9 @@ def encode_split(
     fingerprint = fitting_fingerprint(auxiliary, coder, settings.layer)
     reader = BlockReader(data_bin, split, settings.blocks)
     return encode_blocks(
-        *(split, reader, directory),
+        split,
+        reader,
+        directory,
         split=split_fingerprint(Path(data_bin) / split),
         auxiliary=fingerprint,
         blocks=settings.blocks,
@@ -57,13 +59,16 @@ def learn_from_split(
 ) -> bool:
     """Learn a coder from the hidden states of the split ``train``; returns and raises as :func:`learn_into`."""
 
-    def opened() -> HiddenStateEncoder:
+    def open_model() -> HiddenStateEncoder:
         encoder = open_encoder(auxiliary, data_bin, layer=settings.layer, device=settings.device, fp16=settings.fp16)
         check_positions(encoder, blocks.tokens_per_sample)
         return encoder
 
     return learn_into(
-        *(output, settings, BlockReader(data_bin, "train", blocks), opened),
+        output,
+        settings,
+        BlockReader(data_bin, "train", blocks),
+        open_model,
         auxiliary=source_of(auxiliary).fingerprint_of(auxiliary),
         split=split_fingerprint(Path(data_bin) / "train"),
         blocks=blocks,

@@ -1,10 +1,11 @@
 """Hidden states of one layer of a fairseq RoBERTa-like checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike
@@ -14,6 +15,7 @@ from mlsm_plugin.core.hidden_states.encoder import HiddenStateEncoder, check_lay
 from mlsm_plugin.core.hidden_states.sources import register_fairseq
 from mlsm_plugin.core.masking.word_boundaries import added_symbols
 from mlsm_plugin.fairseq_plugin.compat import model_parts
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import (
     config_in,
     load_model,
@@ -31,8 +33,8 @@ KIND = "auxiliary checkpoint"
 class FairseqEncoder(HiddenStateEncoder):
     """The layers of a RoBERTa-like checkpoint (``roberta``, ``mlsm_roberta``, ...) up to ``layer``.
 
-    ``name`` is a fairseq checkpoint, or a folder with one; ``data_bin`` has the ``dict.txt`` that it was trained with,
-    of which ``dictionary`` is made, with ``<mask>``. The other arguments are those of :class:`HiddenStateEncoder`.
+    ``name`` is a fairseq checkpoint, or a folder with one; ``data_bin`` has the ``dict.txt`` that it was trained with:
+    ``dictionary`` is made from it, with ``<mask>``. The other arguments are those of :class:`HiddenStateEncoder`.
 
     Raises:
         FileNotFoundError: the checkpoint or the dictionary does not exist.
@@ -67,9 +69,9 @@ class FairseqEncoder(HiddenStateEncoder):
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """See :meth:`HiddenStateEncoder.hidden_states_of`; the last layer of ``mlsm_modern`` computes these only."""
-        tokens, chosen = tokens.to(self.device), chosen.to(self.device)
         with half_products(self.device, half=self._half):
-            return model_parts.last_hidden_states(self._encoder, tokens, chosen).float()
+            hidden = model_parts.last_hidden_states(self._encoder, tokens.to(self.device), chosen.to(self.device))
+            return hidden.float()
 
     @classmethod
     def files_of(cls, name: PathLike) -> list[Path]:
@@ -104,7 +106,7 @@ class FairseqEncoder(HiddenStateEncoder):
         return model_fingerprint(cls.files_of(name)[0])
 
 
-def _read(name: PathLike, **overrides: str) -> dict[str, Any]:
+def _read(name: PathLike, overrides: dict[str, str] | None = None) -> CheckpointState:
     """The state in the checkpoint of this name; raises ValueError if it is not RoBERTa-like."""
     checkpoint = only_checkpoint(name, KIND)
     state = read_state(checkpoint, overrides, kind=KIND)
@@ -113,11 +115,14 @@ def _read(name: PathLike, **overrides: str) -> dict[str, Any]:
     return state
 
 
-def load_roberta(name: PathLike, data_folder: PathLike, dictionary: Dictionary) -> tuple[Any, Any]:
+def load_roberta(
+    name: PathLike, data_folder: PathLike, dictionary: Dictionary
+) -> tuple[BaseFairseqModel, FairseqConfig]:
     """The model in a checkpoint, and its whole configuration; arguments and errors as of :class:`FairseqEncoder`."""
-    checkpoint, data_bin = only_checkpoint(name, KIND), Path(data_folder)
+    checkpoint = only_checkpoint(name, KIND)
+    data_bin = Path(data_folder)
     overrides = {"data": str(data_bin)}
-    state = _read(checkpoint, **overrides)
+    state = _read(checkpoint, overrides)
     num_symbols = len(dictionary) + len(added_symbols(config_in(state).task))
     embeddings = weights_in(state)[EMBEDDINGS]
     if len(embeddings) != num_symbols:
@@ -125,10 +130,11 @@ def load_roberta(name: PathLike, data_folder: PathLike, dictionary: Dictionary) 
             f"{checkpoint} was trained with {len(embeddings)} symbols, {data_bin}/dict.txt has {num_symbols} "
             "(with <mask>); binarize the text with the tokenizer of the auxiliary model"
         )
-    beside, given = checkpoint.parent / DICTIONARY_NAME, data_bin / DICTIONARY_NAME
-    if beside.exists() and symbols_in(beside) != symbols_in(given):
+    model_dictionary = checkpoint.parent / DICTIONARY_NAME
+    data_dictionary = data_bin / DICTIONARY_NAME
+    if model_dictionary.exists() and symbols_in(model_dictionary) != symbols_in(data_dictionary):
         raise ValueError(
-            f"{beside} of the auxiliary model and {given} differ; "
+            f"{model_dictionary} of the auxiliary model and {data_dictionary} differ; "
             "binarize the text with the tokenizer of the auxiliary model"
         )
     model, _, _ = load_model(checkpoint, overrides, state=state)

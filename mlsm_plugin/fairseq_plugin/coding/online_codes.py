@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,7 +29,7 @@ class OnlineCodes:
     """Codes of the masked tokens of a batch, as ``mlsm encode`` would have stored them.
 
     Creating one reads only the dictionary; :meth:`load_encoder` reads the auxiliary model. Pickling leaves the model
-    out, so that the copy reads it again when it needs it.
+    out: the copy reads it again when it needs it.
 
     Args:
         data_bin: folder with the ``dict.txt`` of the data.
@@ -38,12 +37,12 @@ class OnlineCodes:
         dictionary: folder of the coder, which ``mlsm dictionary`` wrote.
         layer: hidden state of the auxiliary model; None: the one that the coder was learned from.
         coder_options: options of this kind of coder; those left out have their defaults.
-        fp16: as of :class:`HiddenStateEncoder`.
-        tokens_per_sample, latent_top: as of :class:`CodingSettings` and its blocks.
+        fp16: see :class:`HiddenStateEncoder`.
+        tokens_per_sample, latent_top: see :class:`CodingSettings` and its blocks.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
-        ValueError: the coder is not valid, does not say its layer although none is given, or lacks one of the options.
+        ValueError: the coder is not valid, lacks one of the options, or does not record its layer and none is given.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class OnlineCodes:
         checkpoint: PathLike,
         dictionary: PathLike,
         layer: int | None = None,
-        coder_options: Mapping[str, Any] = MappingProxyType({}),
+        coder_options: Mapping[str, object] = MappingProxyType({}),
         fp16: bool | None = None,
         tokens_per_sample: int,
         latent_top: int | None = None,
@@ -62,7 +61,8 @@ class OnlineCodes:
             source_of(checkpoint).files_of(checkpoint)  # raises an error that says what is missing
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error} (--auxiliary-checkpoint)") from None
-        self.data_bin, self.checkpoint = data_bin, checkpoint
+        self.data_bin = data_bin
+        self.checkpoint = checkpoint
         self.coder = load_coder(dictionary, **coder_options)
         self.settings = CodingSettings(
             fitting_layer(self.coder, layer, folder=dictionary, option="--latent-layer"),
@@ -72,9 +72,10 @@ class OnlineCodes:
         )
         self._fp16 = fp16
         self._encoder: HiddenStateEncoder | None = None
-        self._warned = self._has_coded = False
+        self._warned = False
+        self._has_coded = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "vocabulary"} | {"_encoder": None}
 
     @cached_property
@@ -85,8 +86,8 @@ class OnlineCodes:
     def load_encoder(self) -> HiddenStateEncoder:
         """The auxiliary model, read once; it stays on the CPU until the first batch decides the device.
 
-        The state of torch's random generator stays as it was, so that a run draws the same numbers as with a store.
-        ValueError if model, dictionary, vocabulary and settings do not belong together.
+        The state of torch's random generator does not change: a run draws the same numbers as with a store. ValueError
+        if model, dictionary, vocabulary and settings do not belong together.
         """
         if self._encoder is None:
             model = fitting_fingerprint(self.checkpoint, self.coder, self.settings.layer)
@@ -121,28 +122,31 @@ class OnlineCodes:
         hidden = encoder.hidden_states_of(torch.where(masked, target, src_tokens), masked)
         content = is_content(words, self.vocabulary)
         threads = torch.get_num_threads()  # other ranks may share the cores
-        found = self.coder.encode_padded(hidden, threads=threads)
-        atoms, weights = self._solved(hidden, content, threads) if found is None else self._kept(hidden, *found)
+        encoded = self.coder.encode_padded(hidden, threads=threads)
+        if encoded is None:
+            atoms, weights = self._solved(hidden, content, threads)
+        else:
+            atoms, weights = self._strongest(hidden, *encoded)
         weights.masked_fill_(~content[:, None], 0.0)
         return {"atoms": atoms.int().masked_fill_(weights == 0, -1), "weights": weights}
 
     def _solved(self, hidden: Tensor, content: Tensor, threads: int) -> tuple[Tensor, Tensor]:
         """Atoms and weights ``(n, m)`` of hidden states ``(n, dim)``, solved for those of ``content`` ``(n,)`` only."""
         rows = content.nonzero().squeeze(1)
-        values = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16)
+        atoms = np.zeros((0, 0), np.int32)
+        weights = np.zeros((0, 0), np.float16)
         if len(rows):
-            values = padded_distributions(strongest(self._encode(hidden[rows], threads), self.settings.latent_top))
-        parts = [torch.from_numpy(part).to(hidden.device) for part in values]
-        atoms, weights = (part.new_zeros(len(hidden), part.size(1)).index_copy_(0, rows, part) for part in parts)
-        return atoms, weights
+            codes = strongest(self._encode(hidden[rows], threads), self.settings.latent_top)
+            atoms, weights = padded_distributions(codes)
+        return _in_rows(atoms, rows, like=hidden), _in_rows(weights, rows, like=hidden)
 
-    def _kept(self, hidden: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the atoms ``(n, k)`` that are kept, ``(n, m)``, with float16 weights that sum to 1 or are all 0."""
+    def _strongest(self, hidden: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The strongest of the atoms ``(n, k)``, ``(n, m)``, with float16 weights that sum to 1 or are all 0."""
         if hidden.device.type == "cpu" or not self._has_coded:  # waits for a GPU, until a batch has codes
             if not bool(weights.isfinite().all()):
                 raise ValueError("codes must be finite and >= 0, as they become distributions")
             self._has_coded = bool(weights.any())
-            self._check_found(hidden, self._has_coded)
+            self._check_not_all_empty(hidden, self._has_coded)
         top = self.settings.latent_top
         if top is not None and top < weights.size(1):
             weights, places = weights.topk(top, dim=1)
@@ -157,10 +161,16 @@ class OnlineCodes:
             self._warned = True
             logger.warning("%d of %d codes of a batch %s", len(inexact.rows), len(hidden), inexact.reason)
         codes = without_negative_codes(coded.codes)
-        self._check_found(hidden, codes.nnz > 0)
+        self._check_not_all_empty(hidden, codes.nnz > 0)
         return codes
 
-    def _check_found(self, hidden: Tensor, found: bool) -> None:
-        if not found and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
+    def _check_not_all_empty(self, hidden: Tensor, has_codes: bool) -> None:
+        if not has_codes and len(hidden) >= TOKENS_TO_JUDGE_EMPTINESS:
             why = self.coder.why_empty(hidden)
             raise ValueError(f"the codes of all {len(hidden)} masked tokens of a batch are empty, since {why}")
+
+
+def _in_rows(values: np.ndarray, rows: Tensor, *, like: Tensor) -> Tensor:
+    """A tensor with as many rows as ``like``, on its device, that has ``values`` in ``rows`` and 0 elsewhere."""
+    part = torch.from_numpy(values).to(like.device)
+    return part.new_zeros(len(like), part.size(1)).index_copy_(0, rows, part)

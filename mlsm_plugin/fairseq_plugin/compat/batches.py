@@ -10,16 +10,20 @@ from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 
 from mlsm_plugin.core.masking.masked_share import samples_to_look_at
 
+Sample = dict[str, Any]  # a batch as fairseq collates it: tensors, numbers and groups of them, by name
+LoggingOutput = dict[str, Any]  # the figures of a batch or an update that fairseq logs, by name
+
 
 class WordBeginnings:
-    """Takes the place of the tensor ``(V,)`` that ``MaskTokensDataset`` asks which tokens of a sample begin words.
+    """Replaces the tensor ``(V,)`` in which ``MaskTokensDataset`` looks up which tokens of a sample begin words.
 
     The tokens of long words are words: ``in_long_words`` says of the tokens of a sample that begin words, bool
     ``(T,)``, which are in long ones. ``begins_word`` is uint8.
     """
 
     def __init__(self, begins_word: torch.Tensor, in_long_words: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.begins_word, self.in_long_words = begins_word, in_long_words
+        self.begins_word = begins_word
+        self.in_long_words = in_long_words
 
     def gather(self, dim: int, tokens: torch.Tensor) -> torch.Tensor:
         begins = self.begins_word.gather(dim, tokens).bool().numpy()
@@ -27,7 +31,7 @@ class WordBeginnings:
 
 
 def never_draw(dataset: MaskTokensDataset, symbols: Sequence[int]) -> None:
-    """Let a ``MaskTokensDataset`` draw none of these symbols in the place of masked ones; it draws by ``weights``."""
+    """Keep a ``MaskTokensDataset`` from replacing masked tokens by one of these symbols; it draws by ``weights``."""
     if symbols and dataset.random_token_prob > 0:
         weights = dataset.weights.copy()
         weights[list(symbols)] = 0
@@ -35,7 +39,7 @@ def never_draw(dataset: MaskTokensDataset, symbols: Sequence[int]) -> None:
 
 
 class WholeEpochsDataset(FairseqDataset):
-    """A dataset whose last batch is kept, also if its size is no multiple of ``--required-batch-size-multiple``."""
+    """A dataset whose last batch is kept, even if its size is no multiple of ``--required-batch-size-multiple``."""
 
     def batch_by_size(
         self,
@@ -43,8 +47,8 @@ class WholeEpochsDataset(FairseqDataset):
         max_tokens: int | None = None,
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
-    ) -> list[Any]:
-        """fairseq's batches and one of the samples that it leaves out; ValueError for a sample above ``max_tokens``."""
+    ) -> list[np.ndarray]:
+        """fairseq's batches, and one of the samples that it drops; ValueError for a sample above ``max_tokens``."""
         try:
             batches = list(super().batch_by_size(indices, max_tokens, max_sentences, required_batch_size_multiple))
         except AssertionError as error:
@@ -58,9 +62,9 @@ class WholeEpochsDataset(FairseqDataset):
 
 
 class SortedWholeEpochsDataset(WholeEpochsDataset, BaseWrapperDataset):
-    """Samples in batches of similar length, which are other ones in each epoch; the last batch is kept.
+    """Samples in batches of similar length, which differ from epoch to epoch; the last batch is kept.
 
-    ``lengths`` ``(n,)`` are those of the samples; the order of samples of one length is random.
+    ``lengths`` ``(n,)`` are those of the samples; samples of the same length are in random order.
     """
 
     def __init__(self, dataset: FairseqDataset, lengths: np.ndarray) -> None:
@@ -76,7 +80,7 @@ class SortedWholeEpochsDataset(WholeEpochsDataset, BaseWrapperDataset):
         return False  # a resumed run must not keep the batches of the first epoch
 
 
-def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Any]:
+def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Sample]:
     """Batches from all parts of an epoch, as collated, in mixed order."""
     batches = iterator.frozen_batches
     for number in samples_to_look_at(len(batches)):
@@ -86,12 +90,12 @@ def batches_to_look_at(iterator: EpochBatchIterator) -> Iterator[Any]:
 class UpdateLookahead:
     """Records the batches that the trainer fetches from a data iterator.
 
-    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first, so that the
-    totals of an update, which an exact mean needs, are known in time.
+    fairseq's trainer fetches all ``--update-freq`` batches of an update before it computes the first: the totals of an
+    update, which an exact mean needs, are known in time.
     """
 
     def __init__(self) -> None:
-        self._fetched: list[Any] = []
+        self._fetched: list[Sample] = []
         self._source: CountingIterator | None = None
 
     def watch(self, iterator: EpochBatchIterator) -> EpochBatchIterator:
@@ -100,23 +104,23 @@ class UpdateLookahead:
             return iterator
         original = iterator.next_epoch_itr
 
-        def next_epoch_itr(*args: Any, **kwargs: Any) -> CountingIterator:
+        def next_epoch_itr(*args: object, **kwargs: object) -> CountingIterator:
             batches = original(*args, **kwargs)
-            validation = not kwargs.get("set_dataset_epoch", True)  # here fairseq asks for the same masks every time
+            validation = not kwargs.get("set_dataset_epoch", True)  # fairseq wants the same masks every time
             return batches if validation else _WatchedIterator(batches, self)
 
         iterator.next_epoch_itr = next_epoch_itr
         iterator.is_watched = True
         return iterator
 
-    def note(self, batch: Any, source: CountingIterator) -> None:
+    def note(self, batch: Sample, source: CountingIterator) -> None:
         """Record that ``batch`` was fetched from ``source``; forget batches of another source that were not taken."""
         if source is not self._source:
             self._fetched.clear()
             self._source = source
         self._fetched.append(batch)
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[Sample]:
         """The batches fetched since the last call, as collated; empty batches may fill the end of an epoch."""
         fetched = list(self._fetched)
         self._fetched.clear()
@@ -132,7 +136,7 @@ class _WatchedIterator(CountingIterator):
         super().__init__(iterator, start=iterator.n, total=iterator.total)
         self._lookahead = lookahead
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Sample:
         batch = super().__next__()
         self._lookahead.note(batch, self)
         return batch

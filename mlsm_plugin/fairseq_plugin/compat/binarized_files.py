@@ -6,10 +6,9 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from fairseq.data import indexed_dataset
+from fairseq.data import FairseqDataset, TokenBlockDataset, indexed_dataset
 from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset, best_fitting_int_dtype
 
 from mlsm_plugin.core.files.atomic_files import PathLike
@@ -27,9 +26,9 @@ def check_splits(path: PathLike, num_symbols: int, *, combine: bool = False) -> 
     A split that does not exist is not checked. OSError if a file cannot be read; ValueError if the index or the data
     are damaged, or hold symbols that the dictionary of ``num_symbols`` lacks.
     """
-    for own in combined_splits(os.fspath(path)) if combine else [os.fspath(path)]:
-        index = Path(f"{own}.idx")
-        if index.is_file() and (problem := _problem(index, Path(f"{own}.bin"), num_symbols)):
+    for split in combined_splits(os.fspath(path)) if combine else [os.fspath(path)]:
+        index = Path(f"{split}.idx")
+        if index.is_file() and (problem := _problem(index, Path(f"{split}.bin"), num_symbols)):
             raise ValueError(f"{problem}; write it again with `mlsm binarize`")
 
 
@@ -40,7 +39,8 @@ def _problem(index: Path, data: Path, num_symbols: int) -> str | None:
         if file.read(len(OLD_MAGIC)) == OLD_MAGIC:
             return None
         file.seek(0)
-        magic, header = file.read(len(MAGIC)), file.read(HEADER.size)
+        magic = file.read(len(MAGIC))
+        header = file.read(HEADER.size)
         offset = file.tell()
     if magic != MAGIC or len(header) < HEADER.size:
         return f"{index} is not an index of a binarized split"
@@ -52,7 +52,8 @@ def _problem(index: Path, data: Path, num_symbols: int) -> str | None:
         return f"{index} has {size} bytes, which does not fit its {sentences} sentences"
     if not data.is_file():
         return f"{data} does not exist"
-    width, address = np.dtype(kind).itemsize, 0
+    width = np.dtype(kind).itemsize
+    address = 0
     for start, stop in _chunks(sentences):
         lengths = _mapped(index, np.int32, offset + 4 * start, stop - start).astype(np.int64)
         places = _mapped(index, np.int64, offset + 4 * sentences + 8 * start, stop - start)
@@ -123,7 +124,7 @@ class StreamingMMapBuilder:
             os.fsync(file.fileno())
 
 
-def slices_of(blocks: Any) -> np.ndarray:
+def slices_of(blocks: TokenBlockDataset) -> np.ndarray:
     """First flat position of each block of a ``TokenBlockDataset`` and the one after its last, ``(n_blocks, 2)`` int64.
 
     Its ``slice_indices`` hold them. ``sizes`` are no substitute: they have 16 bits, which a long sentence overflows.
@@ -136,13 +137,14 @@ def flat_tokens(dataset: MMapIndexedDataset) -> np.ndarray:
     return np.frombuffer(dataset._bin_buffer, dtype=dataset._index.dtype)
 
 
-def count_symbols(dataset: Any, symbols: Sequence[int]) -> tuple[int, list[int]]:
+def count_symbols(dataset: FairseqDataset, symbols: Sequence[int]) -> tuple[int, list[int]]:
     """The number of tokens of a mapped split, or of several combined, and how often each symbol occurs.
 
     What fairseq does not map, as the files of its older versions, counts as empty.
     """
     mapped = [part for part in getattr(dataset, "datasets", [dataset]) if isinstance(part, MMapIndexedDataset)]
-    tokens, counts = 0, [0] * len(symbols)
+    tokens = 0
+    counts = [0] * len(symbols)
     for ids in map(flat_tokens, mapped):
         tokens += len(ids)
         for start, stop in _chunks(len(ids)):

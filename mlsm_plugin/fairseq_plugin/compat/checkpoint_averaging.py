@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from fairseq.dataclass.configs import FairseqConfig
 from torch import Tensor
 
 from mlsm_plugin.core.files import model_files
@@ -14,6 +14,7 @@ from mlsm_plugin.core.sparse_coding.stored_codes import CODES_OVER
 from mlsm_plugin.core.text.vocabulary_record import RECORDED, SYMBOL_FILES, TOKENIZER, check_vocabulary_record
 from mlsm_plugin.fairseq_plugin.compat import checkpoint_states
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import (
+    CheckpointState,
     architecture_options,
     check_configuration,
     read_contents,
@@ -71,39 +72,61 @@ def average_checkpoints(paths: Sequence[PathLike], output: PathLike) -> list[int
     return updates
 
 
-def _check_same_model(last: Path, wanted: dict[str, Any], file: Path, content: dict[str, Any]) -> None:
+def _check_same_model(last: Path, last_content: CheckpointState, file: Path, content: CheckpointState) -> None:
     """Raise ValueError unless weights of two checkpoints mean the same."""
-    both = f"{file} and {last} cannot be averaged"
-    if architecture_options(content) != architecture_options(wanted):
-        raise ValueError(f"{both}: their architectures differ")
-    shapes, others = ({name: weight.shape for name, weight in weights_in(part).items()} for part in (content, wanted))
-    if shapes != others:
-        name = next(name for name in sorted({*shapes, *others}) if shapes.get(name) != others.get(name))
-        raise ValueError(f"{both}: the weight {name} is missing in one of them or has another shape")
-    states = [part.get("task_state") or {} for part in (content, wanted)]
-    dictionaries = {state.get(CODES_OVER) for state in states}
-    differing = {name for name in RECORDED if len({state.get(name) for state in states} - {None}) > 1}
-    differing |= {name for name, file_name in SYMBOL_FILES.items() if file_name in _differing(file, last)}
-    if differing == {TOKENIZER}:
-        raise ValueError(f"{both}: their tokenizers differ, which read text in other ways")
-    if differing:
-        what = "labels" if differing == {"labels"} else "vocabularies"
-        raise ValueError(f"{both}: their {what} differ, so that the same ids mean other ones")
+    problem = f"{file} and {last} cannot be averaged"
+    if architecture_options(content) != architecture_options(last_content):
+        raise ValueError(f"{problem}: their architectures differ")
+    _check_same_shapes(problem, content, last_content)
+    _check_same_symbols(problem, last, last_content, file, content)
     remedy = "pass checkpoints of one stage of one run, or a smaller --last"
-    if f"{ATOM_PROJECTION}weight" in shapes and len(dictionaries) > 1:
-        raise ValueError(f"{both}: their latent heads predict codes over different dictionaries; {remedy}")
-    configs = [checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, wanted)]
+    dictionaries = {_task_state(part).get(CODES_OVER) for part in (content, last_content)}
+    if f"{ATOM_PROJECTION}weight" in weights_in(content) and len(dictionaries) > 1:
+        raise ValueError(f"{problem}: their latent heads predict codes over different dictionaries; {remedy}")
+    configs = [
+        checkpoint_states.config_in(checkpoint_states.state_of({**part}, file)) for part in (content, last_content)
+    ]
     beginnings = [_beginning(config) for config in configs]
     if beginnings[0] != beginnings[1]:
         raise ValueError(
-            f"{both}: they began with other weights ({beginnings[0]}; {beginnings[1]}), so that their mean is no "
+            f"{problem}: they began with other weights ({beginnings[0]}; {beginnings[1]}), so that their mean is no "
             f"model; {remedy}"
         )
     if len(untrained := {why_untrained(config) for config in configs}) > 1:
-        raise ValueError(f"{both}: of only one of them, {next(filter(None, untrained))}; {remedy}")
+        raise ValueError(f"{problem}: of only one of them, {next(filter(None, untrained))}; {remedy}")
 
 
-def _beginning(config: Any) -> str:
+def _check_same_shapes(problem: str, content: CheckpointState, last_content: CheckpointState) -> None:
+    shapes = _shapes(content)
+    last_shapes = _shapes(last_content)
+    if shapes != last_shapes:
+        names = sorted({*shapes, *last_shapes})
+        name = next(name for name in names if shapes.get(name) != last_shapes.get(name))
+        raise ValueError(f"{problem}: the weight {name} is missing in one of them or has another shape")
+
+
+def _check_same_symbols(
+    problem: str, last: Path, last_content: CheckpointState, file: Path, content: CheckpointState
+) -> None:
+    states = [_task_state(part) for part in (content, last_content)]
+    differing = {name for name in RECORDED if len({state.get(name) for state in states} - {None}) > 1}
+    differing |= {name for name, file_name in SYMBOL_FILES.items() if file_name in _differing(file, last)}
+    if differing == {TOKENIZER}:
+        raise ValueError(f"{problem}: their tokenizers differ, which read text in other ways")
+    if differing:
+        what = "labels" if differing == {"labels"} else "vocabularies"
+        raise ValueError(f"{problem}: their {what} differ, so that the same ids mean other ones")
+
+
+def _shapes(content: CheckpointState) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights_in(content).items()}
+
+
+def _task_state(content: CheckpointState) -> CheckpointState:
+    return content.get("task_state") or {}
+
+
+def _beginning(config: FairseqConfig) -> str:
     """The weights with which a run began: those of a checkpoint, or those that the seed gives."""
     checkpoint = config.get("checkpoint") or {}
     start = checkpoint.get("finetune_from_model")
@@ -112,14 +135,14 @@ def _beginning(config: Any) -> str:
     return str(start) if start else f"those of --seed {(config.get('common') or {}).get('seed')}"
 
 
-def _differing(one: Path, other: Path) -> list[str]:
-    """Which of the dictionaries that lie beside both checkpoints have other symbols."""
-    names = (name for name in DICTIONARIES if all((path.parent / name).is_file() for path in (one, other)))
-    return [name for name in names if symbols_in(one.parent / name) != symbols_in(other.parent / name)]
+def _differing(first: Path, second: Path) -> list[str]:
+    """Which of the dictionaries beside both checkpoints have different symbols."""
+    names = (name for name in DICTIONARIES if all((path.parent / name).is_file() for path in (first, second)))
+    return [name for name in names if symbols_in(first.parent / name) != symbols_in(second.parent / name)]
 
 
 def _mean(weights: list[Tensor]) -> Tensor:
-    """The mean of weights of one shape; numbers that are not fractions, such as counts, are those of the last."""
+    """The mean of weights of one shape; integers, such as counts, are those of the last."""
     last = weights[-1]
     if not last.is_floating_point():
         return last

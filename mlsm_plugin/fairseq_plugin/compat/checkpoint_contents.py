@@ -26,6 +26,9 @@ from mlsm_plugin.core.files.atomic_files import PathLike
 from mlsm_plugin.core.files.json_checks import shown
 from mlsm_plugin.fairseq_plugin.compat.model_parts import TRAINING_OPTIONS
 
+CheckpointState = dict[str, Any]  # what a checkpoint file holds: plain data
+Options = dict[str, Any]  # of a task, a model or a criterion, by name
+
 PACKAGE = __name__.partition(".")[0]
 # fairseq's own; what this package registers is trusted, too
 TRUSTED = {
@@ -51,8 +54,8 @@ def trust(*, tasks: Iterable[str] = (), models: Iterable[str] = (), criterions: 
         TRUSTED[kind].update(names)
 
 
-def read_contents(path: PathLike, *, mapped: bool = True) -> dict[str, Any]:
-    """What a checkpoint file holds, as plain data; tensors may be ``mapped``, so that the weights are not read yet.
+def read_contents(path: PathLike, *, mapped: bool = True) -> CheckpointState:
+    """What a checkpoint file holds, as plain data; with ``mapped``, the weights are read only when they are used.
 
     OSError if the file cannot be read, ValueError if it is not a checkpoint of fairseq, or holds more than plain data.
     """
@@ -67,8 +70,7 @@ def read_contents(path: PathLike, *, mapped: bool = True) -> dict[str, Any]:
         raise unreadable(path, "it is damaged, or holds Python objects, which are not loaded") from None
     except Exception as error:  # reading another kind of file raises errors of no common type
         raise unreadable(path, str(error) or type(error).__name__) from None
-    found: dict[str, Any] = contents
-    return found
+    return contents
 
 
 def unreadable(path: PathLike, reason: str) -> ValueError:
@@ -77,12 +79,13 @@ def unreadable(path: PathLike, reason: str) -> ValueError:
     return ValueError(f"{path} is not a readable fairseq checkpoint ({first})")
 
 
-def check_configuration(contents: dict[str, Any], path: PathLike) -> None:
+def check_configuration(contents: CheckpointState, path: PathLike) -> None:
     """Check that a model may be built from what :func:`read_contents` gave of a file; ValueError says why not.
 
     Its names must be on the lists, and its options of the right type and size.
     """
-    parts, names = parts_of(contents), names_in(contents)
+    parts = parts_of(contents)
+    names = names_in(contents)
     for kind, name in names.items():
         if not _is_trusted(kind, name):
             raise ValueError(
@@ -97,19 +100,19 @@ def check_configuration(contents: dict[str, Any], path: PathLike) -> None:
         raise ValueError(f"{path} must not be used: {error}") from None
 
 
-def names_in(contents: dict[str, Any]) -> dict[str, Any]:
+def names_in(contents: CheckpointState) -> dict[str, Any]:
     """The registered names of ``task``, ``model`` (its architecture) and ``criterion``; None where there is none."""
     return {kind: part.get("_name") for kind, part in parts_of(contents).items()}
 
 
-def architecture_options(contents: dict[str, Any]) -> dict[str, Any]:
+def architecture_options(contents: CheckpointState) -> Options:
     """The options of the model's architecture in a checkpoint, by name; those of its training are left out."""
     options = parts_of(contents)["model"]
     known = {action.dest for action in _actions(str(options["_name"]))} - TRAINING_OPTIONS
     return {name: value for name, value in sorted(options.items()) if name in known}
 
 
-def _loaded(path: str, mapped: bool) -> Any:
+def _loaded(path: str, mapped: bool) -> CheckpointState:
     """The content of a file of torch, on the CPU; only torch >= 2.6 is safe in this (CVE-2025-32434)."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -119,7 +122,7 @@ def _loaded(path: str, mapped: bool) -> Any:
     return _loaded(path, mapped=False)  # the format of torch < 1.6
 
 
-def _check_contents(contents: Any) -> None:
+def _check_contents(contents: object) -> None:
     if not isinstance(contents, dict):
         raise ValueError(f"it is {_kind(contents)}, not a dictionary")
     if contents.get("cfg") is None and contents.get("args") is None:
@@ -142,7 +145,7 @@ def _check_contents(contents: Any) -> None:
     _check_meters(contents.get("extra_state"))
 
 
-def _check_history(history: Any) -> None:
+def _check_history(history: object) -> None:
     if history is None:  # before fairseq 0.6
         return
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
@@ -152,21 +155,22 @@ def _check_history(history: Any) -> None:
         raise ValueError(f"its number of updates is {shown(updates)}")
 
 
-def _check_meters(state: Any) -> None:
+def _check_meters(state: object) -> None:
     """fairseq makes meters by looking up a name from the file."""
     if state is None:
         return
     if not isinstance(state, dict):
         raise ValueError(f"its extra_state is {_kind(state)}")
-    groups, named = state.get("metrics") or {}, vars(meters).items()
-    known = {name for name, value in named if isinstance(value, type) and issubclass(value, meters.Meter)}
+    groups = state.get("metrics") or {}
+    members = vars(meters).items()
+    known = {name for name, value in members if isinstance(value, type) and issubclass(value, meters.Meter)}
     for group in groups.values() if isinstance(groups, dict) else [groups]:
         for entry in group if isinstance(group, (list, tuple)) else [group]:
             if not isinstance(entry, (list, tuple)) or len(entry) != 4 or entry[2] not in known:
                 raise ValueError(f"{shown(entry)} is not a meter")
 
 
-def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _values(value: object, where: str, depth: int = 0) -> Iterator[tuple[str, object]]:
     """The plain values in a configuration, each with its place; ValueError if there is anything else."""
     if depth > DEEPEST:
         raise ValueError(f"{where} is nested too deeply")
@@ -184,7 +188,7 @@ def _values(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, Any]]
         raise ValueError(f"{where} is {_kind(value)}, not plain data")
 
 
-def parts_of(contents: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def parts_of(contents: CheckpointState) -> dict[str, Options]:
     """The options of task, model and criterion; in old checkpoints (``args``), each of them has all options."""
     if contents.get("args") is not None:
         args = _options(contents["args"])
@@ -193,13 +197,14 @@ def parts_of(contents: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {kind: _options(cfg.get(kind)) for kind in TRUSTED}
 
 
-def _options(part: Any) -> dict[str, Any]:
+def _options(part: object) -> Options:
     """A part of a configuration as a dictionary; empty for something else."""
-    options: dict[str, Any] = vars(part) if isinstance(part, argparse.Namespace) else part
-    return options if isinstance(options, dict) else {}
+    if isinstance(part, argparse.Namespace):
+        return vars(part)
+    return part if isinstance(part, dict) else {}
 
 
-def _is_trusted(kind: str, name: Any) -> bool:
+def _is_trusted(kind: str, name: object) -> bool:
     registry = {"task": TASK_REGISTRY, "model": ARCH_MODEL_REGISTRY, "criterion": CRITERION_REGISTRY}[kind]
     if not isinstance(name, str) or name not in registry:
         return False
@@ -207,22 +212,22 @@ def _is_trusted(kind: str, name: Any) -> bool:
     return listed in TRUSTED[kind] or registry[name].__module__.partition(".")[0] == PACKAGE
 
 
-def _check_task(name: str, options: dict[str, Any]) -> None:
+def _check_task(name: str, options: Options) -> None:
     """Check the types of a task's options by its dataclass; fairseq drops those that it does not know."""
     dataclass = TASK_DATACLASS_REGISTRY.get(name)
     if dataclass is None:  # an older task of a user, who trusts it
         return
-    own = OmegaConf.structured(dataclass)
+    typed = OmegaConf.structured(dataclass)
     for option in dataclass.__dataclass_fields__:
         if option not in options:
             continue
         try:
-            own[option] = options[option]
+            typed[option] = options[option]
         except OmegaConfBaseException:
             raise ValueError(f"the task {name} has {option} = {shown(options[option])}, of another type") from None
 
 
-def _check_model(architecture: str, options: dict[str, Any]) -> None:
+def _check_model(architecture: str, options: Options) -> None:
     """Check the types of a model's options by the parser that reads them from a command line."""
     for option, value in options.items():
         if str(option).endswith(EVALUATED) and isinstance(value, str) and not _is_literal(value):
@@ -241,7 +246,7 @@ def _actions(architecture: str) -> list[argparse.Action]:
     return parser._actions
 
 
-def _has_type(action: argparse.Action, value: Any) -> bool:
+def _has_type(action: argparse.Action, value: object) -> bool:
     """Whether a value can come from an option of the command line."""
     if value is None or value == action.default:
         return True
@@ -249,11 +254,10 @@ def _has_type(action: argparse.Action, value: Any) -> bool:
         return isinstance(value, bool)
     if action.choices is not None:
         return value in action.choices
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if action.type is int:
-        return number and isinstance(value, int)
+        return isinstance(value, int) and not isinstance(value, bool)
     if action.type is float:
-        return number and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if action.type is str:
         return isinstance(value, str)
     # without a type: fairseq leaves it out where the default is another option; else a list of numbers
@@ -269,8 +273,8 @@ def _is_literal(text: str) -> bool:
     return True
 
 
-def _check_sizes(options: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    """Check that options do not ask for more than the weights are, before the memory for a model is taken."""
+def _check_sizes(options: Options, weights: dict[str, torch.Tensor]) -> None:
+    """Check that the options ask for nothing larger than the weights, before memory for a model is allocated."""
     largest = max((size for weight in weights.values() for size in weight.shape), default=0)
     limits = {
         "_layers": len(weights),
@@ -288,5 +292,5 @@ def _check_sizes(options: dict[str, Any], weights: dict[str, torch.Tensor]) -> N
                 raise ValueError(f"its weights do not fit {option} = {value}")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"of the type {type(value).__name__}"

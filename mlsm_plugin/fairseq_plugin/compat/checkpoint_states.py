@@ -1,4 +1,4 @@
-"""The one door to fairseq's checkpoints: files to weights, configuration and models.
+"""The only module that opens fairseq's checkpoints: files to weights, configuration and models.
 
 A state is the dictionary that fairseq's trainer writes: ``model`` (weights by name), ``cfg`` (the whole configuration),
 ``optimizer_history`` (an entry for each run, with its ``num_updates``), and more.
@@ -11,11 +11,13 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, options, utils
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -26,6 +28,8 @@ from mlsm_plugin.core.files.model_files import missing_checkpoint
 from mlsm_plugin.core.text.vocabulary_record import TOKENIZER, check_vocabulary_record, vocabulary_record
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import (
     NO_FILES,
+    CheckpointState,
+    Options,
     architecture_options,
     check_configuration,
     names_in,
@@ -38,7 +42,7 @@ WORDS = "words"  # in the state of a task (``task_state``): the words that the r
 PUT_BACK = "put back the files that the training has left beside the checkpoint"
 
 
-def read_state(path: PathLike, overrides: dict[str, Any] | None = None, *, kind: str = "checkpoint") -> dict[str, Any]:
+def read_state(path: PathLike, overrides: Options | None = None, *, kind: str = "checkpoint") -> CheckpointState:
     """The state in a checkpoint, on the CPU, with its configuration as it is written today.
 
     ``overrides`` are options of the configuration to change, by name; an error calls the file by its ``kind``:
@@ -52,8 +56,8 @@ def read_state(path: PathLike, overrides: dict[str, Any] | None = None, *, kind:
     return state_of(contents, path, {**(overrides or {}), **NO_FILES})
 
 
-def state_of(contents: dict[str, Any], path: PathLike, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The state in what :func:`read_contents` gave, as fairseq's ``load_checkpoint_to_cpu`` makes it of the file."""
+def state_of(contents: CheckpointState, path: PathLike, overrides: Options | None = None) -> CheckpointState:
+    """The state that fairseq's ``load_checkpoint_to_cpu`` would return, from what :func:`read_contents` returned."""
     try:
         if contents.get("args") is not None:
             for name, value in (overrides or {}).items():
@@ -61,30 +65,30 @@ def state_of(contents: dict[str, Any], path: PathLike, overrides: dict[str, Any]
         if contents.get("cfg") is not None:
             contents["cfg"] = OmegaConf.create(contents["cfg"], flags={"allow_objects": True})
             overwrite_args_by_name(contents["cfg"], overrides or {})
-        state: dict[str, Any] = checkpoint_utils._upgrade_state_dict(contents)
+        state: CheckpointState = checkpoint_utils._upgrade_state_dict(contents)
     except Exception as error:  # updating older formats raises errors of no common type
         raise unreadable(path, str(error) or type(error).__name__) from None
     return state
 
 
-def weights_in(state: dict[str, Any]) -> dict[str, Tensor]:
+def weights_in(state: CheckpointState) -> dict[str, Tensor]:
     """The weights in a state, by name; empty where it holds no model."""
     weights: dict[str, Tensor] = state.get("model", {})
     return weights
 
 
-def config_in(state: dict[str, Any]) -> Any:
+def config_in(state: CheckpointState) -> FairseqConfig:
     """The whole configuration in a state: ``model``, ``task``, ``criterion``, ..."""
     return state["cfg"]
 
 
 def load_model(
-    path: PathLike, overrides: dict[str, Any], *, state: dict[str, Any] | None = None
-) -> tuple[Any, Any, Any]:
+    path: PathLike, overrides: Options, *, state: CheckpointState | None = None
+) -> tuple[BaseFairseqModel, FairseqConfig, FairseqTask]:
     """The model in a checkpoint, the whole configuration, and the task.
 
-    ``state`` is what :func:`read_state` gave for the same arguments; None reads it. FileNotFoundError if the file, or
-    one of the data such as the dictionary, does not exist; ValueError as of :func:`read_state`, or if the model does
+    ``state`` is what :func:`read_state` returned for the same arguments; None reads it. FileNotFoundError if the file,
+    or one of the data such as the dictionary, does not exist; ValueError as of :func:`read_state`, or if the model does
     not fit its weights or the dictionary, or the symbols, labels or tokenizer of the data, or the tokenizer beside the
     checkpoint, are not those that it was trained with, or a weight is not finite.
     """
@@ -140,15 +144,14 @@ def model_fingerprint(checkpoint: Path) -> str:
     return digest.hexdigest()
 
 
-def _last_run(checkpoint: Path) -> dict[str, Any]:
+def _last_run(checkpoint: Path) -> CheckpointState:
     history = read_contents(checkpoint).get("optimizer_history")
     if history is None:
         raise unreadable(checkpoint, "it does not say how it was trained")
-    found: dict[str, Any] = history[-1]
-    return found
+    return history[-1]
 
 
-def configuration_of(words: Sequence[str]) -> Any:
+def configuration_of(words: Sequence[str]) -> FairseqConfig:
     """The whole configuration that ``fairseq-train`` makes of its arguments."""
     args = options.parse_args_and_arch(options.get_training_parser(), list(words))
     logging.getLogger("hydra").setLevel(logging.WARNING)  # a module of fairseq lets everything through
@@ -157,10 +160,10 @@ def configuration_of(words: Sequence[str]) -> Any:
         return convert_namespace_to_omegaconf(args)
 
 
-def write_untrained(path: PathLike, cfg: Any, weights: dict[str, Tensor]) -> None:
+def write_untrained(path: PathLike, cfg: FairseqConfig, weights: dict[str, Tensor]) -> None:
     """Write, atomically, a checkpoint of a model that no run of fairseq has trained, such as an imported one.
 
-    It remembers the vocabulary that lies in its folder, see :mod:`.vocabulary_record`.
+    It records the vocabulary in its folder, see :mod:`.vocabulary_record`.
     ``cfg`` is the whole configuration, see :func:`configuration_of`. OSError if the file cannot be written.
     """
     state = {
@@ -178,8 +181,8 @@ def write_untrained(path: PathLike, cfg: Any, weights: dict[str, Tensor]) -> Non
     save_whole(state, path)
 
 
-def save_whole(state: dict[str, Any], path: PathLike) -> None:
-    """Write a state atomically; OSError if the file cannot be written, and what was there stays."""
+def save_whole(state: CheckpointState, path: PathLike) -> None:
+    """Write a state atomically; OSError if the file cannot be written, and an older file stays."""
     try:
         with atomic_open(path) as file:
             torch.save(state, file)

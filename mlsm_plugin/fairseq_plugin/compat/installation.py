@@ -1,6 +1,6 @@
 """Which fairseq is installed, and whether it can work; nothing of it is imported to find out.
 
-What else is missing, or has another version than ``pyproject.toml`` asks for, ``pip check`` knows.
+``pip check`` reports what else is missing, or has another version than ``pyproject.toml`` asks for.
 """
 
 import re
@@ -10,8 +10,9 @@ from importlib import metadata
 
 DISTRIBUTION = "mlsm_plugin"
 INSTALL = "pip install -c constraints.txt"
-FIXED, ORIGINAL = "fairseq-fixed", "fairseq"  # the second does not import on Python 3.11 and newer
-NO_FAIRSEQ = (3, 14)  # the Python from which on neither imports
+FIXED = "fairseq-fixed"
+ORIGINAL = "fairseq"  # does not import on Python 3.11 and newer
+NO_FAIRSEQ = (3, 14)  # the first Python on which neither imports
 DEVELOPMENT = re.compile(r"extra == .(docs|test|dev)\b")
 # the subcommands of `mlsm` that work where fairseq is not installed
 WITHOUT_FAIRSEQ = (
@@ -33,8 +34,9 @@ def installed_version(distribution: str) -> str | None:
 
 
 def fairseq_problem() -> str | None:
-    """Why fairseq cannot be used, and the fix, in one line; None if nothing speaks against it."""
-    fixed, original = installed_version(FIXED), installed_version(ORIGINAL)
+    """Why fairseq cannot be used, and the fix, in one line; None if it can be."""
+    fixed = installed_version(FIXED)
+    original = installed_version(ORIGINAL)
     install = f"{INSTALL} {FIXED}" if requires_fairseq() else f"pip install '{DISTRIBUTION}[fairseq]'"
     if fixed and original:
         return (
@@ -70,9 +72,9 @@ def versions() -> dict[str, str | None]:
 def conflicts() -> list[str]:
     """What ``pip check`` says against this package and what it needs, a line for each."""
     command = [sys.executable, "-m", "pip", "check"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    own = {name.lower().replace("_", "-") for name in (DISTRIBUTION, *versions())}
-    return [line for line in said if line.split(" ")[0].lower().replace("_", "-") in own]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    distributions = {name.lower().replace("_", "-") for name in (DISTRIBUTION, *versions())}
+    return [line for line in lines if line.split(" ")[0].lower().replace("_", "-") in distributions]
 
 
 def import_compiled_parts() -> None:

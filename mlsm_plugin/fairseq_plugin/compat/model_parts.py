@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import BaseFairseqModel
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.roberta.model import RobertaLMHead
+from fairseq.models.transformer import TransformerEncoder
+from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
+from mlsm_plugin.fairseq_plugin.compat.batches import Sample
+
+Extra = dict[str, Any]  # what a model returns besides logits, by name
 
 # of RoBERTa-like encoders
 ENCODER = "encoder.sentence_encoder."
@@ -21,7 +28,8 @@ EMBEDDINGS = f"{ENCODER}embed_tokens.weight"
 POSITIONS = f"{ENCODER}embed_positions.weight"
 EMBEDDING_NORM = f"{ENCODER}layernorm_embedding"
 LM_HEAD = "encoder.lm_head."
-OUTPUT, OUTPUT_BIAS = f"{LM_HEAD}weight", f"{LM_HEAD}bias"
+OUTPUT = f"{LM_HEAD}weight"
+OUTPUT_BIAS = f"{LM_HEAD}bias"
 ATOM_PROJECTION = f"{LM_HEAD}atom_projection."  # of the latent head
 LM_HEAD_PARTS = ("dense", "layer_norm")
 # what has a row for each symbol of the dictionary
@@ -48,127 +56,130 @@ def layer_numbers(names: Iterable[str]) -> list[int]:
     return sorted({int(name.split(".")[0]) for name in of_layers})
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: BaseFairseqModel) -> BaseFairseqModel:
     """The model itself of one that is wrapped for several devices, perhaps twice."""
     while hasattr(model, "module"):
         model = model.module
     return model
 
 
-def sentence_encoder(model: Any) -> Any:
+def sentence_encoder(model: BaseFairseqModel) -> TransformerEncoder:
     """The ``TransformerEncoder`` of a model, also of one that is wrapped for several devices."""
     return unwrapped(model).encoder.sentence_encoder
 
 
-def lm_head(model: Any) -> Any:
-    """What makes vocabulary logits of the last hidden states."""
+def lm_head(model: BaseFairseqModel) -> RobertaLMHead:
+    """The module that computes vocabulary logits from the last hidden states."""
     return model.encoder.lm_head
 
 
-def classification_heads(model: Any) -> Any:
+def classification_heads(model: BaseFairseqModel) -> nn.ModuleDict:
     """The heads of a fine-tuned model by name; empty for a pre-trained one."""
-    return getattr(model, "classification_heads", {})
+    return getattr(model, "classification_heads", nn.ModuleDict())
 
 
-def num_layers(encoder: Any) -> int:
+def num_layers(encoder: TransformerEncoder) -> int:
     """Layers of a sentence encoder."""
     return len(encoder.layers)
 
 
-def token_embeddings(encoder: Any) -> nn.Embedding:
+def token_embeddings(encoder: TransformerEncoder) -> nn.Embedding:
     """The embeddings of the symbols."""
     return encoder.embed_tokens
 
 
-def position_embeddings(encoder: Any) -> Any:
+def position_embeddings(encoder: TransformerEncoder) -> nn.Embedding | None:
     """The embeddings of the positions, ``padding id + 1`` of them unused; None where the model has none."""
     return encoder.embed_positions
 
 
-def embedding_norm(encoder: Any) -> Any:
+def embedding_norm(encoder: TransformerEncoder) -> nn.LayerNorm | None:
     """The layer norm after the embeddings; None where the model has none."""
     return encoder.layernorm_embedding
 
 
-def final_norm(encoder: Any) -> Any:
+def final_norm(encoder: TransformerEncoder) -> nn.LayerNorm | None:
     """The layer norm after the last layer; None where the model has none."""
     return encoder.layer_norm
 
 
-def set_layer_norm_epsilon(model: Any, epsilon: float) -> None:
+def set_layer_norm_epsilon(model: BaseFairseqModel, epsilon: float) -> None:
     """Let all layer norms of a model, also those of apex, add ``epsilon`` to the variance."""
     for part in model.modules():
         if hasattr(part, "normalized_shape"):
             part.eps = epsilon
 
 
-def keep_first_layers(encoder: Any, number: int) -> Any:
-    """``encoder``, cut down to its first ``number`` layers; only after the last one comes the model's final norm."""
+def keep_first_layers(encoder: TransformerEncoder, number: int) -> TransformerEncoder:
+    """``encoder`` with its first ``number`` layers only; without the last one, it has no final norm either."""
     if number < num_layers(encoder):
         encoder.layer_norm = None
     encoder.layers = nn.ModuleList(list(encoder.layers)[:number])
     return encoder
 
 
-def encoder_output(final: Tensor, states: list[Tensor]) -> dict[str, Any]:
+def encoder_output(final: Tensor, states: list[Tensor]) -> dict[str, list[Tensor]]:
     """What a sentence encoder returns, in the form of fairseq's ``TransformerEncoder``; all are ``(B, T, dim)``.
 
-    ``states`` are the embeddings and the output of each layer; empty if nobody asked for them.
+    ``states`` are the embeddings and the output of each layer; empty if they were not requested.
     """
     return {"encoder_out": [final.transpose(0, 1)], "encoder_states": [state.transpose(0, 1) for state in states]}
 
 
-def hidden_states_in(output: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+def hidden_states_in(output: dict[str, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
     """The final hidden states ``(B, T, dim)`` in an output, and all others as fairseq gives them, ``(T, B, dim)``."""
     return output["encoder_out"][0].transpose(0, 1), output["encoder_states"]
 
 
-def last_hidden_states(encoder: Any, tokens: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """What the last layer of a sentence encoder gives, ``(B, T, dim)``, or only of ``chosen`` tokens ``(n, dim)``.
+def last_hidden_states(encoder: TransformerEncoder, tokens: Tensor, selected: Tensor | None = None) -> Tensor:
+    """The output of the last layer of a sentence encoder, ``(B, T, dim)``, or of ``selected`` tokens ``(n, dim)``.
 
-    ``tokens`` are ``(B, T)`` ids, right-padded. An encoder that can computes no others in its last layer.
+    ``tokens`` are ``(B, T)`` ids, right-padded; ``selected`` is bool ``(B, T)``. The last layer computes only these
+    tokens if the encoder can do so.
     """
-    if chosen is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
-        return hidden_states_in(encoder(tokens, only=ChosenTokens.of(chosen)))[0].squeeze(0)
+    if selected is not None and num_layers(encoder) and getattr(encoder, "can_choose_tokens", False):
+        return hidden_states_in(encoder(tokens, only=ChosenTokens.of(selected)))[0].squeeze(0)
     hidden = hidden_states_in(encoder(tokens))[0]
-    return hidden if chosen is None else hidden[chosen]
+    return hidden if selected is None else hidden[selected]
 
 
 class Projected(NamedTuple):
-    """What a model gives for the masked tokens of a batch."""
+    """The output of a model for the masked tokens of a batch."""
 
     targets: Tensor  # (N,) ids; where there is room for more than the masked tokens, ``pad`` follows
-    number: Any  # of the masked tokens
-    logits: Any  # (N, V), if they were asked for
-    extra: dict[str, Any]
+    number: int | Tensor  # of the masked tokens
+    logits: Tensor | None  # (N, V), if they were requested
+    extra: Extra
 
 
-def project_masked(model: Any, sample: dict[str, Any], pad: int, **how: Any) -> Projected:
+def project_masked(model: BaseFairseqModel, sample: Sample, pad: int, **outputs: bool) -> Projected:
     """Run a model on a batch for its masked tokens, those with a target other than ``pad``.
 
-    ``how`` are other arguments of the model. With ``masked_sizes`` in the batch (:func:`chosen_sizes`), nothing waits
-    for a GPU.
+    ``outputs`` are arguments of the model that say what it computes. With ``masked_sizes`` in the batch
+    (:func:`chosen_sizes`), nothing waits for a GPU.
     """
     target = sample["target"]
     masked = target.ne(pad)
     if not getattr(unwrapped(model).encoder, "can_choose_tokens", False):
-        logits, extra = model(**sample["net_input"], masked_tokens=masked, **how)
+        logits, extra = model(**sample["net_input"], masked_tokens=masked, **outputs)
         return Projected(target[masked], masked.sum(), logits, extra)
     sizes = sample.get("masked_sizes")
-    only, number = ChosenTokens.of(masked, sizes), None if sizes is None else sizes[0]
-    logits, extra = model(**sample["net_input"], only=only, **how)
+    only = ChosenTokens.of(masked, sizes)
+    number = None if sizes is None else sizes[0]
+    logits, extra = model(**sample["net_input"], only=only, **outputs)
     return Projected(target.flatten()[only.flat], masked.sum() if number is None else number, logits, extra)
 
 
-def first_and_last_states(model: Any, extra: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Embeddings and final hidden states, ``(B, T, dim)`` each, in what ``return_all_hiddens`` gives."""
-    states, norm = extra["inner_states"], final_norm(sentence_encoder(model))
+def first_and_last_states(model: BaseFairseqModel, extra: Extra) -> tuple[Tensor, Tensor]:
+    """Embeddings and final hidden states, ``(B, T, dim)`` each, in the output with ``return_all_hiddens``."""
+    states = extra["inner_states"]
+    norm = final_norm(sentence_encoder(model))
     last = extra["features"] if "features" in extra else states[-1].transpose(0, 1)
     return states[0].transpose(0, 1), last if "features" in extra or norm is None else norm(last)
 
 
 @contextmanager
-def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def changed_hidden_states(model: BaseFairseqModel, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let ``change`` replace hidden state ``layer`` in each call of ``model`` while the context is open.
 
     Hidden state 0 is the embeddings, and that of the last layer comes after the model's final norm. ``change`` goes
@@ -177,12 +188,14 @@ def changed_hidden_states(model: Any, layer: int, change: Callable[[Tensor], Ten
     encoder = sentence_encoder(model)
     batch_first = getattr(encoder, "batch_first", False)
 
-    def before_layer(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def before_layer(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = arguments[0] if batch_first else arguments[0].transpose(0, 1)
         changed = change(hidden)
         return (changed if batch_first else changed.transpose(0, 1), *arguments[1:])
 
-    def after_encoder(_module: nn.Module, _arguments: Any, output: dict[str, Any]) -> dict[str, Any]:
+    def after_encoder(
+        _module: nn.Module, _arguments: object, output: dict[str, list[Tensor]]
+    ) -> dict[str, list[Tensor]]:
         return {**output, "encoder_out": [change(hidden_states_in(output)[0]).transpose(0, 1)]}
 
     if layer == num_layers(encoder):
@@ -226,10 +239,10 @@ class RobertaHub(RobertaHubInterface):
     ``task``, ``model`` and ``bpe`` are built from ``cfg``, the whole configuration of the checkpoint.
     """
 
-    cfg: Any
-    task: Any
-    model: Any
-    bpe: Any
+    cfg: FairseqConfig
+    task: FairseqTask
+    model: BaseFairseqModel
+    bpe: Any  # each tokenizer of fairseq is a class of its own
 
     def has_classification_head(self, name: str) -> bool:
         """Whether the model was fine-tuned with a head of this name."""
@@ -251,10 +264,12 @@ TRAINING_OPTIONS = frozenset({"dropout", "attention_dropout", "activation_dropou
 TRAINING_OPTIONS |= {"load_checkpoint_heads", "min_params_to_wrap"}
 
 
-def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, without: Collection[str]) -> list[str]:
-    """The flags that give the options of ``add_args``, of a model's class, the values in ``cfg``.
+def flags_of(
+    add_args: Callable[[argparse.ArgumentParser], object], cfg: FairseqConfig, *, without: Collection[str]
+) -> list[str]:
+    """The flags that set the options of ``add_args``, of a model's class, to the values in ``cfg``.
 
-    Options with their default are left out, and those of which the names are in ``without``.
+    Options with their default are left out, and those that ``without`` names.
     """
     parser = argparse.ArgumentParser(add_help=False)
     add_args(parser)
@@ -270,7 +285,7 @@ def flags_of(add_args: Callable[[argparse.ArgumentParser], Any], cfg: Any, *, wi
 
 
 def best_hypothesis(
-    task: Any, model: Any, source: Tensor, *, beam: int, max_length: int
+    task: FairseqTask, model: BaseFairseqModel, source: Tensor, *, beam: int, max_length: int
 ) -> tuple[list[int], list[float]]:
     """The best target of an encoder-decoder in eval mode: ids, and their log-probabilities in nats.
 

@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 
 @functools.cache
-def _consecutive_ranks(size: int) -> Any:
+def _consecutive_ranks(size: int) -> ProcessGroup:
     return torch.distributed.new_subgroups(size)[0]  # every rank has to call this
 
 
-def rank_group(size: int | None = None) -> Any:
+def rank_group(size: int | None = None) -> ProcessGroup:
     """The process group of ``size`` consecutive ranks to which this rank belongs; None: all data-parallel ranks.
 
     ValueError if the number of ranks is not a multiple of ``size``.
@@ -27,11 +28,11 @@ def rank_group(size: int | None = None) -> Any:
     return _consecutive_ranks(size)
 
 
-def gather_rows(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
+def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, int]:
     """Gather the rows of all ranks, without gradient. Every rank has to call this, even without rows.
 
-    From ``(n, ...)``, of which n may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the ranks,
-    and the index at which the rows of this rank begin.
+    From ``(n, ...)``, with an n that may differ from rank to rank, to ``(sum of all n, ...)`` in the order of the
+    ranks, and the index at which the rows of this rank begin.
     """
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:
@@ -45,7 +46,7 @@ def gather_rows(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
     return gathered, sum(counts[: distributed.get_rank(group)])
 
 
-def gather_rows_with_gradient(rows: Tensor, group: Any = None) -> tuple[Tensor, int]:
+def gather_rows_with_gradient(rows: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, int]:
     """:func:`gather_rows` with gradient: the gradients of all ranks for the rows of this rank are summed."""
     group = rank_group() if group is None else group
     if distributed.get_world_size(group) == 1:
@@ -56,16 +57,17 @@ def gather_rows_with_gradient(rows: Tensor, group: Any = None) -> tuple[Tensor, 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Any) -> tuple[Tensor, int]:
+    def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> tuple[Tensor, int]:
         gathered, first = gather_rows(rows, group)
-        ctx.group, ctx.own = group, slice(first, first + len(rows))
+        ctx.group = group
+        ctx.rows_of_this_rank = slice(first, first + len(rows))
         return gathered, first
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *unused: Any) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor, *unused: object) -> tuple[Tensor, None]:
         gradient = gradient.contiguous()
         distributed.all_reduce(gradient, ctx.group)
-        return gradient[ctx.own], None
+        return gradient[ctx.rows_of_this_rank], None
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
@@ -73,12 +75,12 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return _reduced(values, "sum", rank_group())
 
 
-def largest_over_ranks(values: Tensor, group: Any = None) -> Tensor:
+def largest_over_ranks(values: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """The elementwise maximum over the ranks of ``values``, which have the same shape everywhere."""
     return _reduced(values, "max", rank_group() if group is None else group)
 
 
-def _reduced(values: Tensor, operation: str, group: Any) -> Tensor:
+def _reduced(values: Tensor, operation: str, group: ProcessGroup) -> Tensor:
     if distributed.get_world_size(group) > 1:
         values = values.clone()
         distributed.all_reduce(values, group, op=operation)

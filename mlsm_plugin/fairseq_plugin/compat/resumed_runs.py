@@ -8,26 +8,29 @@ import functools
 import logging
 import math
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from fairseq import checkpoint_utils, utils
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 
 from mlsm_plugin.core.files.atomic_files import link_file
 from mlsm_plugin.core.files.output_lock import hold_lock
 from mlsm_plugin.core.text.vocabulary_record import check_vocabulary_record, vocabulary_record
-from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import read_contents
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState, read_contents
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import save_whole
 from mlsm_plugin.fairseq_plugin.compat.version_shims import open_config
 
 logger = logging.getLogger(__name__)
 
 LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file
-PATIENCE = "patience"  # key in the extra_state of a checkpoint
+PATIENCE_STATE = "patience"  # key in the extra_state of a checkpoint
 ANOTHER_FOLDER = "make the data with the files beside the checkpoint, or pass another --save-dir to start anew"
 # options that decide which samples are in a batch, by the group of their configuration
 BATCHES = {
@@ -49,19 +52,19 @@ def apply() -> None:
 
 def newest_whole(folder: Path) -> tuple[Path, int] | None:
     """The readable checkpoint in a folder with the most updates, and how many it has seen; None: there is none."""
-    found = []
+    readable = []
     for path in sorted(folder.glob("checkpoint*.pt")):
         with suppress(OSError, ValueError):
             history = read_contents(path).get("optimizer_history") or [{}]
-            found.append((int(history[-1].get("num_updates", 0)), path.stat().st_mtime, path))
-    if not found:
+            readable.append((int(history[-1].get("num_updates", 0)), path.stat().st_mtime, path))
+    if not readable:
         return None
-    updates, _, path = max(found)
+    updates, _, path = max(readable)
     return path, updates
 
 
 def repair_last(last: Path) -> None:
-    """Replace a last checkpoint that is damaged by the newest whole one beside it, and keep it under another name.
+    """Replace a damaged last checkpoint by the newest whole one beside it, and keep it under another name.
 
     ValueError if there is no whole one.
     """
@@ -80,27 +83,27 @@ def repair_last(last: Path) -> None:
         logger.warning("%s is damaged, it is now %s; resuming from %s, update %d", last, damaged.name, *whole)
 
 
-def save_weights(trainer: Any, path: Path) -> None:
-    """Save a checkpoint without the state of the optimizer, which can be loaded, and not resumed; on the first rank.
+def save_weights(trainer: Trainer, path: Path) -> None:
+    """Save a checkpoint without the optimizer state, on the first rank; it can be loaded, but not resumed.
 
     OSError if it cannot be written.
     """
     cfg = trainer.cfg.checkpoint
-    given = cfg.no_save_optimizer_state
+    setting_before = cfg.no_save_optimizer_state
     with open_config(cfg):
         cfg.no_save_optimizer_state = True
     try:
         trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}})
     finally:
         with open_config(cfg):
-            cfg.no_save_optimizer_state = given
+            cfg.no_save_optimizer_state = setting_before
 
 
-def _saving_whole(original: Any) -> Any:
+def _saving_whole(original: Callable[..., None]) -> Callable[..., None]:
     """Save under another name, then rename."""
 
     @functools.wraps(original)
-    def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) -> None:
+    def torch_persistent_save(obj: CheckpointState, filename: str, async_write: bool = False) -> None:
         if async_write or PathManager.path_requires_pathmanager(filename):
             original(obj, filename, async_write=async_write)
             return
@@ -114,11 +117,11 @@ def _saving_whole(original: Any) -> Any:
     return torch_persistent_save
 
 
-def _linking(original: Any) -> Any:
+def _linking(original: Callable[..., bool | None]) -> Callable[..., bool | None]:
     """A copy of a checkpoint is a second name of it."""
 
     @functools.wraps(original)
-    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool | None:
         if any(PathManager.path_requires_pathmanager(path) for path in (src_path, dst_path)):
             return original(src_path, dst_path, overwrite=overwrite)
         link_file(src_path, dst_path)
@@ -127,31 +130,36 @@ def _linking(original: Any) -> Any:
     return copy
 
 
-def _with_patience(original: Any) -> Any:
-    """Save for how many validations there was no better result."""
+def _with_patience(original: Callable[..., str | None]) -> Callable[..., str | None]:
+    """Save the number of validations without a better result."""
 
     @functools.wraps(original)
-    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+    def save_checkpoint(self: Trainer, filename: str, extra_state: CheckpointState) -> str | None:
         for function in _functions_that_stop_early():
             if hasattr(function, COUNTERS[0]):
                 counted = {name: getattr(function, name) for name in COUNTERS}
-                extra_state = {**extra_state, PATIENCE: counted}
+                extra_state = {**extra_state, PATIENCE_STATE: counted}
         return original(self, filename, extra_state)
 
     return save_checkpoint
 
 
-def _resuming(original: Any) -> Any:
+LoadCheckpoint = Callable[..., tuple[CheckpointState | None, EpochBatchIterator]]
+
+
+def _resuming(original: LoadCheckpoint) -> LoadCheckpoint:
     """Load the newest whole checkpoint; a finished run is not trained.
 
-    A task may have two methods that refuse what cannot be: ``check_starts_from`` gets the checkpoint whose weights are
-    loaded and the state of its task (of fairseq's own tasks, only the vocabulary is checked, and recorded);
+    A task may have two methods that raise ValueError: ``check_starts_from`` gets the checkpoint whose weights are
+    loaded and the state of its task (for fairseq's own tasks, only the vocabulary is checked and recorded);
     ``check_resumes`` gets that state if the run continues, after the data are loaded.
-    Then ``begin_run`` gets the trainer, and that state of a run that continues, which fairseq does not restore.
+    Then ``begin_run`` gets the trainer, and that state if the run continues, as fairseq does not restore it.
     """
 
     @functools.wraps(original)
-    def load_checkpoint(cfg: Any, trainer: Any, **more: Any) -> Any:
+    def load_checkpoint(
+        cfg: CheckpointConfig, trainer: Trainer, **passthrough_args: object
+    ) -> tuple[CheckpointState | None, EpochBatchIterator]:
         if trainer.is_data_parallel_master and not cfg.no_save:
             hold_lock(cfg.save_dir)
         last = Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix or ''}.pt")
@@ -167,25 +175,26 @@ def _resuming(original: Any) -> Any:
             check_same_batches(contents, trainer.cfg)
         if start.is_file() and hasattr(trainer.task, "check_starts_from"):
             trainer.task.check_starts_from(start, saved)
-        own_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
-        if own_folder is not None:
-            check_vocabulary_record(saved, own_folder, str(start), ANOTHER_FOLDER)
-        extra_state, epoch_itr = original(cfg, trainer, **more)
-        if own_folder is not None:
-            trainer.task.state.merge_state_dict(vocabulary_record(own_folder))
+        data_folder = None if hasattr(trainer.task, "check_starts_from") else _data_folder(trainer.task)
+        if data_folder is not None:
+            check_vocabulary_record(saved, data_folder, str(start), ANOTHER_FOLDER)
+        extra_state, epoch_itr = original(cfg, trainer, **passthrough_args)
+        if data_folder is not None:
+            trainer.task.state.merge_state_dict(vocabulary_record(data_folder))
         if resumes and trainer.is_data_parallel_master and hasattr(trainer.task, "check_resumes"):
             trainer.task.check_resumes(saved)
         if hasattr(trainer.task, "begin_run"):
             trainer.task.begin_run(trainer, saved if resumes else {})
-        counted = (extra_state or {}).get(PATIENCE) if not cfg.reset_meters else None
+        counted = (extra_state or {}).get(PATIENCE_STATE) if not cfg.reset_meters else None
         if counted is not None:
             for function in _functions_that_stop_early():
                 vars(function).update({name: counted[name] for name in COUNTERS})
-        updates, limit = trainer.get_num_updates(), trainer.cfg.optimization.max_update or math.inf
+        updates = trainer.get_num_updates()
+        limit = trainer.cfg.optimization.max_update or math.inf
         stopped_early = counted is not None and 0 < cfg.patience <= counted["num_runs"]
         if resumes and extra_state is not None and (updates >= limit or stopped_early):
             logger.info("this run is finished after %d updates; there is nothing to train", updates)
-            # never at most the largest epoch, which may be infinite
+            # NaN: no comparison with the largest epoch, which may be infinite, lets the training begin
             epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
         return extra_state, epoch_itr
 
@@ -193,15 +202,16 @@ def _resuming(original: Any) -> Any:
     return load_checkpoint
 
 
-def check_same_batches(contents: dict[str, Any], cfg: Any) -> None:
-    """Raise ValueError if a run was stopped within an epoch, and ``cfg`` would cut that into other batches.
+def check_same_batches(contents: CheckpointState, cfg: FairseqConfig) -> None:
+    """Raise ValueError if a run was stopped within an epoch, and ``cfg`` would divide that into other batches.
 
-    fairseq keeps the number of batches, and not the place in the text. ``contents`` are those of the checkpoint.
+    fairseq saves the number of batches, not the place in the text. ``contents`` are those of the checkpoint.
     """
     place = ((contents.get("extra_state") or {}).get("train_iterator") or {}).get("iterations_in_epoch", 0)
     saved = contents.get("cfg") or {}
     for group, names in BATCHES.items():
-        before, now = saved.get(group) or {}, cfg[group]
+        before = saved.get(group) or {}
+        now = cfg[group]
         for name in names:
             if place and name in before and name in now and before[name] != now[name]:
                 flag = f"--{name.replace('_', '-')}"
@@ -212,14 +222,14 @@ def check_same_batches(contents: dict[str, Any], cfg: Any) -> None:
                 )
 
 
-def _data_folder(task: Any) -> str | None:
+def _data_folder(task: FairseqTask) -> str | None:
     """The folder of the first binarized dataset of a task of fairseq; None: it has none."""
     data = getattr(getattr(task, "cfg", None), "data", None)
     return utils.split_paths(data)[0] if isinstance(data, str) and data else None
 
 
-def _functions_that_stop_early() -> list[Any]:
+def _functions_that_stop_early() -> list[Callable[..., bool]]:
     """fairseq's ``should_stop_early``, which counts in its own attributes; a command's module is ``__main__``."""
     modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
-    found = [getattr(module, "should_stop_early", None) for module in modules]
-    return [function for function in found if function is not None]
+    functions = [getattr(module, "should_stop_early", None) for module in modules]
+    return [function for function in functions if function is not None]

@@ -1,6 +1,6 @@
-"""What ``fairseq-train`` is asked for and cannot do, in one line before it begins.
+"""Options with which ``fairseq-train`` cannot run: one line before it begins.
 
-fairseq ends such a run with a traceback, some of them after an epoch, or trains something else.
+fairseq itself ends with a traceback, sometimes after an epoch, or trains something else.
 """
 
 import argparse
@@ -10,13 +10,15 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from fairseq import optim, options
 from fairseq import utils as fairseq_utils
 from fairseq.data import data_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import CommonConfig, FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.optim import lr_scheduler
@@ -25,23 +27,54 @@ from fairseq.tasks import TASK_REGISTRY
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import LAST
 from mlsm_plugin.fairseq_plugin.compat.version_shims import is_fairseq_command
 
+Built = TypeVar("Built")  # what a function of fairseq builds
+
 PACKAGE = __name__.partition(".")[0]
 LARGEST_SEED = 2**32 - 1  # that numpy takes
 
 POSITIVE = (
-    *("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "required_batch_size_multiple"),
-    *("required_seq_len_multiple", "update_freq", "log_interval", "save_interval", "validate_interval"),
-    *("total_num_update",),
-    *("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_source_positions"),
-    *("decoder_embed_dim", "decoder_ffn_embed_dim", "decoder_attention_heads", "max_target_positions"),
+    "batch_size",
+    "batch_size_valid",
+    "max_tokens",
+    "max_tokens_valid",
+    "required_batch_size_multiple",
+    "required_seq_len_multiple",
+    "update_freq",
+    "log_interval",
+    "save_interval",
+    "validate_interval",
+    "total_num_update",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "max_source_positions",
+    "decoder_embed_dim",
+    "decoder_ffn_embed_dim",
+    "decoder_attention_heads",
+    "max_target_positions",
 )
 NOT_NEGATIVE = (
-    *("seed", "num_workers", "max_epoch", "max_update", "warmup_updates", "save_interval_updates"),
-    *("validate_interval_updates", "validate_after_updates", "encoder_layers", "decoder_layers", "max_positions"),
+    "seed",
+    "num_workers",
+    "max_epoch",
+    "max_update",
+    "warmup_updates",
+    "save_interval_updates",
+    "validate_interval_updates",
+    "validate_after_updates",
+    "encoder_layers",
+    "decoder_layers",
+    "max_positions",
 )
 SHARES = (
-    *("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "encoder_layerdrop"),
-    *("decoder_layerdrop", "leave_unmasked_prob", "random_token_prob"),
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "pooler_dropout",
+    "encoder_layerdrop",
+    "decoder_layerdrop",
+    "leave_unmasked_prob",
+    "random_token_prob",
 )
 # the least and the largest value of options that hold numbers
 RANGES: dict[str, tuple[float, float]] = {
@@ -60,7 +93,7 @@ RESETS = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_datalo
 
 
 def apply() -> None:
-    """Look at the options of a run before it begins (idempotent)."""
+    """Check the options of a run before it begins (idempotent)."""
     if getattr(options.parse_args_and_arch, "checks_options", False):
         return
     _stay_on_cpu()
@@ -71,8 +104,8 @@ def apply() -> None:
     lr_scheduler.build_lr_scheduler = _naming_option(lr_scheduler.build_lr_scheduler, "--lr-scheduler")
 
 
-def registered_name(cfg: Any) -> str:
-    """The registered name of the task, model or criterion of which these are the options; empty: they do not say it."""
+def registered_name(cfg: FairseqDataclass) -> str:
+    """The registered name of the task, model or criterion with these options; empty if they do not have it."""
     return str(getattr(cfg, "_name", None) or getattr(cfg, "arch", None) or "")
 
 
@@ -112,16 +145,18 @@ def _check_missing(args: argparse.Namespace, words: Sequence[str]) -> None:
         alone = f"WORLD_SIZE is {ranks}, and fairseq would train alone in each process that sees one GPU"
         raise ValueError(f"{alone}; pass --distributed-world-size {ranks}")
     if not all(split.strip() and split == split.strip() for split in args.valid_subset.split(",")):
-        given = f"--valid-subset {args.valid_subset!r}"
-        raise ValueError(f"{given} names an empty split; pass names joined by commas, without spaces")
+        flag = f"--valid-subset {args.valid_subset!r}"
+        raise ValueError(f"{flag} names an empty split; pass names joined by commas, without spaces")
 
 
 def _check_together(args: argparse.Namespace) -> None:
     for side in ("encoder", "decoder"):
-        dim, heads = (getattr(args, f"{side}_{name}", None) for name in ("embed_dim", "attention_heads"))
+        dim = getattr(args, f"{side}_embed_dim", None)
+        heads = getattr(args, f"{side}_attention_heads", None)
         if dim and heads and dim % heads:
             raise ValueError(f"--{side}-embed-dim {dim} is not a multiple of --{side}-attention-heads {heads}")
-    warmup, total = (_numbers(getattr(args, name, None)) for name in ("warmup_updates", "total_num_update"))
+    warmup = _numbers(getattr(args, "warmup_updates", None))
+    total = _numbers(getattr(args, "total_num_update", None))
     if warmup and total and warmup > total:
         raise ValueError(f"--warmup-updates {warmup[0]:g} are more than --total-num-update {total[0]:g}")
     shares = [getattr(args, name, None) or 0 for name in ("leave_unmasked_prob", "random_token_prob")]
@@ -145,12 +180,14 @@ def _check_beginning(args: argparse.Namespace) -> None:
         raise ValueError(f"--finetune-from-model {start} does not exist")
 
 
-def _checking(original: Any) -> Any:
+def _checking(original: Callable[..., argparse.Namespace]) -> Callable[..., argparse.Namespace]:
     @functools.wraps(original)
-    def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **named: Any) -> Any:
+    def parse_args_and_arch(
+        parser: argparse.ArgumentParser, input_args: list[str] | None = None, *args: object, **kwargs: object
+    ) -> argparse.Namespace:
         words = sys.argv[1:] if input_args is None else input_args
         try:
-            args = original(parser, input_args, *more, **named)
+            parsed = original(parser, input_args, *args, **kwargs)
         except RuntimeError as error:
             if str(error):
                 raise
@@ -158,38 +195,39 @@ def _checking(original: Any) -> Any:
                 "--arch is missing; pass one, such as --arch mlsm_modern_small, or --arch denoising_small for --task "
                 "span_denoising"
             ) from error
-        # other code, such as that of `mlsm convert`, reads options that it makes
-        if input_args is None and hasattr(args, "max_update") and _is_own(args.task):
-            check_options(args, words)
-        return args
+        # with input_args, other code, such as that of `mlsm convert`, parses options that it has made
+        if input_args is None and hasattr(parsed, "max_update") and _is_from_plugin(parsed.task):
+            check_options(parsed, words)
+        return parsed
 
     parse_args_and_arch.checks_options = True  # type: ignore[attr-defined]
     return parse_args_and_arch
 
 
-def _naming_splits(original: Any) -> Any:
+def _naming_splits(original: Callable[[FairseqConfig], None]) -> Callable[[FairseqConfig], None]:
     @functools.wraps(original)
-    def raise_if_ignored(cfg: Any) -> None:
+    def raise_if_ignored(cfg: FairseqConfig) -> None:
         try:
             original(cfg)
         except OSError as error:
             raise ValueError(f"the binarized dataset {error.filename} does not exist") from error
         except ValueError as error:
-            asked = cfg.dataset.valid_subset.split(",")
-            if more := sorted(data_utils._find_extra_valid_paths(cfg.task.data) - set(asked)):
+            subsets = cfg.dataset.valid_subset.split(",")
+            if unused := sorted(data_utils._find_extra_valid_paths(cfg.task.data) - set(subsets)):
+                every_subset = ",".join([*subsets, *unused])
                 raise ValueError(
-                    f"{cfg.task.data} also has {', '.join(more)}; pass --valid-subset {','.join([*asked, *more])} to "
-                    "validate on each, --combine-valid-subsets on all as one, or --ignore-unused-valid-subsets"
+                    f"{cfg.task.data} also has {', '.join(unused)}; pass --valid-subset {every_subset} to validate on "
+                    "each, --combine-valid-subsets on all as one, or --ignore-unused-valid-subsets"
                 ) from error
 
     return raise_if_ignored
 
 
-def _naming_option(original: Any, flag: str) -> Any:
+def _naming_option(original: Callable[..., Built], flag: str) -> Callable[..., Built]:
     @functools.wraps(original)
-    def build(cfg: Any, *more: Any, **named: Any) -> Any:
+    def build(cfg: FairseqDataclass, *args: object, **kwargs: object) -> Built:
         try:
-            return original(cfg, *more, **named)
+            return original(cfg, *args, **kwargs)
         except (AssertionError, ImportError, NotImplementedError, SyntaxError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split()) or "one of its options is out of range"
             name = registered_name(cfg) or getattr(cfg, flag[2:].replace("-", "_"), "")
@@ -198,19 +236,20 @@ def _naming_option(original: Any, flag: str) -> Any:
     return build
 
 
-def _is_own(task: str) -> bool:
-    """Whether this package's code is in a task, also in one of a user's plugin."""
+def _is_from_plugin(task: str) -> bool:
+    """Whether a task inherits from one of this package, as that of a user's plugin may."""
     return any(base.__module__.partition(".")[0] == PACKAGE for base in TASK_REGISTRY[task].__mro__)
 
 
-def _numbers(value: Any) -> list[float]:
+def _numbers(value: object) -> list[float]:
     """The numbers in the value of an option, which may be a list, text, or not be set."""
-    found = []
+    numbers = []
     for part in value if isinstance(value, (list, tuple)) else [value]:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # fairseq cannot read it either
             number = ast.literal_eval(part) if isinstance(part, str) else part
-            found += [float(number)] if isinstance(number, (int, float)) else []
-    return found
+            if isinstance(number, (int, float)):
+                numbers.append(float(number))
+    return numbers
 
 
 def _flag(name: str) -> str:
@@ -225,38 +264,42 @@ def _stay_on_cpu() -> None:
     distributed_utils.call_main = _checking_precision(distributed_utils.call_main)  # before any data are loaded
 
 
-def _together(original: Any) -> Any:
-    """Compute the norm of all gradients in a few kernels, where they are; fairseq moves it to the current GPU."""
+def _together(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compute the norm of all gradients in a few kernels on their device; fairseq moves it to the current GPU."""
 
     @functools.wraps(original)
-    def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> torch.Tensor:
+    def clip_grad_norm_(
+        params: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        aggregate_norm_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         params = [params] if isinstance(params, torch.Tensor) else list(params)
-        used = [p for p in params if p is not None and p.grad is not None]
-        grads = [p.grad.detach() for p in used if not hasattr(p, "expert")]  # as fairseq: of no expert
+        gradients = [(p, p.grad.detach()) for p in params if p is not None and p.grad is not None]
+        grads = [grad for p, grad in gradients if not hasattr(p, "expert")]  # as in fairseq: of no expert
         if len(grads) < 2 or len({grad.device for grad in grads}) > 1:
             return original(params, max_norm, aggregate_norm_fn)
         norm = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).norm()
         if aggregate_norm_fn is not None:
             norm = aggregate_norm_fn(norm)
         if max_norm > 0:
-            torch._foreach_mul_([p.grad.detach() for p in used], (max_norm / (norm + 1e-6)).clamp_(max=1))
+            torch._foreach_mul_([grad for _, grad in gradients], (max_norm / (norm + 1e-6)).clamp_(max=1))
         return norm
 
     return clip_grad_norm_
 
 
-def _checking_precision(original: Any) -> Any:
+def _checking_precision(original: Callable[..., Built]) -> Callable[..., Built]:
     @functools.wraps(original)
-    def call_main(cfg: Any, main: Any, **named: Any) -> Any:
+    def call_main(cfg: FairseqConfig, main: Callable[..., Built], **kwargs: object) -> Built:
         if getattr(cfg, "optimizer", None) is not None:  # fairseq-validate has none
             check_precision(cfg.common)
-        return original(cfg, main, **named)
+        return original(cfg, main, **kwargs)
 
     return call_main
 
 
-def check_precision(common: Any) -> None:
-    """Raise ValueError if the device of a run cannot train in the precision that its options ``common`` ask for."""
+def check_precision(common: CommonConfig) -> None:
+    """Raise ValueError if the device of a run cannot train in the precision that its options ``common`` set."""
     instead = "leave it out, or pass --autocast bf16 in its place (in the tasks of mlsm_plugin)"
     if common.bf16 and common.tpu and fairseq_utils.xm is None:  # the flag turns on --tpu; Hydra's common.bf16 does not
         raise ValueError(f"fairseq's --bf16 trains on a TPU, with torch_xla; {instead}")
@@ -265,7 +308,7 @@ def check_precision(common: Any) -> None:
         raise ValueError(f"--fp16 trains on a GPU, and this run is on the CPU; {instead}")
 
 
-def why_untrained(cfg: Any) -> str | None:
+def why_untrained(cfg: FairseqConfig) -> str | None:
     """Why the model of a checkpoint with this whole configuration has no trained masked-LM head; None if it has one."""
     task = registered_name(cfg.task)
     weight = getattr(cfg.criterion, "mlm_weight", None)

@@ -1,4 +1,4 @@
-"""Workarounds for what fairseq-fixed does with today's Python, torch and numpy, and how its commands report errors."""
+"""Workarounds for fairseq-fixed with today's Python, torch and numpy, and how its commands report errors."""
 
 import argparse
 import atexit
@@ -14,16 +14,16 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from fairseq import trainer
 from fairseq import utils as fairseq_utils
 from fairseq.data import iterators, token_block_dataset
+from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf
 from torch.multiprocessing import ProcessRaisedException
 
@@ -34,7 +34,7 @@ PACKAGE_DIR = str(Path(__file__).resolve().parents[2])
 
 def apply() -> None:
     """Apply all shims (idempotent)."""
-    torch.serialization.add_safe_globals([argparse.Namespace])  # which is in fairseq's checkpoints
+    torch.serialization.add_safe_globals([argparse.Namespace])  # fairseq's checkpoints hold one
     _restore_numpy_compat()
     _accept_own_user_dir()
     _report_user_errors_in_one_line()
@@ -49,19 +49,20 @@ def _restore_numpy_compat() -> None:
     if hasattr(np, "compat"):
         return
     if not isinstance(token_block_dataset.np, types.SimpleNamespace):
-        with_compat = types.SimpleNamespace(**{name: getattr(np, name) for name in np.__all__})
+        numpy_names = {name: getattr(np, name) for name in np.__all__}
+        with_compat = types.SimpleNamespace(**numpy_names)
         with_compat.compat = types.SimpleNamespace(long=np.int64)
         token_block_dataset.np = with_compat
 
 
 def _accept_own_user_dir() -> None:
-    """Let ``--user-dir`` name this package by any path; fairseq refuses another spelling of that of an imported one."""
+    """Let ``--user-dir`` name this package by any path; fairseq rejects another spelling of an imported package's."""
     original = fairseq_utils.import_user_module
     if getattr(original, "accepts_own_user_dir", False):
         return
 
     @functools.wraps(original)
-    def import_user_module(args: Any) -> None:
+    def import_user_module(args: argparse.Namespace) -> None:
         user_dir = getattr(args, "user_dir", None)
         if user_dir is not None and (_is_this_package(user_dir) or _has_only_its_name(user_dir)):
             return
@@ -80,7 +81,7 @@ def _is_this_package(user_dir: str) -> bool:
 
 
 def _has_only_its_name(user_dir: str) -> bool:
-    """Whether this is a folder of this package's name that is no package: Python prefers the one that is installed."""
+    """Whether this is a folder of this package's name that is no package: Python imports the installed one."""
     path = os.path.abspath(user_dir)
     is_package = os.path.exists(os.path.join(path, "__init__.py"))
     if os.path.basename(path) != os.path.basename(PACKAGE_DIR) or not os.path.isdir(path) or is_package:
@@ -102,10 +103,11 @@ def is_fairseq_command() -> bool:
 
 
 def _report_user_errors_in_one_line() -> None:
-    """Let fairseq's commands show errors that this package raises for the user in one line, not as a traceback."""
+    """Let fairseq's commands print errors that this package raises for the user in one line, not as a traceback."""
     if not is_fairseq_command():
         return
-    program, previous = os.path.basename(sys.argv[0]), sys.excepthook
+    program = os.path.basename(sys.argv[0])
+    previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
         text = _text_for_user(error.with_traceback(traceback))
@@ -120,19 +122,19 @@ def _report_user_errors_in_one_line() -> None:
 def _stop_loading_before_exit() -> None:
     """Let fairseq's background loader finish its batch before Python exits.
 
-    After a run that ends in the middle of an epoch, Python kills that thread when it returns from torch, whose C++ code
-    then aborts the process: a complete, saved run ends with exit status 134.
+    After a run that ends in the middle of an epoch, Python kills that thread when it returns from torch. The C++ code
+    of torch then aborts the process: a complete, saved run ends with exit status 134.
     """
     original = iterators.BackgroundConsumer
     if getattr(original, "stops_before_exit", False):
         return
     exiting = threading.Event()
-    consumers: weakref.WeakSet[Any] = weakref.WeakSet()
+    consumers: weakref.WeakSet[iterators.BackgroundConsumer] = weakref.WeakSet()
 
     class BackgroundConsumer(original):  # type: ignore[misc,valid-type]
         stops_before_exit = True
 
-        def __init__(self, queue: Any, source: Any, *args: Any) -> None:
+        def __init__(self, queue: queue.Queue[object], source: Iterable[object], *args: object) -> None:
             super().__init__(queue, itertools.takewhile(lambda _: not exiting.is_set(), source), *args)
             consumers.add(self)
 
@@ -154,34 +156,36 @@ def _text_for_user(error: BaseException) -> str | None:
     """The text of an error that this package raised for the user, or of one about a file whoever raised it."""
     if isinstance(error, ProcessRaisedException):
         return _text_of_rank(str(error))
-    own = _own_error(error)
-    if own is None and isinstance(error, OSError) and error.filename:
-        own = error
-    if isinstance(own, OSError) and own.filename:
-        return f"{own.filename}: {own.strerror}"
-    return None if own is None else str(own)
+    shown = _error_of_package(error)
+    if shown is None and isinstance(error, OSError) and error.filename:
+        shown = error
+    if isinstance(shown, OSError) and shown.filename:
+        return f"{shown.filename}: {shown.strerror}"
+    return None if shown is None else str(shown)
 
 
 def _text_of_rank(printed: str) -> str | None:
-    """As :func:`_own_error`, from the tracebacks that a process left, the cause first."""
+    """As :func:`_error_of_package`, from the tracebacks that a process printed, the cause first."""
     for traceback in printed.split("Traceback (most recent call last):\n")[1:]:
         frames: list[str] = []
         text: list[str] = []
         for line in traceback.partition("\n\n")[0].splitlines():
             (frames if line.startswith(" ") else text).append(line)
         files = [line for line in frames if line.startswith('  File "')]
-        name, _, said = " ".join(text).partition(": ")
+        name, _, message = " ".join(text).partition(": ")
         kind = getattr(builtins, name, None)
-        own = files and files[-1].startswith(f'  File "{PACKAGE_DIR}{os.sep}')
-        if own and isinstance(kind, type) and issubclass(kind, (ValueError, OSError)):
-            return said
+        from_package = files and files[-1].startswith(f'  File "{PACKAGE_DIR}{os.sep}')
+        if from_package and isinstance(kind, type) and issubclass(kind, (ValueError, OSError)):
+            return message
     return None
 
 
-def _own_error(error: BaseException | None) -> BaseException | None:
+def _error_of_package(error: BaseException | None) -> BaseException | None:
     """This error or one of its causes, if this package raised it; fairseq replaces some by a general one."""
-    found = (one for one in causes(error) if isinstance(one, (ValueError, OSError)) and _raised_here(one.__traceback__))
-    return next(found, None)
+    for cause in causes(error):
+        if isinstance(cause, (ValueError, OSError)) and _raised_here(cause.__traceback__):
+            return cause
+    return None
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -200,7 +204,7 @@ def _raised_here(traceback: types.TracebackType | None) -> bool:
 
 
 @contextmanager
-def open_config(cfg: Any) -> Iterator[Any]:
+def open_config(cfg: FairseqDataclass) -> Iterator[FairseqDataclass]:
     """Allow adding fields to ``cfg``: a Namespace (command line) always allows it, a DictConfig (Hydra) is opened."""
     if not OmegaConf.is_config(cfg):
         yield cfg
@@ -212,8 +216,8 @@ def open_config(cfg: Any) -> Iterator[Any]:
         OmegaConf.set_struct(cfg, True)
 
 
-# Warnings of calls that fairseq makes, and no user can change: how they begin, their categories, and how the name of
-# the module begins that they are attributed to
+# Warnings about calls that fairseq makes and no user can change: their beginnings, their categories, and the beginnings
+# of the names of the modules that they are attributed to
 OLD_CALLS = (
     (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, "hydra"),
     (r"\s*The version_base parameter is not specified", UserWarning, "hydra"),

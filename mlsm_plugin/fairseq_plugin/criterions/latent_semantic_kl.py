@@ -1,16 +1,19 @@
 """The MLSM loss: KL divergence from the sparse code of a masked token (Berend, ACL Findings 2023)."""
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from fairseq import utils
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.losses.latent_semantic import LATENT_LOSSES, check_weights, latent_semantic_terms
+from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput, Sample
 from mlsm_plugin.fairseq_plugin.compat.model_parts import project_masked
 from mlsm_plugin.fairseq_plugin.compat.training_options import NO_LATENT_HEAD
 from mlsm_plugin.fairseq_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
@@ -38,14 +41,14 @@ class LatentSemanticKlCriterion(SummedCriterion):
     """``latent_weight`` x KL + ``mlm_weight`` x MLM cross entropy, each a mean over its own tokens.
 
     The KL counts masked tokens that have a code, the cross entropy all masked tokens. The sample size is the first of
-    the two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second, so that both are
-    means after fairseq's division. With ``latent_weight`` 0, the loss and its sample size are those of ``masked_lm``.
-    With ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x max(0, 1 - u / N); in
-    validation it is always ``latent_weight``, so that the losses compare. ValueError if a weight is out of range, or
-    nothing is left to train when ``latent_updates`` are over.
+    the two counts. The cross entropy of a batch is multiplied by the ratio of the first to the second: after fairseq's
+    division, both are means. With ``latent_weight`` 0, the loss and its sample size are those of ``masked_lm``. With
+    ``latent_updates`` N, the weight in training after ``u`` updates is ``latent_weight`` x max(0, 1 - u / N); in
+    validation it is always ``latent_weight``, which keeps the losses comparable. ValueError if a weight is out of
+    range, or nothing is left to train after ``latent_updates``.
     """
 
-    def __init__(self, cfg: LatentSemanticKlConfig, task: Any) -> None:
+    def __init__(self, cfg: LatentSemanticKlConfig, task: FairseqTask) -> None:
         super().__init__(task)
         check_weights(cfg.latent_weight, cfg.mlm_weight)
         if cfg.latent_updates is not None and (cfg.latent_updates < 1 or cfg.mlm_weight == 0):
@@ -53,7 +56,8 @@ class LatentSemanticKlCriterion(SummedCriterion):
                 "--latent-updates must be at least 1, and needs --mlm-weight above 0 for the updates that follow; got "
                 f"--latent-updates {cfg.latent_updates} --mlm-weight {cfg.mlm_weight}"
             )
-        self._whole_weight, self._latent_updates = cfg.latent_weight, cfg.latent_updates
+        self._initial_weight = cfg.latent_weight
+        self._latent_updates = cfg.latent_updates
         self._num_updates = 0
         self.mlm_weight = cfg.mlm_weight
         self.latent_target = str(cfg.latent_target)
@@ -66,14 +70,16 @@ class LatentSemanticKlCriterion(SummedCriterion):
     def latent_weight(self) -> float:
         """The weight of the latent-semantic loss now."""
         if self._latent_updates is None or not self.training:
-            return self._whole_weight
-        return self._whole_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
+            return self._initial_weight
+        return self._initial_weight * max(0.0, 1 - self._num_updates / self._latent_updates)
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
+    def forward(
+        self, model: BaseFairseqModel, sample: Sample, reduce: bool = True
+    ) -> tuple[Tensor, int | Tensor, LoggingOutput]:
         """The loss summed over tokens, the sample size, and the logging output; ValueError without a latent head."""
         latent_weight = self.latent_weight
         targets, number, token_logits, extra = project_masked(
-            *(model, sample, self.padding_idx), project_tokens=self.mlm_weight > 0, project_atoms=latent_weight > 0
+            model, sample, self.padding_idx, project_tokens=self.mlm_weight > 0, project_atoms=latent_weight > 0
         )
         if latent_weight > 0 and "atom_logits" not in extra:
             raise ValueError(NO_LATENT_HEAD)
@@ -97,17 +103,19 @@ class LatentSemanticKlCriterion(SummedCriterion):
             "sample_size": terms.sample_size,
         }
         if terms.latent is not None and terms.nonzeros is not None:
-            coded = {"num_coded": terms.sample_size, "num_nonzeros": terms.nonzeros.sum()}
-            logging_output.update(latent_loss=terms.latent.sum(), **coded)
+            logging_output["latent_loss"] = terms.latent.sum()
+            logging_output["num_coded"] = terms.sample_size
+            logging_output["num_nonzeros"] = terms.nonzeros.sum()
         if terms.mlm_sum is not None:
             logging_output["mlm_loss"] = terms.mlm_sum
         return terms.loss, terms.sample_size, logging_output
 
     @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+    def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
         """Log means over the tokens of the updates, in bits as fairseq does: ``kl`` too, which is computed in nats."""
         means = LoggedMeans(logging_outputs)
-        masked, coded = means.total("num_masked"), means.total("num_coded")
+        masked = means.total("num_masked")
+        coded = means.total("num_coded")
         means.log("loss", "loss", means.total("sample_size"), unit=BIT)
         if means.has("latent_loss"):
             means.log("kl", "latent_loss", coded, unit=BIT)

@@ -1,10 +1,12 @@
 """Criterions whose logging outputs are summed, and means over those of several batches and workers."""
 
 import math
-from typing import Any
 
 from fairseq.criterions import FairseqCriterion
 from fairseq.logging import metrics
+from torch import Tensor
+
+from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput
 
 BIT = math.log(2)  # in nats
 
@@ -20,18 +22,18 @@ class SummedCriterion(FairseqCriterion):
 class LoggedMeans:
     """Logs sums over all batches and workers of an update, divided by counts over them; some may lack some keys."""
 
-    def __init__(self, logging_outputs: list[dict[str, Any]]) -> None:
+    def __init__(self, logging_outputs: list[LoggingOutput]) -> None:
         self.logging_outputs = logging_outputs
 
     def has(self, key: str) -> bool:
         """Whether any logging output has ``key``."""
         return any(key in log for log in self.logging_outputs)
 
-    def total(self, key: str) -> Any:
+    def total(self, key: str) -> float | Tensor:
         """The sum of ``key`` over all logging outputs."""
         return sum(log.get(key, 0) for log in self.logging_outputs)
 
-    def log(self, name: str, key: str, count: Any, *, unit: float = 1.0, digits: int = 3) -> None:
+    def log(self, name: str, key: str, count: float | Tensor, *, unit: float = 1.0, digits: int = 3) -> None:
         """Log the sum of ``key``, divided by ``count`` and ``unit``, as ``name``.
 
         If nothing was counted, 0 is logged with weight 0, since other metrics may be derived from it.

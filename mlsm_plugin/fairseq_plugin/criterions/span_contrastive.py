@@ -1,11 +1,13 @@
 """The NPM loss: the two ends of a masked span are retrieved from the tokens of other sequences (Min et al., 2022)."""
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from mlsm_plugin.core.files.settings import option
@@ -20,6 +22,7 @@ from mlsm_plugin.core.losses.span_contrastive import (
     without_spans,
 )
 from mlsm_plugin.core.losses.zero_gradients import zero_with_gradient
+from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput, Sample
 from mlsm_plugin.fairseq_plugin.compat.model_parts import lm_head
 from mlsm_plugin.fairseq_plugin.compat.rank_gather import (
     gather_rows,
@@ -59,7 +62,7 @@ class SpanContrastiveCriterion(SummedCriterion):
     ``negative_group_size`` is given without ``negatives_across_ranks``.
     """
 
-    def __init__(self, cfg: SpanContrastiveConfig, task: Any) -> None:
+    def __init__(self, cfg: SpanContrastiveConfig, task: FairseqTask) -> None:
         super().__init__(task)
         if not hasattr(task.cfg, "span_mode"):
             raise ValueError("--criterion span_contrastive needs --task nonparametric_masked_lm, which masks its spans")
@@ -73,17 +76,24 @@ class SpanContrastiveCriterion(SummedCriterion):
         self.single = str(task.cfg.span_mode) == "single"
         self.masks = sorted({task.mask_idx, *task.span_masks})
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
+    def forward(
+        self, model: BaseFairseqModel, sample: Sample, reduce: bool = True
+    ) -> tuple[Tensor, Tensor, LoggingOutput]:
         features, key_features, key_tokens = self._encode(model, sample)
         content = is_content(key_tokens, self.dictionary)
         for mask in self.masks:
             content &= key_tokens != mask
         spans = sample["spans"]
         if sample.get("is_dummy"):  # it stands in for a batch on a rank that has none left
-            content, spans = torch.zeros_like(content), without_spans(spans)
+            content = torch.zeros_like(content)
+            spans = without_spans(spans)
         keys, tokens, first = self._gathered(key_features, key_tokens.masked_fill(~content, NO_KEY), content)
         terms = span_batch_terms(
-            *(features, keys, tokens, spans, span_ngrams(sample["context"]["src_tokens"], spans)),
+            features,
+            keys,
+            tokens,
+            spans,
+            span_ngrams(sample["context"]["src_tokens"], spans),
             first=first,
             single=self.single,
             similarity=str(self.cfg.similarity),
@@ -101,22 +111,24 @@ class SpanContrastiveCriterion(SummedCriterion):
             "num_spans": len(spans["length"]),
             "num_masked": spans["length"].sum(),
             **found_spans(terms),
-            **{f"{name}_loss": term.loss.detach() for name, term in terms.items()},
         }
+        for name, term in terms.items():
+            logging_output[f"{name}_loss"] = term.loss.detach()
         return loss, sample_size, logging_output
 
-    def _encode(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode(self, model: BaseFairseqModel, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden states of the masked sequences, and the hidden states and ids of the sequences with the keys."""
-        masked, context = sample["net_input"]["src_tokens"], sample["context"]["src_tokens"]
+        masked = sample["net_input"]["src_tokens"]
+        context = sample["context"]["src_tokens"]
         if sample["mask_context"]:
             features = model(masked, features_only=True)[0]
             return features, features, masked
-        both = stacked(masked, context, self.padding_idx)
-        features, key_features = model(both, features_only=True)[0].chunk(2)
+        sequences = stacked(masked, context, self.padding_idx)
+        features, key_features = model(sequences, features_only=True)[0].chunk(2)
         return features, key_features[:, : context.size(1)], context
 
     def _gathered(self, key_features: Tensor, tokens: Tensor, content: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Keys ``(m, d)``, ids of all sequences ``(S, T)``, and the number of the first own sequence."""
+        """Keys ``(m, d)``, ids of all sequences ``(S, T)``, and the number of the first sequence of this rank."""
         keys = key_features[content]
         if not self.cfg.negatives_across_ranks:
             return keys, tokens, 0
@@ -126,10 +138,11 @@ class SpanContrastiveCriterion(SummedCriterion):
         return gather_rows_with_gradient(keys, group)[0], tokens, first
 
     @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+    def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
         """Log means over the spans of all workers; losses in bits (base 2) as fairseq does."""
         means = LoggedMeans(logging_outputs)
-        counted, groups = means.total("sample_size"), means.total("num_groups")
+        counted = means.total("sample_size")
+        groups = means.total("num_groups")
         means.log("loss", "loss", counted, unit=BIT)
         for end in ("start", "end"):
             if means.has(f"{end}_loss"):

@@ -2,13 +2,15 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from fairseq import utils
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from mlsm_plugin.core.losses.token_contrastive import (
     sample_pairs,
     unit_rows,
 )
+from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput, Sample
 from mlsm_plugin.fairseq_plugin.compat.model_parts import first_and_last_states, project_masked
 from mlsm_plugin.fairseq_plugin.compat.rank_gather import gather_rows, sum_over_ranks
 from mlsm_plugin.fairseq_plugin.criterions.logged_means import BIT, LoggedMeans, SummedCriterion
@@ -59,7 +62,7 @@ class TokenContrastiveCriterion(SummedCriterion):
     or an option is out of range.
     """
 
-    def __init__(self, cfg: TokenContrastiveConfig, task: Any) -> None:
+    def __init__(self, cfg: TokenContrastiveConfig, task: FairseqTask) -> None:
         super().__init__(task)
         if not getattr(task, "announces_updates", False):
             raise ValueError(
@@ -73,7 +76,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         self._anchor_scale: Optional[float] = None  # noqa: UP045
         self._warned = False
 
-    def begin_update(self, batches: list[Any], update_num: int, *, device: torch.device) -> None:
+    def begin_update(self, batches: list[Sample], update_num: int, *, device: torch.device) -> None:
         """Count the masked tokens and the anchors of an update, after ``update_num``. All ranks have to call it.
 
         ``batches`` are those of this rank, empty ones if it has none left; the same number on all ranks. ``device`` is
@@ -87,7 +90,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         self._anchor_scale = max(num_masked, 1.0) / max(num_anchors, 1.0)
         self._update_num = update_num
 
-    def _counts(self, batch: Any) -> Tensor:
+    def _counts(self, batch: Sample) -> Tensor:
         """The numbers of masked tokens, of possible anchors and of sequences with content: (3,) float64."""
         if not batch:
             return torch.zeros(3, dtype=torch.float64)
@@ -100,22 +103,25 @@ class TokenContrastiveCriterion(SummedCriterion):
         """Whether the contrastive loss is trained."""
         return self.cfg.contrastive_weight > 0
 
-    def contrasted_counts(self, batch: Any) -> tuple[int, int]:
+    def contrasted_counts(self, batch: Sample) -> tuple[int, int]:
         """How many anchors of a batch have a positive and negatives, and how many there are."""
         valid, masked = self._valid_and_masked(batch)
         _, with_positive, num_sequences = self._counts(batch).tolist()
         has_negatives = num_sequences > 1 or self.cfg.negatives_across_ranks
         return int(with_positive) * has_negatives, int(self.contrast.anchors_in(valid, masked).sum())
 
-    def _valid_and_masked(self, sample: Any) -> tuple[Tensor, Tensor]:
+    def _valid_and_masked(self, sample: Sample) -> tuple[Tensor, Tensor]:
         """Which tokens may be compared, those that are known, and which are masked: (B, T) bool each."""
         masked = sample["target"].ne(self.padding_idx)
         original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
         return is_known(original, self.dictionary), masked
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
+    def forward(
+        self, model: BaseFairseqModel, sample: Sample, reduce: bool = True
+    ) -> tuple[Tensor, int | Tensor, LoggingOutput]:
         valid, masked = self._valid_and_masked(sample)
         targets, num_masked, logits, extra = project_masked(model, sample, self.padding_idx, return_all_hiddens=True)
+        assert logits is not None
         embedded, encoded = first_and_last_states(model, extra)
         semantics = encoded.float() - embedded.float()  # (B, T, d)
         mlm = token_cross_entropy(logits, targets, ignored=self.padding_idx).sum()
@@ -125,7 +131,7 @@ class TokenContrastiveCriterion(SummedCriterion):
         terms = self._contrast(semantics if weight > 0 else semantics.detach(), valid, masked, sample)
         num_anchors = len(terms.losses)
         num_possible = self.contrast.anchors_in(valid, masked).sum()
-        scale: Any = max(int(num_masked), 1) / max(num_anchors, 1)
+        scale = max(int(num_masked), 1) / max(num_anchors, 1)
         if model.training and self._anchor_scale is not None:
             scale = self._anchor_scale
         loss = mlm + weight * scale * terms.loss if weight > 0 else mlm
@@ -145,15 +151,24 @@ class TokenContrastiveCriterion(SummedCriterion):
         }
         return loss, num_masked, logging_output
 
-    def _contrast(self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: dict[str, Any]) -> ContrastiveTerms:
-        cfg, generator = self.cfg, self._generator(sample, semantics.device)
+    def _contrast(self, semantics: Tensor, valid: Tensor, masked: Tensor, sample: Sample) -> ContrastiveTerms:
+        cfg = self.cfg
+        generator = self._generator(sample, semantics.device)
         anchors = self.contrast.anchors_in(valid, masked)
-        how: Any = {"window": cfg.positive_window, "num_negatives": cfg.negatives, "generator": generator}
         keys = None
+        pool_size = None
+        first = 0
         if cfg.negatives_across_ranks:
             keys, first = gather_rows(unit_rows(semantics[valid]))
-            how |= {"pool_size": len(keys), "first": first}
-        positive, negative = sample_pairs(valid, **how)
+            pool_size = len(keys)
+        positive, negative = sample_pairs(
+            valid,
+            window=cfg.positive_window,
+            num_negatives=cfg.negatives,
+            generator=generator,
+            pool_size=pool_size,
+            first=first,
+        )
         if not self._warned and bool(valid.any()) and bool((negative == NONE).all()):
             self._warned = True
             logger.warning(
@@ -163,14 +178,14 @@ class TokenContrastiveCriterion(SummedCriterion):
             )
         return contrastive_terms(semantics, anchors, positive, negative, temperature=cfg.temperature, keys=keys)
 
-    def _generator(self, sample: dict[str, Any], device: torch.device) -> torch.Generator:
+    def _generator(self, sample: Sample, device: torch.device) -> torch.Generator:
         """A generator that depends only on the seed, the update (in validation: not on the update) and the batch."""
         first_id = int(sample["id"].flatten()[0]) if len(sample["id"]) else 0
         update_num = self._update_num if self.training else 0
         return generator_of(self.cfg.seed, update_num, int(self.training), first_id, device=device)
 
     @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+    def reduce_metrics(logging_outputs: list[LoggingOutput]) -> None:
         """Log means over the tokens of the updates; losses are in bits (base 2) as fairseq does."""
         means = LoggedMeans(logging_outputs)
         anchors = means.total("num_anchors")

@@ -1,16 +1,16 @@
-"""Texts whose spans are drawn anew in every epoch: for span denoising, and in groups for NPM."""
+"""Texts whose spans are redrawn in every epoch: for span denoising, and in groups for NPM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from fairseq.data import FairseqDataset
 
 from mlsm_plugin.core.masking.span_corruption import SpanNoise, collate_spans, corrupt_spans
 from mlsm_plugin.core.masking.span_groups import SpanMasking, collate_groups, draw_spans
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses, word_boundaries
-from mlsm_plugin.fairseq_plugin.compat.batches import WholeEpochsDataset
+from mlsm_plugin.fairseq_plugin.compat.batches import Sample, WholeEpochsDataset
 from mlsm_plugin.fairseq_plugin.data.token_blocks import SizedDataset
 
 # factor by which the density rises if a source is too long because its noise is whole words, or no unknown tokens
@@ -55,9 +55,18 @@ class Corruption:
     def _written(
         self, tokens: np.ndarray, density: float, word_begins: np.ndarray | None, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        how: dict[str, Any] = {"sentinels": self.sentinels, "eos": self.eos, "rng": rng, "unk": self.unk}
-        how |= {**vars(self.noise), "noise_density": density}
-        return corrupt_spans(tokens, word_begins=word_begins, **how)
+        return corrupt_spans(
+            tokens,
+            sentinels=self.sentinels,
+            eos=self.eos,
+            noise_density=density,
+            mean_span_length=self.noise.mean_span_length,
+            rng=rng,
+            rotate=self.noise.rotate,
+            closing_sentinel=self.noise.closing_sentinel,
+            word_begins=word_begins,
+            unk=self.unk,
+        )
 
 
 class WithoutEos(SizedDataset):
@@ -68,16 +77,17 @@ class WithoutEos(SizedDataset):
     ValueError if a sentence does not end in EOS.
     """
 
-    def __init__(self, dataset: Any, eos: int, *, keep_boundaries: bool = False) -> None:
+    def __init__(self, dataset: FairseqDataset, eos: int, *, keep_boundaries: bool = False) -> None:
         super().__init__()
         if int(dataset[0][-1]) != eos:
             raise ValueError("the sentences of the binarized dataset do not end in </s>; write it with `mlsm binarize`")
         sizes = np.asarray(dataset.sizes).astype(np.int64) - 1
-        self.dataset, self.boundary_size = dataset, int(sizes.max()) + 1
+        self.dataset = dataset
+        self.boundary_size = int(sizes.max()) + 1
         self._numbers = np.arange(len(sizes)) if keep_boundaries else np.flatnonzero(sizes)
         self.sizes = np.where(sizes == 0, self.boundary_size, sizes)[self._numbers]
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> torch.Tensor:
         return self.dataset[int(self._numbers[index])][:-1]
 
     @property
@@ -89,14 +99,17 @@ class WithoutEos(SizedDataset):
 
 
 class DrawnAnewDataset(WholeEpochsDataset):
-    """Samples whose spans are drawn anew in every epoch, and with ``shuffle`` their order.
+    """Samples whose spans, and with ``shuffle`` whose order, are redrawn in every epoch.
 
     ``sizes`` ``(n,)``, which ``--max-tokens`` limits, are the numbers of tokens of the samples, and ``lengths``
     ``(n, k)``, which the model's positions limit, those of their k texts.
     """
 
     def __init__(self, sizes: np.ndarray, lengths: np.ndarray, *, shuffle: bool) -> None:
-        self.sizes, self.lengths, self.shuffle, self.epoch = sizes, lengths, shuffle, 1
+        self.sizes = sizes
+        self.lengths = lengths
+        self.shuffle = shuffle
+        self.epoch = 1
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -112,10 +125,12 @@ class DrawnAnewDataset(WholeEpochsDataset):
         return self.sizes[indices]
 
     def size(self, index: int) -> int | tuple[int, ...]:
-        first, *more = map(int, self.lengths[index])
-        return (first, *more) if more else first
+        lengths = tuple(map(int, self.lengths[index]))
+        return lengths if len(lengths) > 1 else lengths[0]
 
-    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
+    def filter_indices_by_size(
+        self, indices: np.ndarray, max_sizes: int | tuple[int, ...]
+    ) -> tuple[np.ndarray, list[int]]:
         """The indices of samples that fit, and the other indices."""
         fits = (self.lengths[indices] <= np.asarray(max_sizes)).all(axis=1)
         return indices[fits], indices[~fits].tolist()
@@ -126,30 +141,31 @@ class DrawnAnewDataset(WholeEpochsDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return False  # fairseq seeds the order by the epoch, so a resumed run must not keep that of the first
+        return False  # fairseq seeds the order by the epoch; a resumed run must not keep that of the first epoch
 
 
 class SpanDenoisingDataset(DrawnAnewDataset):
-    """Blocks of text whose spans are corrupted anew in every epoch, in batches of similar length.
+    """Blocks of text with other corrupted spans in every epoch, in batches of similar length.
 
     ``blocks`` holds the ids of each block, without EOS; ``blocks.sizes`` has their lengths, 2 or more. With ``shuffle``
-    the order of blocks of equal length is drawn anew in every epoch, too.
+    the order of blocks of equal length is redrawn in every epoch, too.
     """
 
-    def __init__(self, blocks: Any, corruption: Corruption, *, shuffle: bool) -> None:
+    def __init__(self, blocks: FairseqDataset, corruption: Corruption, *, shuffle: bool) -> None:
         sizes, inverse = np.unique(np.asarray(blocks.sizes), return_inverse=True)
         of_size = [corruption.noise.lengths(int(size), len(corruption.sentinels)) for size in sizes]
         # (n, 2): maximum lengths of sources and targets
         lengths = np.array(of_size, dtype=np.int64).reshape(-1, 2)[inverse]
         super().__init__(lengths.max(axis=1), lengths, shuffle=shuffle)
-        self.blocks, self.corruption = blocks, corruption
+        self.blocks = blocks
+        self.corruption = corruption
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         rng = np.random.default_rng([self.corruption.seed, self.epoch, int(index)])
         source, target = self.corruption.apply(self.blocks[index].numpy().astype(np.int64), rng)
         return {"id": index, "source": source, "target": target}
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    def collater(self, samples: list[Sample]) -> Sample:
         """A batch for an encoder-decoder.
 
         Returns:
@@ -174,7 +190,7 @@ class SpanDenoisingDataset(DrawnAnewDataset):
         }
 
     def ordered_indices(self) -> np.ndarray:
-        """Indices ordered by the length of the source, then of the target, so that batches have little padding."""
+        """Indices ordered by the length of the source, then of the target, which keeps padding small."""
         indices = super().ordered_indices()
         for side in (1, 0):
             indices = indices[np.argsort(self.lengths[indices, side], kind="stable")]
@@ -182,22 +198,27 @@ class SpanDenoisingDataset(DrawnAnewDataset):
 
 
 class SpanGroupsDataset(DrawnAnewDataset):
-    """Groups of blocks; an item is a group with its masked spans, drawn anew in every epoch.
+    """Groups of blocks; an item is a group with its masked spans, which are redrawn in every epoch.
 
     ``blocks`` holds the ids of each block, and ``blocks.sizes`` their lengths; ``groups`` are the numbers of the blocks
-    of each group. With ``shuffle`` their order is drawn anew in every epoch, too.
+    of each group. With ``shuffle`` their order is redrawn in every epoch, too.
     """
 
-    def __init__(self, blocks: Any, groups: list[np.ndarray], masking: SpanMasking, *, shuffle: bool) -> None:
-        of_groups = [np.asarray(blocks.sizes)[group] for group in groups]
-        sizes, longest = (np.array([int(length(own)) for own in of_groups]) for length in (np.sum, np.max))
+    def __init__(
+        self, blocks: FairseqDataset, groups: list[np.ndarray], masking: SpanMasking, *, shuffle: bool
+    ) -> None:
+        lengths_of_groups = [np.asarray(blocks.sizes)[group] for group in groups]
+        sizes = np.array([int(np.sum(lengths)) for lengths in lengths_of_groups])
+        longest = np.array([int(np.max(lengths)) for lengths in lengths_of_groups])
         super().__init__(sizes, longest[:, None], shuffle=shuffle)
-        self.blocks, self.groups, self.masking = blocks, groups, masking
+        self.blocks = blocks
+        self.groups = groups
+        self.masking = masking
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         sequences = [self.blocks[int(block)].numpy() for block in self.groups[index]]
         return draw_spans(sequences, self.masking, epoch=self.epoch, index=index)
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    def collater(self, samples: list[Sample]) -> Sample:
         """A batch of groups, see :func:`collate_groups`."""
         return collate_groups(samples, self.masking) if samples else {}

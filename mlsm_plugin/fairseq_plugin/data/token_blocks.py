@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary, FairseqDataset, PrependTokenDataset, TokenBlockDataset, data_utils
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
+from fairseq.dataclass import FairseqDataclass
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, sha256_of_files
 from mlsm_plugin.core.files.json_checks import check_json, fields, text
@@ -41,11 +41,11 @@ class SizedDataset(FairseqDataset):
 class BlockPiecesDataset(SizedDataset):
     """The blocks of a text, in order; a block of more than ``max_tokens`` tokens becomes several items.
 
-    fairseq's blocks end where sentences end, so that a long sentence makes a block longer than requested. Such a block
-    is cut after every ``max_tokens`` tokens, and its last piece holds the rest: each token is in exactly one item.
+    fairseq's blocks end where sentences end: a long sentence makes a block longer than requested. Such a block is cut
+    after every ``max_tokens`` tokens, and its last piece holds the rest: each token is in exactly one item.
 
-    An item has at least ``min_tokens``, at most ``max_tokens``: a last piece takes missing tokens from the piece before
-    it, and a block of fewer tokens is left out.
+    An item has at least ``min_tokens`` and at most ``max_tokens``: a last piece that is too short takes tokens from the
+    piece before it, and a block of fewer tokens is left out.
 
     Attributes:
         block_starts: flat position of the first token of each block, ``(n_blocks,)`` int64, ascending.
@@ -55,7 +55,9 @@ class BlockPiecesDataset(SizedDataset):
     def __init__(self, blocks: TokenBlockDataset, max_tokens: int, *, min_tokens: int = 1) -> None:
         super().__init__()
         assert 0 < min_tokens <= max_tokens
-        self.blocks, self.max_tokens, self.min_tokens = blocks, max_tokens, min_tokens
+        self.blocks = blocks
+        self.max_tokens = max_tokens
+        self.min_tokens = min_tokens
         self.block_starts, ends = slices_of(blocks).T.copy()
         self.block_sizes = ends - self.block_starts
         pieces = np.where(self.block_sizes < min_tokens, 0, -(-self.block_sizes // max_tokens))
@@ -104,7 +106,7 @@ def folders_of(data: PathLike) -> list[str]:
 
 
 def differ_in_tokenizer(first: PathLike, second: PathLike) -> bool:
-    """Whether two folders have different tokenizers; where one has none, ``binarize.json`` in both of them decides."""
+    """Whether two folders have different tokenizers; if one has none, ``binarize.json`` in both of them decides."""
     fingerprints = [tokenizer_fingerprint(folder) for folder in (first, second)]
     if None in fingerprints:
         fingerprints = [_binarized_with(Path(folder, SUMMARY_NAME)) for folder in (first, second)]
@@ -112,18 +114,18 @@ def differ_in_tokenizer(first: PathLike, second: PathLike) -> bool:
 
 
 def _binarized_with(summary: Path) -> str | None:
-    """The fingerprint of the tokenizer that `mlsm binarize` has written down; None: it has not."""
+    """The fingerprint of the tokenizer that `mlsm binarize` has recorded; None: it has not."""
     if not summary.is_file():
         return None
     figures = check_json(read_json(summary), fields({"tokenizer_sha256": text}), summary)
     return str(figures["tokenizer_sha256"])
 
 
-def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> Any:
+def load_split(path: str, dictionary: Dictionary, *, combine: bool = False) -> FairseqDataset:
     """Load the memory-mapped binarized split at ``path`` (``DATA_BIN/train``), with ``combine`` also ``train1``, ...
 
-    ``dictionary`` says what its ids mean, perhaps with symbols that a task adds at its end. Warns if more than 1 % of
-    its tokens are unknown. FileNotFoundError if the split does not exist, ValueError if it is empty, damaged, or its
+    ``dictionary`` has the symbols of its ids, perhaps with symbols that a task adds at its end. Warns if more than 1 %
+    of its tokens are unknown. FileNotFoundError if the split does not exist, ValueError if it is empty, damaged, or its
     folder has another vocabulary.
     """
     _check_vocabulary(path, dictionary)
@@ -148,8 +150,8 @@ def _check_vocabulary(path: str, dictionary: Dictionary) -> None:
     """Raise ValueError if the folder of a split has a ``dict.txt`` with other symbols."""
     folder = os.path.dirname(path)
     if os.path.isfile(os.path.join(folder, DICTIONARY_NAME)):
-        own = symbols_of_dataset(folder).symbols
-        if own != dictionary.symbols[: len(own)]:
+        symbols = symbols_of_dataset(folder).symbols
+        if symbols != dictionary.symbols[: len(symbols)]:
             raise ValueError(
                 f"{folder} has another vocabulary than the model or the first folder of the data: the symbols of "
                 f"{DICTIONARY_NAME} differ, and the same ids mean other pieces; binarize all text with one tokenizer"
@@ -175,13 +177,14 @@ def check_is_coded(split: PathLike, codes: PathLike) -> None:
     )
 
 
-def check_codes_belong_to(split: PathLike, meta: Mapping[str, Any], codes: PathLike) -> None:
+def check_codes_belong_to(split: PathLike, meta: Mapping[str, object], codes: PathLike) -> None:
     """Raise ValueError unless the codes in a folder, with this ``meta``, were made from a split, ``DATA_BIN/train``."""
     expected = check_json(meta, CORPUS_CHECK, f"{codes}/meta.json")["fingerprints"]["split"]
-    if (found := split_fingerprint(split)) != expected:
+    fingerprint = split_fingerprint(split)
+    if fingerprint != expected:
         raise ValueError(
             f"the codes in {codes} were made from another dataset (SHA-256 {expected[:12]}) than "
-            f"{split}.bin ({found[:12]}); run `mlsm encode` again"
+            f"{split}.bin ({fingerprint[:12]}); run `mlsm encode` again"
         )
 
 
@@ -193,7 +196,7 @@ def load_dictionary(data_bin: PathLike) -> Dictionary:
 
 
 def is_content(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-    """Which of ``tokens`` (any shape) are no special ones, as BOS, EOS and padding are, as bool; only those are coded.
+    """Which of ``tokens`` (any shape) are not special, such as BOS, EOS and padding: bool; only those are coded.
 
     Unknown tokens are content.
     """
@@ -210,7 +213,7 @@ def is_known(tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
 
 
 def cut_into_blocks(
-    dataset: Any, *, dictionary: Dictionary, tokens_per_sample: int, sample_break_mode: str, bos: int
+    dataset: FairseqDataset, *, dictionary: Dictionary, tokens_per_sample: int, sample_break_mode: str, bos: int
 ) -> PrependTokenDataset:
     """Cut a split into blocks of at most ``tokens_per_sample`` tokens, each beginning with ``bos``, as masked_lm does.
 
@@ -227,12 +230,15 @@ def cut_into_blocks(
     return PrependTokenDataset(BlockPiecesDataset(blocks, tokens_per_sample - 1), bos)
 
 
-def training_samples(dataset: Any, *, split: str, cfg: Any, dictionary: Dictionary, bos: int) -> PrependTokenDataset:
-    """The samples of a task like masked_lm: shortened as its ``cfg`` says, then cut into blocks.
+def training_samples(
+    dataset: FairseqDataset, *, split: str, cfg: FairseqDataclass, dictionary: Dictionary, bos: int
+) -> PrependTokenDataset:
+    """The samples of a task like masked_lm: shortened according to its ``cfg``, then cut into blocks.
 
     The dataset has the tokens of the split, or their positions (``bos`` is then ``NO_POSITION``).
     """
-    length, mode = cfg.tokens_per_sample, cfg.sample_break_mode
-    shortened = (cfg.shorten_data_split_list, cfg.shorten_method, length, cfg.seed)
-    dataset = maybe_shorten_dataset(dataset, split, *shortened)
-    return cut_into_blocks(dataset, dictionary=dictionary, tokens_per_sample=length, sample_break_mode=mode, bos=bos)
+    length = cfg.tokens_per_sample
+    dataset = maybe_shorten_dataset(dataset, split, cfg.shorten_data_split_list, cfg.shorten_method, length, cfg.seed)
+    return cut_into_blocks(
+        dataset, dictionary=dictionary, tokens_per_sample=length, sample_break_mode=cfg.sample_break_mode, bos=bos
+    )

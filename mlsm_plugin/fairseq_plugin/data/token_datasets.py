@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import BaseWrapperDataset, Dictionary
+from fairseq.data import BaseWrapperDataset, Dictionary, FairseqDataset
 from torch import Tensor
 
 from mlsm_plugin.core.masking.chosen_tokens import chosen_sizes
@@ -14,6 +13,7 @@ from mlsm_plugin.core.masking.masked_share import MaskReplacement
 from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import NO_POSITION as NO_POSITION
 from mlsm_plugin.core.sparse_coding.stored_codes import covered_positions, strongest_of_padded
+from mlsm_plugin.fairseq_plugin.compat.batches import WordBeginnings
 from mlsm_plugin.fairseq_plugin.data.token_blocks import SizedDataset, is_known
 from mlsm_plugin.fairseq_plugin.text.symbol_files import own_special_symbols, special_symbols
 
@@ -38,7 +38,7 @@ class TokenPositionsDataset(SizedDataset):
 
 @dataclass(frozen=True)
 class SplitCoverage:
-    """How many positions a split has, and the share that is coded, as :func:`covered_positions` has it."""
+    """How many positions a split has, and which share of them is coded, see :func:`covered_positions`."""
 
     num_tokens: int
     coverage: float = 1.0
@@ -48,16 +48,17 @@ class SplitCoverage:
 def masking_probabilities(positions: np.ndarray, splits: Sequence[SplitCoverage], mask_prob: float) -> np.ndarray:
     """The masking probability of each token of a sample, ``(T,)`` float64.
 
-    It is ``mask_prob / coverage`` at covered positions and 0 elsewhere, so that on average the share ``mask_prob`` of
-    the positions is masked, whatever the coverage, which must not be less than it. ``positions`` ``(T,)`` are flat ones
-    in the text of all ``splits``, in order; negative for a token that is in none.
+    It is ``mask_prob / coverage`` at covered positions and 0 elsewhere: on average, the share ``mask_prob`` of the
+    positions is masked for every coverage, which must be at least ``mask_prob``. ``positions`` ``(T,)`` are flat
+    positions in the text of all ``splits``, in order; negative for a token that is in none.
     """
     assert all(mask_prob <= split.coverage for split in splits)
     starts = np.concatenate([[0], np.cumsum([split.num_tokens for split in splits], dtype=np.int64)])
     numbers = np.searchsorted(starts, positions, side="right") - 1  # -1 for no position
     probabilities = np.zeros(len(positions))
     for number in np.unique(numbers[numbers >= 0]):
-        split, tokens = splits[number], numbers == number
+        split = splits[number]
+        tokens = numbers == number
         covered = covered_positions(positions[tokens] - starts[number], coverage=split.coverage, seed=split.seed)
         probabilities[tokens] = covered * (mask_prob / split.coverage)
     return probabilities
@@ -77,26 +78,31 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         vocab: the symbols, including ``<mask>``.
         return_masked_tokens: yield targets (the original id of masked tokens, padding elsewhere) instead of inputs.
         seed: seed of the masks, not negative.
-        fates: what becomes of masked tokens.
+        replacement: what replaces masked tokens.
         freq_weighted_replacement: draw random symbols in proportion to their counts in ``vocab``.
     """
 
     def __init__(
         self,
-        tokens: Any,
-        positions: Any,
+        tokens: FairseqDataset,
+        positions: FairseqDataset,
         splits: Sequence[SplitCoverage],
         mask_prob: float,
         vocab: Dictionary,
         *,
         return_masked_tokens: bool,
         seed: int = 1,
-        fates: MaskReplacement = MaskReplacement(),  # noqa: B008
+        replacement: MaskReplacement = MaskReplacement(),  # noqa: B008
         freq_weighted_replacement: bool = False,
     ) -> None:
         super().__init__(tokens)
-        self.positions, self.splits, self.mask_prob = positions, splits, mask_prob
-        self.vocab, self.return_masked_tokens, self.seed, self.fates = vocab, return_masked_tokens, seed, fates
+        self.positions = positions
+        self.splits = splits
+        self.mask_prob = mask_prob
+        self.vocab = vocab
+        self.return_masked_tokens = return_masked_tokens
+        self.seed = seed
+        self.replacement = replacement
         weights = np.array(vocab.count if freq_weighted_replacement else np.ones(len(vocab)), dtype=np.float64)
         weights[special_symbols(vocab)] = 0
         self._cumulative = np.cumsum(weights) / weights.sum()
@@ -105,9 +111,34 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         self._latest: tuple[tuple[int, int], torch.Tensor] | None = None
 
     @classmethod
-    def apply_mask(cls, *data: Any, **settings: Any) -> "tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]":
+    def apply_mask(
+        cls,
+        tokens: FairseqDataset,
+        positions: FairseqDataset,
+        splits: Sequence[SplitCoverage],
+        mask_prob: float,
+        vocab: Dictionary,
+        *,
+        seed: int = 1,
+        replacement: MaskReplacement = MaskReplacement(),  # noqa: B008
+        freq_weighted_replacement: bool = False,
+    ) -> "tuple[CoveredMaskTokensDataset, CoveredMaskTokensDataset]":
         """The dataset of inputs and the dataset of targets, with the same masks."""
-        return cls(*data, return_masked_tokens=False, **settings), cls(*data, return_masked_tokens=True, **settings)
+
+        def masked(return_masked_tokens: bool) -> CoveredMaskTokensDataset:
+            return cls(
+                tokens,
+                positions,
+                splits,
+                mask_prob,
+                vocab,
+                return_masked_tokens=return_masked_tokens,
+                seed=seed,
+                replacement=replacement,
+                freq_weighted_replacement=freq_weighted_replacement,
+            )
+
+        return masked(False), masked(True)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -115,7 +146,8 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         self.epoch = epoch
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        key, latest = (self.epoch, int(index)), self._latest
+        key = (self.epoch, int(index))
+        latest = self._latest
         if latest is None or latest[0] != key:
             latest = self._latest = (key, self._masked(*key))
         return latest[1]
@@ -130,7 +162,7 @@ class CoveredMaskTokensDataset(BaseWrapperDataset):
         if self.return_masked_tokens:
             return torch.from_numpy(np.where(masked, ids, self.vocab.pad()))
         mask = self.vocab.index("<mask>")
-        return torch.from_numpy(self.fates.written(ids, masked, rng, mask=mask, cumulative=self._cumulative))
+        return torch.from_numpy(self.replacement.written(ids, masked, rng, mask=mask, cumulative=self._cumulative))
 
 
 class MaskedCodesDataset(BaseWrapperDataset):
@@ -141,14 +173,19 @@ class MaskedCodesDataset(BaseWrapperDataset):
     of each sample's tokens ``(T,)``; a target is ``pad`` for tokens that are not masked.
     """
 
-    def __init__(self, positions: Any, targets: Any, store: CodeStore, pad: int, top: int | None = None) -> None:
+    def __init__(
+        self, positions: FairseqDataset, targets: FairseqDataset, store: CodeStore, pad: int, top: int | None = None
+    ) -> None:
         super().__init__(positions)
-        self.targets, self.store, self.pad, self.top = targets, store, pad, top
+        self.targets = targets
+        self.store = store
+        self.pad = pad
+        self.top = top
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.dataset[index][self.targets[index] != self.pad]
 
-    def collater(self, samples: list[torch.Tensor]) -> dict[str, Any]:
+    def collater(self, samples: list[torch.Tensor]) -> dict[str, torch.Tensor | int]:
         """``atoms`` (n_masked, m) int32, padded with -1; ``weights`` (n_masked, m) float16, padded with 0; and
         ``number``, how many rows have an atom.
 
@@ -168,24 +205,31 @@ class MaskedCodesDataset(BaseWrapperDataset):
 class KnownTargetsDataset(BaseWrapperDataset):
     """Inputs or targets without the masks of special and unknown tokens; all other masks stay. Use :meth:`of`.
 
-    Special are the tokens that begin and end a text, and those of the tokenizer's own list. ``values`` are the inputs
-    or targets of each sample ``(T,)``. Where the target is one of ``unmasked``, they become the ``instead``, or the
-    target, which is the original token, if that is None.
+    Special tokens are those that begin and end a text, and those of the tokenizer's own list. ``values`` are the inputs
+    or targets of each sample ``(T,)``. Where the target is one of ``unmasked``, the value becomes ``instead``, or if
+    that is None the target, which is the original token.
     """
 
-    def __init__(self, values: Any, targets: Any, *, unmasked: Tensor, instead: int | None) -> None:
+    def __init__(
+        self, values: FairseqDataset, targets: FairseqDataset, *, unmasked: Tensor, instead: int | None
+    ) -> None:
         super().__init__(values)
-        self.targets, self.unmasked, self.instead = targets, unmasked, instead
+        self.targets = targets
+        self.unmasked = unmasked
+        self.instead = instead
 
     @classmethod
-    def of(cls, inputs: Any, targets: Any, vocab: Dictionary) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
+    def of(
+        cls, inputs: FairseqDataset, targets: FairseqDataset, vocab: Dictionary
+    ) -> "tuple[KnownTargetsDataset, KnownTargetsDataset]":
         """The dataset of inputs and that of targets."""
         unmasked = torch.tensor([vocab.bos(), vocab.eos(), vocab.unk(), *own_special_symbols(vocab)])
         kept_inputs = cls(inputs, targets, unmasked=unmasked, instead=None)
         return kept_inputs, cls(targets, targets, unmasked=unmasked, instead=vocab.pad())
 
     def __getitem__(self, index: int) -> Tensor:
-        values, targets = self.dataset[index], self.targets[index]
+        values = self.dataset[index]
+        targets = self.targets[index]
         original = targets if self.instead is None else torch.full_like(targets, self.instead)
         return torch.where(torch.isin(targets, self.unmasked), original, values)
 
@@ -195,25 +239,26 @@ class KnownTargetsDataset(BaseWrapperDataset):
 
 
 class MaskRanksDataset(BaseWrapperDataset):
-    """A random number below ``END`` for each token of a sample, ``(T,)`` int32: which masks go first.
+    """A random number below ``END`` for each token of a sample, ``(T,)`` int32: the order in which masks are removed.
 
-    With ``words``, which says of tokens ``(T,)`` where words begin, the tokens of a word share theirs. The numbers
-    depend on the seed, the epoch and the index alone.
+    With ``words``, which looks up where words begin in tokens ``(T,)``, the tokens of a word share a number. The
+    numbers depend only on the seed, the epoch and the index.
     """
 
     END = 2**31 - 1
 
-    def __init__(self, samples: Any, *, seed: int, words: Any = None) -> None:
+    def __init__(self, samples: FairseqDataset, *, seed: int, words: WordBeginnings | None = None) -> None:
         super().__init__(samples)
-        self.seed, self.words, self.epoch = seed, words, 0
+        self.seed = seed
+        self.words = words
+        self.epoch = 0
 
     def __getitem__(self, index: int) -> torch.Tensor:
         rng = np.random.default_rng([self.seed, self.epoch, index, 1])
         ranks = rng.integers(self.END, size=int(self.dataset.size(index)))
         if self.words is not None:
-            ranks = ranks[
-                np.cumsum(self.words.gather(0, self.dataset[index]).numpy(), dtype=np.int64) - 1
-            ]  # BOS begins a word
+            begins = self.words.gather(0, self.dataset[index]).numpy()
+            ranks = ranks[np.cumsum(begins, dtype=np.int64) - 1]  # BOS begins a word
         return torch.from_numpy(ranks.astype(np.int32))
 
     def set_epoch(self, epoch: int) -> None:
@@ -222,7 +267,7 @@ class MaskRanksDataset(BaseWrapperDataset):
 
 
 class BatchPaddingDataset(SizedDataset):
-    """Lengths of samples, which collate to a bool: whether any of the batch is shorter than the longest."""
+    """Lengths of samples, which collate to a bool: whether any sample of the batch is shorter than the longest."""
 
     def __init__(self, sizes: np.ndarray) -> None:
         super().__init__()
@@ -239,12 +284,14 @@ class BatchPaddingDataset(SizedDataset):
 class MaskedSizesDataset(BaseWrapperDataset):
     """Numbers of masked tokens and lengths of samples, which collate to :func:`chosen_sizes`.
 
-    ``targets`` are ``(T,)`` of each sample, ``pad`` for tokens that are not masked. ``share`` is as there.
+    ``targets`` are ``(T,)`` of each sample, ``pad`` for tokens that are not masked. ``share`` is that argument of
+    :func:`chosen_sizes`.
     """
 
-    def __init__(self, targets: Any, pad: int, share: float | None) -> None:
+    def __init__(self, targets: FairseqDataset, pad: int, share: float | None) -> None:
         super().__init__(targets)
-        self.pad, self.share = pad, share
+        self.pad = pad
+        self.share = share
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         targets = self.dataset[index]
@@ -252,5 +299,6 @@ class MaskedSizesDataset(BaseWrapperDataset):
 
     def collater(self, samples: list[tuple[int, int]]) -> tuple[int, int, int]:
         """The sizes of a batch."""
-        counts, lengths = zip(*samples, strict=True)
+        counts = [count for count, _ in samples]
+        lengths = [length for _, length in samples]
         return chosen_sizes(counts, lengths, self.share)

@@ -24,8 +24,8 @@ EPSILON = 1e-7  # of all norms
 class DebertaSize(ModernSize):
     """What a :class:`DebertaTransformer` looks like; all of its layers are global."""
 
-    buckets: int = 256  # of distances to one side; those up to half of them have one each. 0: all of them do
-    longest: int = 512  # the distance from which on all are the same
+    buckets: int = 256  # of distances to one side; each distance up to half of this has its own. 0: every distance has
+    longest: int = 512  # this distance and all larger ones count as the same
 
     @property
     def span(self) -> int:
@@ -40,7 +40,8 @@ def embeddings_of_distances(length: int, size: DebertaSize, device: torch.device
     """
     distance = torch.arange(length, -length - 1, -1, device=device)
     if size.buckets:
-        middle, far = size.buckets // 2, distance.abs()
+        middle = size.buckets // 2
+        far = distance.abs()
         last = torch.full((), (size.longest - 1) / middle, device=device)
         # the order of these operations in float32 decides which bucket a distance at a border has
         grown = torch.ceil(torch.log(far.clamp(min=1) / middle) / torch.log(last) * (middle - 1)) + middle
@@ -60,13 +61,12 @@ def position_scores(query: Tensor, key: Tensor, of_keys: Tensor, of_queries: Ten
 
     ``of_keys`` and ``of_queries``, ``(H, 2 T + 1, d)``, are the projected embeddings of the distances from T to -T.
     """
-    tables = of_keys[:, 1:], of_queries.flip(1)[:, 1:]  # from T - 1 to -T, and from -T + 1 to T
+    key_table = of_keys[:, 1:]  # distances from T - 1 to -T
+    query_table = of_queries.flip(1)[:, 1:]  # distances from -T + 1 to T
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _PositionScores.apply(query, key, *tables)
-    to_position, to_content = (
-        diagonals((states.flatten(1, 2) @ table.mT).unflatten(1, states.shape[1:3]))
-        for states, table in zip((query, key), tables, strict=True)
-    )
+        return _PositionScores.apply(query, key, key_table, query_table)
+    to_position = diagonals((query.flatten(1, 2) @ key_table.mT).unflatten(1, query.shape[1:3]))
+    to_content = diagonals((key.flatten(1, 2) @ query_table.mT).unflatten(1, key.shape[1:3]))
     return to_position + to_content.mT
 
 
@@ -79,27 +79,29 @@ class _PositionScores(torch.autograd.Function):
         batch, length = query.shape[1:3]
         scores = query.new_empty(*query.shape[:3], length)
         products = query.new_empty(batch, length, 2 * length)
-        for head, found in enumerate(scores):
+        for head, head_scores in enumerate(scores):
             torch.mm(key[head].flatten(0, 1), of_queries[head].T, out=products.flatten(0, 1))
-            found.copy_(diagonals(products).mT)
+            head_scores.copy_(diagonals(products).mT)
             torch.mm(query[head].flatten(0, 1), of_keys[head].T, out=products.flatten(0, 1))
-            found.add_(diagonals(products))
+            head_scores.add_(diagonals(products))
         return scores
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        query, (of_scores,) = ctx.saved_tensors[0], gradients
-        made = [values.new_empty(values.shape) for values in ctx.saved_tensors]
+        query = ctx.saved_tensors[0]
+        (score_gradients,) = gradients
+        input_gradients = [values.new_empty(values.shape) for values in ctx.saved_tensors]
         length = query.size(2)
-        products = query.new_zeros(*query.shape[1:3], 2 * length)  # what is beside the diagonals stays 0
+        products = query.new_zeros(*query.shape[1:3], 2 * length)  # the part beside the diagonals stays 0
         rows = products.flatten(0, 1)
-        for head, gradient in enumerate(of_scores):
-            for number, given in enumerate((gradient, gradient.mT)):
-                states, table = ctx.saved_tensors[number][head], ctx.saved_tensors[2 + number][head]
-                diagonals(products).copy_(given)
-                torch.mm(rows, table, out=made[number][head].flatten(0, 1))
-                torch.mm(rows.T, states.flatten(0, 1), out=made[2 + number][head])
-        return tuple(made)
+        for head, head_gradient in enumerate(score_gradients):
+            for number, gradient in enumerate((head_gradient, head_gradient.mT)):
+                states = ctx.saved_tensors[number][head]
+                table = ctx.saved_tensors[2 + number][head]
+                diagonals(products).copy_(gradient)
+                torch.mm(rows, table, out=input_gradients[number][head].flatten(0, 1))
+                torch.mm(rows.T, states.flatten(0, 1), out=input_gradients[2 + number][head])
+        return tuple(input_gradients)
 
 
 def chosen_position_scores(query: Tensor, key: Tensor, of_keys: Tensor, of_queries: Tensor, places: Tensor) -> Tensor:
@@ -138,7 +140,8 @@ class DebertaLayer(nn.Module):
         """
         attended = self._attended(hidden, distances, mask, only)
         if only is not None:
-            attended, hidden = attended.flatten(0, 1)[only.slots], hidden.flatten(0, 1)[only.flat]
+            attended = attended.flatten(0, 1)[only.slots]
+            hidden = hidden.flatten(0, 1)[only.flat]
         hidden = self.attention_norm(hidden + self._dropped(self.out_proj(attended)))
         inner = F.dropout(F.gelu(self.fc1(hidden)), self.size.activation_dropout, training=self.training)
         return self.ffn_norm(hidden + self._dropped(self.fc2(inner)))
@@ -148,8 +151,9 @@ class DebertaLayer(nn.Module):
         if only is None:
             query, key, value = self._projected(hidden, 0, 3)
         else:
-            chosen = hidden.gather(1, only.places[:, :, None].expand(-1, -1, hidden.size(2)))
-            ((query,), (key, value)) = self._projected(chosen, 0, 1), self._projected(hidden, 1, 3)
+            selected = hidden.gather(1, only.places[:, :, None].expand(-1, -1, hidden.size(2)))
+            (query,) = self._projected(selected, 0, 1)
+            key, value = self._projected(hidden, 1, 3)
         scale = 1 / math.sqrt(3 * query.size(3))
         of_queries, of_keys = (self._projected(self._dropped(distances)[None], 0, 2) * scale).squeeze(2)
         if only is None:
@@ -164,11 +168,11 @@ class DebertaLayer(nn.Module):
     def _projected(self, hidden: Tensor, first: int, end: int) -> Tensor:
         """Some of queries, keys and values, ``(end - first, H, B, T, d)``."""
         if end - first == 3:
-            found = self.qkv_proj(hidden)
+            projected = self.qkv_proj(hidden)
         else:
             rows = slice(first * self.size.dim, end * self.size.dim)
-            found = F.linear(hidden, self.qkv_proj.weight[rows], self.qkv_proj.bias[rows])
-        return found.unflatten(-1, (end - first, self.size.heads, -1)).permute(2, 3, 0, 1, 4).contiguous()
+            projected = F.linear(hidden, self.qkv_proj.weight[rows], self.qkv_proj.bias[rows])
+        return projected.unflatten(-1, (end - first, self.size.heads, -1)).permute(2, 3, 0, 1, 4).contiguous()
 
     def _dropped(self, values: Tensor) -> Tensor:
         return F.dropout(values, self.size.dropout, training=self.training)

@@ -4,11 +4,12 @@ import argparse
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model_architecture
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from fairseq.tasks import FairseqTask
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from mlsm_plugin.fairseq_plugin.compat.model_parts import (
     ATOM_PROJECTION,
     VOCABULARY_WEIGHTS,
     DividedLMHead,
+    Extra,
+    RobertaHub,
     lm_head,
     sentence_encoder,
     token_embeddings,
@@ -28,13 +31,13 @@ from mlsm_plugin.fairseq_plugin.compat.model_parts import (
 logger = logging.getLogger(__name__)
 
 # layers and width of the named architectures (Turc et al., 2019)
-SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
+ARCHITECTURE_SIZES = {"tiny": (2, 128), "small": (4, 512), "medium": (8, 512), "base": (12, 768)}
 
 
 class LatentHead(DividedLMHead):
     """RoBERTa's LM head with an optional second projection, to atom logits."""
 
-    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
         self.atom_projection: nn.Linear | None = None
 
@@ -62,7 +65,9 @@ class LatentHeadEncoder(RobertaEncoder):
 
     can_choose_tokens = True  # forward takes ``only``
 
-    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> LatentHead:
+    def build_lm_head(
+        self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None
+    ) -> LatentHead:
         """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
         return LatentHead(embed_dim, output_dim, activation_fn, weight)
 
@@ -76,8 +81,8 @@ class LatentHeadEncoder(RobertaEncoder):
         project_atoms: bool = False,
         has_padding: bool | None = None,
         only: ChosenTokens | None = None,
-        **unused: Any,
-    ) -> tuple[Tensor | None, dict[str, Any]]:
+        **unused: object,
+    ) -> tuple[Tensor | None, Extra]:
         """Compute what :meth:`RobertaEncoder.forward` does, with a choice of outputs.
 
         Args:
@@ -85,8 +90,8 @@ class LatentHeadEncoder(RobertaEncoder):
             masked_tokens: ``(B, T)`` bool, the tokens to project; None: all tokens.
             project_tokens: compute the vocabulary logits, which are the first result (otherwise None).
             project_atoms: compute the atom logits, as ``extra["atom_logits"]``.
-            has_padding: whether ``src_tokens`` has padding, if that is known; not every encoder makes use of it.
-            only: ``masked_tokens`` in another form, which takes no waiting on a GPU; the tokens to project.
+            has_padding: whether ``src_tokens`` has padding, if that is known; not every encoder uses it.
+            only: the tokens to project; replaces ``masked_tokens``, without waiting for a GPU.
 
         With logits, ``extra["features"]`` are the final hidden states of all tokens, if they were computed, and
         ``extra["zero_with_gradient"]`` is the zero to add to a loss (``losses.zero_gradients``).
@@ -105,8 +110,8 @@ class LatentHeadEncoder(RobertaEncoder):
 
     def features_to_project(
         self, src_tokens: Tensor, only: ChosenTokens | None, return_all_hiddens: bool, has_padding: bool | None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """The final hidden states of these tokens, ``(N, dim)``, and what else ``extract_features`` gives.
+    ) -> tuple[Tensor, Extra]:
+        """The final hidden states of these tokens, ``(N, dim)``, and the other output of ``extract_features``.
 
         Without ``only`` those of all tokens, ``(B, T, dim)``.
         """
@@ -122,14 +127,14 @@ class LatentHeadModel(RobertaModel):
 
     encoder_class = LatentHeadEncoder
 
-    def __init__(self, args: Any, encoder: LatentHeadEncoder) -> None:
+    def __init__(self, args: FairseqDataclass, encoder: LatentHeadEncoder) -> None:
         super().__init__(args, encoder)
         self.finish_parameters()
         if safe_getattr(args, "num_atoms", None):
             lm_head(self).add_atom_projection(args.num_atoms)
 
     def finish_parameters(self) -> None:
-        """Change what fairseq has initialized; called before the atom projection is made."""
+        """Change the weights that fairseq has initialized; called before the atom projection is made."""
 
     @staticmethod
     def add_atoms_option(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +143,7 @@ class LatentHeadModel(RobertaModel):
         parser.add_argument("--num-atoms", type=int, metavar="N", help=text)
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> "LatentHeadModel":
+    def build_model(cls, args: FairseqDataclass, task: FairseqTask) -> "LatentHeadModel":
         """Build the model for ``task``, without a latent head if ``num_atoms`` is not set."""
         with version_shims.open_config(args):
             base_architecture(args)
@@ -168,13 +173,13 @@ class LatentHeadModel(RobertaModel):
     def _fit_latent_head(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         saved = {key: state_dict[key] for key in state_dict if key.startswith(prefix)}
         projection = lm_head(self).atom_projection
-        own = {} if projection is None else {prefix + key: value for key, value in projection.state_dict().items()}
-        if {key: value.shape for key, value in saved.items()} == {key: value.shape for key, value in own.items()}:
+        new = {} if projection is None else {prefix + key: value for key, value in projection.state_dict().items()}
+        if {key: value.shape for key, value in saved.items()} == {key: value.shape for key, value in new.items()}:
             return
         for key in saved:
             del state_dict[key]
-        state_dict.update(own)
-        if not own:
+        state_dict.update(new)
+        if not new:
             logger.info("the checkpoint's latent head is not used by this task and is left out")
         elif not saved:
             logger.info("the checkpoint has no latent head: a new one starts from scratch")
@@ -182,7 +187,7 @@ class LatentHeadModel(RobertaModel):
             logger.warning(
                 "the checkpoint's latent head has %d atoms, the codes have %d: a new head starts from scratch",
                 len(saved[prefix + "bias"]),
-                len(own[prefix + "bias"]),
+                len(new[prefix + "bias"]),
             )
 
     @classmethod
@@ -192,15 +197,15 @@ class LatentHeadModel(RobertaModel):
         checkpoint_file: str | None = None,
         data_name_or_path: str = ".",
         bpe: str = "sentencepiece",
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: str,
+    ) -> RobertaHub:
         """Load a trained model from a folder; see :func:`mlsm_plugin.hub.from_pretrained`."""
         from mlsm_plugin import hub
 
         return hub.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **kwargs)
 
 
-def set_missing(args: Any, **defaults: Any) -> None:
+def set_missing(args: FairseqDataclass, **defaults: object) -> None:
     """Set the options that are not set."""
     for name, value in defaults.items():
         setattr(args, name, safe_getattr(args, name, value))
@@ -211,6 +216,6 @@ def register_sizes(model: str, architecture: Callable[..., None], sizes: dict[st
 
     ``architecture`` sets the options that are not set, from ``args``, ``layers`` and ``dim``.
     """
-    named = {model: sizes["base"]} | {f"{model}_{name}": size for name, size in sizes.items()}
-    for name, (layers, dim) in named.items():
+    architectures = {model: sizes["base"]} | {f"{model}_{name}": size for name, size in sizes.items()}
+    for name, (layers, dim) in architectures.items():
         register_model_architecture(model, name)(functools.partial(architecture, layers=layers, dim=dim))

@@ -1,21 +1,28 @@
 """An encoder with disentangled attention; Hugging Face's DebertaV2 computes the same (see ``deberta_layers``)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 from fairseq.models.roberta.model import base_architecture
 from torch import nn
 
 from mlsm_plugin.fairseq_plugin.models.deberta_layers import EPSILON, DebertaSize, DebertaTransformer
-from mlsm_plugin.fairseq_plugin.models.latent_head_model import SIZES, LatentHead, register_sizes, set_missing
-from mlsm_plugin.fairseq_plugin.models.mlsm_modern import BY_WIDTH, MlsmModernModel, ModernEncoder, shared_size
+from mlsm_plugin.fairseq_plugin.models.latent_head_model import (
+    ARCHITECTURE_SIZES,
+    LatentHead,
+    register_sizes,
+    set_missing,
+)
+from mlsm_plugin.fairseq_plugin.models.mlsm_modern import BY_WIDTH, MlsmModernModel, ModernEncoder
 from mlsm_plugin.fairseq_plugin.models.modern_layers import Norm
 
 
 class DebertaHead(LatentHead):
     """The LM head with the norm of the encoder."""
 
-    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
         self.layer_norm = Norm(embed_dim, bias=True, eps=EPSILON)
         self.activation_fn = nn.functional.gelu  # fairseq's computes in float32
@@ -26,11 +33,15 @@ class DebertaEncoder(ModernEncoder):
 
     one_graph = False  # not measured
 
-    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> DebertaTransformer:
+    def build_encoder(
+        self, args: FairseqDataclass, dictionary: Dictionary, embed_tokens: nn.Embedding
+    ) -> DebertaTransformer:
         """The layers, from the options of the architecture; fairseq calls this."""
         return DebertaTransformer(size_of(args, len(dictionary), dictionary.pad()), embed_tokens)
 
-    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> DebertaHead:
+    def build_lm_head(
+        self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None
+    ) -> DebertaHead:
         """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
         return DebertaHead(embed_dim, output_dim, activation_fn, weight)
 
@@ -40,8 +51,9 @@ class MlsmDebertaModel(MlsmModernModel):
     """A DeBERTa-v2 with a latent head."""
 
     encoder_class = DebertaEncoder
-    initialization = BY_WIDTH  # drawn as BERT's, and normalized after each block, it does not begin to learn
-    ffn = "MLP", "4 times the width"
+    initialization = BY_WIDTH  # initialized as BERT and normalized after each block, the model does not begin to learn
+    ffn_name = "MLP"
+    ffn_width = "4 times the width"
     whole_options: ClassVar = {
         "position-buckets": "buckets of the distances to one side; those up to half of N have one each. 0: all do "
         "(default: 256)",
@@ -50,10 +62,12 @@ class MlsmDebertaModel(MlsmModernModel):
     real_options: ClassVar = {}
 
 
-def size_of(args: Any, num_symbols: int, padding: int) -> DebertaSize:
-    """The encoder's size by the options; ValueError for one out of range."""
-    dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
-    buckets, longest = args.position_buckets, args.max_relative_positions
+def size_of(args: FairseqDataclass, num_symbols: int, padding: int) -> DebertaSize:
+    """The encoder's size from the options; ValueError for one out of range."""
+    dim = args.encoder_embed_dim
+    heads = args.encoder_attention_heads
+    buckets = args.position_buckets
+    longest = args.max_relative_positions
     if heads < 1 or dim % heads:
         raise ValueError(f"--encoder-embed-dim {dim} is not a multiple of --encoder-attention-heads {heads}")
     if buckets < 0 or buckets == 1:
@@ -61,10 +75,22 @@ def size_of(args: Any, num_symbols: int, padding: int) -> DebertaSize:
     if longest < buckets // 2 + 2:
         least = f"{buckets // 2 + 2} with --position-buckets {buckets}"
         raise ValueError(f"--max-relative-positions must be at least {least}, got {longest}")
-    return DebertaSize(**shared_size(args, num_symbols, padding), buckets=buckets, longest=longest)
+    return DebertaSize(
+        num_symbols=num_symbols,
+        padding=padding,
+        layers=args.encoder_layers,
+        dim=dim,
+        ffn_dim=args.encoder_ffn_embed_dim,
+        heads=heads,
+        dropout=args.dropout,
+        attention_dropout=args.attention_dropout,
+        activation_dropout=args.activation_dropout,
+        buckets=buckets,
+        longest=longest,
+    )
 
 
-def architecture(args: Any, layers: int, dim: int) -> None:
+def architecture(args: FairseqDataclass, layers: int, dim: int) -> None:
     """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
     set_missing(args, encoder_layers=layers, encoder_embed_dim=dim)
     dim = args.encoder_embed_dim
@@ -74,4 +100,4 @@ def architecture(args: Any, layers: int, dim: int) -> None:
     base_architecture(args)
 
 
-register_sizes("mlsm_deberta", architecture, SIZES)
+register_sizes("mlsm_deberta", architecture, ARCHITECTURE_SIZES)

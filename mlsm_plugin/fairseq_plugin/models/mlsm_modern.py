@@ -5,18 +5,20 @@ Long Context Finetuning and Inference", 2024, arXiv 2412.13663.
 """
 
 import argparse
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import get_available_activation_fns, safe_getattr
 from torch import Tensor, nn
 
 from mlsm_plugin.core.masking.chosen_tokens import ChosenTokens
-from mlsm_plugin.fairseq_plugin.compat.model_parts import hidden_states_in, lm_head, sentence_encoder
+from mlsm_plugin.fairseq_plugin.compat.model_parts import Extra, hidden_states_in, lm_head, sentence_encoder
 from mlsm_plugin.fairseq_plugin.models.latent_head_model import (
-    SIZES,
+    ARCHITECTURE_SIZES,
     LatentHead,
     LatentHeadEncoder,
     LatentHeadModel,
@@ -28,13 +30,15 @@ from mlsm_plugin.fairseq_plugin.models.modern_layers import ModernSize, ModernTr
 # from this number of positions on, most layers see only a window unless --attention-window says otherwise
 POSITIONS_WITH_WINDOW = 512
 DEFAULT_WINDOW = 128
-BY_BERT, BY_WIDTH = "bert", "width"  # how the weights are drawn
+# how the weights are drawn
+BY_BERT = "bert"
+BY_WIDTH = "width"
 
 
 class ModernHead(LatentHead):
     """The LM head without biases, except for that of the vocabulary."""
 
-    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any = None) -> None:
+    def __init__(self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None = None) -> None:
         super().__init__(embed_dim, output_dim, activation_fn, weight)
         self.dense = nn.Linear(embed_dim, embed_dim, bias=False)
         self.layer_norm = Norm(embed_dim)
@@ -46,30 +50,34 @@ class ModernEncoder(LatentHeadEncoder):
 
     one_graph = True  # torch.compile makes one graph of it
 
-    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Embedding) -> ModernTransformer:
+    def build_encoder(
+        self, args: FairseqDataclass, dictionary: Dictionary, embed_tokens: nn.Embedding
+    ) -> ModernTransformer:
         """The layers, from the options of the architecture; fairseq calls this."""
         return ModernTransformer(size_of(args, len(dictionary), dictionary.pad()), embed_tokens)
 
-    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> ModernHead:
+    def build_lm_head(
+        self, embed_dim: int, output_dim: int, activation_fn: str, weight: nn.Parameter | None
+    ) -> ModernHead:
         """The head; ``weight`` is that of the token embeddings. fairseq calls this."""
         return ModernHead(embed_dim, output_dim, activation_fn, weight)
 
     def extract_features(
-        self, src_tokens: Tensor, return_all_hiddens: bool = False, has_padding: bool | None = None, **unused: Any
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, src_tokens: Tensor, return_all_hiddens: bool = False, has_padding: bool | None = None, **unused: object
+    ) -> tuple[Tensor, Extra]:
         """The final hidden states ``(B, T, dim)``; arguments are those of :meth:`ModernTransformer.forward`."""
-        found = self.sentence_encoder(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
-        features, states = hidden_states_in(found)
+        output = self.sentence_encoder(src_tokens, return_all_hiddens=return_all_hiddens, has_padding=has_padding)
+        features, states = hidden_states_in(output)
         return features, {"inner_states": states if return_all_hiddens else None}
 
     def features_to_project(
         self, src_tokens: Tensor, only: ChosenTokens | None, return_all_hiddens: bool, has_padding: bool | None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        # in training, the last layer computes chosen tokens only; an evaluation may change all (changed_hidden_states)
+    ) -> tuple[Tensor, Extra]:
+        # in training, the last layer computes these tokens only; an evaluation may change all (changed_hidden_states)
         if only is None or not self.training or return_all_hiddens:
             return super().features_to_project(src_tokens, only, return_all_hiddens, has_padding)
-        found = self.sentence_encoder(src_tokens, has_padding=has_padding, only=only)
-        return hidden_states_in(found)[0].squeeze(0), {"inner_states": None}
+        output = self.sentence_encoder(src_tokens, has_padding=has_padding, only=only)
+        return hidden_states_in(output)[0].squeeze(0), {"inner_states": None}
 
 
 @register_model("mlsm_modern")
@@ -81,13 +89,14 @@ class MlsmModernModel(LatentHeadModel):
     def finish_parameters(self) -> None:
         if safe_getattr(self.args, "initialization", BY_BERT) == BY_WIDTH:  # older checkpoints do not have it
             sentence_encoder(self).draw_weights_by_width()
-            with torch.no_grad():  # a hidden state that holds a token's embedding predicts this token from the start
+            with torch.no_grad():  # from the start, a hidden state that holds a token's embedding predicts this token
                 lm_head(self).dense.weight.add_(torch.eye(self.args.encoder_embed_dim))
         else:
             sentence_encoder(self).scale_down_residual_projections()
 
     initialization = BY_BERT
-    ffn = "GeGLU", "8/3 of the width, as many parameters as 4x MLP"  # its name, and its default width
+    ffn_name = "GeGLU"
+    ffn_width = "8/3 of the width, as many parameters as 4x MLP"  # by default
     whole_options: ClassVar = {  # of positions
         "attention-window": f"tokens that a local layer sees; 0: all layers are global (default: {DEFAULT_WINDOW} "
         f"from {POSITIONS_WITH_WINDOW} positions on, else 0)",
@@ -101,11 +110,10 @@ class MlsmModernModel(LatentHeadModel):
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the options of the encoder and its heads, named as those of ``mlsm_roberta``."""
-        kind, width = cls.ffn
         whole = {
             "encoder-layers": "number of layers",
             "encoder-embed-dim": "width of the hidden states",
-            "encoder-ffn-embed-dim": f"width of the {kind} (default: {width})",
+            "encoder-ffn-embed-dim": f"width of the {cls.ffn_name} (default: {cls.ffn_width})",
             "encoder-attention-heads": "number of attention heads (default: one for every 64 of the width)",
             "max-positions": "longest sample in tokens (default: --tokens-per-sample)",
             **cls.whole_options,
@@ -115,7 +123,7 @@ class MlsmModernModel(LatentHeadModel):
         shares = {
             "dropout": "dropout of the embeddings and of what each block adds (default: 0)",
             "attention-dropout": "dropout of the attention weights (default: 0)",
-            "activation-dropout": f"dropout in the {kind} (default: 0)",
+            "activation-dropout": f"dropout in the {cls.ffn_name} (default: 0)",
             "pooler-dropout": "dropout in the head of a fine-tuned model (default: 0)",
             **cls.real_options,
         }
@@ -136,29 +144,29 @@ class MlsmModernModel(LatentHeadModel):
         LatentHeadModel.add_atoms_option(parser)
 
 
-def shared_size(args: Any, num_symbols: int, padding: int) -> dict[str, Any]:
-    """What every :class:`ModernSize` has, by the options."""
-    return {
-        **{"num_symbols": num_symbols, "padding": padding, "layers": args.encoder_layers},
-        **{"dim": args.encoder_embed_dim, "ffn_dim": args.encoder_ffn_embed_dim, "heads": args.encoder_attention_heads},
-        **{name: getattr(args, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
-    }
-
-
-def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
-    """The encoder's size by the options, of which the window is set if it is not; ValueError for one out of range."""
-    dim, heads = args.encoder_embed_dim, args.encoder_attention_heads
+def size_of(args: FairseqDataclass, num_symbols: int, padding: int) -> ModernSize:
+    """The encoder's size from the options; sets the window if it is not set. ValueError for an option out of range."""
+    dim = args.encoder_embed_dim
+    heads = args.encoder_attention_heads
     if heads < 1 or dim % (2 * heads):
         raise ValueError(f"--encoder-embed-dim {dim} is not a multiple of 2 x --encoder-attention-heads {heads}")
     if args.global_attention_every < 1:
         raise ValueError(f"--global-attention-every must be at least 1, got {args.global_attention_every}")
-    if args.attention_window is None:  # it stays so wherever the checkpoint is loaded
+    if args.attention_window is None:  # the checkpoint keeps it
         args.attention_window = DEFAULT_WINDOW if args.max_positions >= POSITIONS_WITH_WINDOW else 0
     window = args.attention_window
     if window < 0 or window % 2:
         raise ValueError(f"--attention-window must be even and not negative, got {window}")
     return ModernSize(
-        **shared_size(args, num_symbols, padding),
+        num_symbols=num_symbols,
+        padding=padding,
+        layers=args.encoder_layers,
+        dim=dim,
+        ffn_dim=args.encoder_ffn_embed_dim,
+        heads=heads,
+        dropout=args.dropout,
+        attention_dropout=args.attention_dropout,
+        activation_dropout=args.activation_dropout,
         window=window,
         global_every=args.global_attention_every,
         theta=args.rope_theta,
@@ -166,7 +174,7 @@ def size_of(args: Any, num_symbols: int, padding: int) -> ModernSize:
     )
 
 
-def architecture(args: Any, layers: int, dim: int) -> None:
+def architecture(args: FairseqDataclass, layers: int, dim: int) -> None:
     """Set the options that are not set; ``layers`` and ``dim`` are the size unless options give another."""
     set_missing(args, encoder_layers=layers, encoder_embed_dim=dim)
     dim = args.encoder_embed_dim
@@ -176,4 +184,4 @@ def architecture(args: Any, layers: int, dim: int) -> None:
     base_architecture(args)
 
 
-register_sizes("mlsm_modern", architecture, SIZES)
+register_sizes("mlsm_modern", architecture, ARCHITECTURE_SIZES)

@@ -2,15 +2,20 @@
 
 import argparse
 import functools
-from typing import Any
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaModel, base_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture as transformer_architecture
 from fairseq.utils import safe_getattr
 
 from mlsm_plugin.fairseq_plugin.compat.model_parts import set_layer_norm_epsilon
-from mlsm_plugin.fairseq_plugin.models.latent_head_model import SIZES, LatentHeadModel, register_sizes, set_missing
+from mlsm_plugin.fairseq_plugin.models.latent_head_model import (
+    ARCHITECTURE_SIZES,
+    LatentHeadModel,
+    register_sizes,
+    set_missing,
+)
 
 
 @register_model("mlsm_roberta")
@@ -32,18 +37,18 @@ class MlsmRobertaModel(LatentHeadModel):
             set_layer_norm_epsilon(self, epsilon)
 
 
-def _architecture(args: Any, layers: int, dim: int) -> None:
+def _architecture(args: FairseqDataclass, layers: int, dim: int) -> None:
     set_missing(args, encoder_layers=layers, encoder_embed_dim=dim, num_atoms=None)
     dim = args.encoder_embed_dim
     set_missing(args, encoder_ffn_embed_dim=4 * dim, encoder_attention_heads=max(1, dim // 64))
     base_architecture(args)
 
 
-register_sizes("mlsm_roberta", _architecture, SIZES | {"large": (24, 1024)})
+register_sizes("mlsm_roberta", _architecture, ARCHITECTURE_SIZES | {"large": (24, 1024)})
 
 
 @register_model_architecture("roberta", "taco_small")
-def taco_small(args: Any) -> None:
+def taco_small(args: FairseqDataclass) -> None:
     """4 layers, width 512, 8 heads."""
     set_missing(args, encoder_layers=4, encoder_embed_dim=512, encoder_ffn_embed_dim=2048, encoder_attention_heads=8)
     base_architecture(args)
@@ -53,7 +58,7 @@ def taco_small(args: Any) -> None:
 taco_base = register_model_architecture("roberta", "taco_base")(base_architecture)
 
 
-def _denoising_architecture(args: Any, layers: int, dim: int) -> None:
+def _denoising_architecture(args: FairseqDataclass, layers: int, dim: int) -> None:
     """Put layer norms before the blocks, and share the embeddings of encoder, decoder and output."""
     set_missing(args, encoder_embed_dim=dim, encoder_layers=layers, encoder_attention_heads=dim // 64)
     set_missing(args, encoder_normalize_before=True, encoder_learned_pos=True, decoder_normalize_before=True)

@@ -4,6 +4,7 @@ They compute what Hugging Face's ModernBERT does (Warner et al., 2024, arXiv 241
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from mlsm_plugin.fairseq_plugin.compat.model_parts import encoder_output
 # On CPUs with bfloat16 units, products of whole matrices are faster than torch's fused attention up to this length
 # (docs/research/learning_curves.md); the fused kernel takes less memory.
 LONGEST_UNFUSED = 512
-# Added to the score of a token that is not seen. It is finite, so that a token that sees nothing gets finite hidden
-# states, and twice this number is a float16.
+# Added to the score of a token that is not seen. It is finite: a token that sees nothing gets finite hidden states.
+# Twice this number still fits in a float16.
 NEVER = -30_000.0
 
 
@@ -30,7 +31,7 @@ class ModernSize:
     padding: int  # the padding id
     layers: int
     dim: int  # width of the hidden states
-    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, of which one half gates the other
+    ffn_dim: int  # width of the GeGLU; its first matrix makes twice as many values, and one half gates the other
     heads: int
     dropout: float = 0.0  # of the embeddings, and of what a block adds to the hidden states
     attention_dropout: float = 0.0  # of the attention weights
@@ -65,7 +66,7 @@ def rotary_angles(length: int, head_dim: int, theta: float, like: Tensor) -> tup
 
 @torch.library.custom_op("mlsm_plugin::rotary_angles", mutates_args=())
 def _tables(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`rotary_angles`, which the compiler does not compute anew for each value that is rotated."""
+    """:func:`rotary_angles` as an operator: the compiler would recompute them for each value that is rotated."""
     return rotary_angles(length, head_dim, theta, like)
 
 
@@ -78,11 +79,12 @@ def _shapes_of_tables(length: int, head_dim: int, theta: float, like: Tensor) ->
 def rotated(source: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs (i, i + d/2) of ``source``, ``(..., T, d)``, rotated; as in GPT-NeoX and ModernBERT."""
     first, second = source.chunk(2, dim=-1)
-    turned = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
-    return torch.cat(turned, dim=-1)
+    rotated_first = torch.addcmul(first * cos, second, sin, value=-1)
+    rotated_second = torch.addcmul(second * cos, first, sin)
+    return torch.cat((rotated_first, rotated_second), dim=-1)
 
 
-def rows_of(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:
+def mask_rows(only: ChosenTokens, mask: Tensor | None) -> Tensor | None:
     """The rows of an attention mask that belong to the places of these tokens; see :func:`attend`."""
     if mask is None or mask.size(2) == 1:
         return mask
@@ -97,7 +99,7 @@ def attend(
     """Scaled dot-product attention of queries ``(B, H, M, d)`` to keys and values ``(B, H, T, d)``: ``(B, H, M, d)``.
 
     The mask is added to the scores, broadcast to ``(B, H, M, T)``; None: every token sees every other. Products of
-    queries and keys count ``scale`` times; None: ``1 / sqrt(d)``.
+    queries and keys are multiplied by ``scale``; None: ``1 / sqrt(d)``.
     """
     short = key.size(2) <= LONGEST_UNFUSED and not torch.compiler.is_compiling()
     if short and query.device.type == "cpu" and query.dtype == torch.bfloat16:
@@ -148,14 +150,16 @@ class ModernLayer(nn.Module):
         if only is None:
             attended = self._attention(normalized, angles, mask)
         else:
-            attended, hidden = self._attention_of(only, normalized, angles, mask), hidden.flatten(0, 1)[only.flat]
+            attended = self._attention_of(only, normalized, angles, mask)
+            hidden = hidden.flatten(0, 1)[only.flat]
         hidden = hidden + self._dropped(self.out_proj(attended))
         return hidden + self._dropped(self._geglu(self.ffn_norm(hidden)))
 
     def _attention(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """What each token has attended to, ``(B, T, dim)``."""
         projected = self.qkv_proj(hidden)
-        cos, sin = (values.to(projected.dtype) for values in angles)
+        cos = angles[0].to(projected.dtype)
+        sin = angles[1].to(projected.dtype)
         query, key, value = projected.unflatten(-1, (3, self.size.heads, -1)).permute(2, 0, 3, 1, 4)
         return self._attended(rotated(query, cos, sin), rotated(key, cos, sin), value, mask)
 
@@ -163,15 +167,16 @@ class ModernLayer(nn.Module):
         self, only: ChosenTokens, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None
     ) -> Tensor:
         """What the tokens ``only`` have attended to, ``(n, dim)``."""
-        of_query, of_others = self.qkv_proj.weight.split([self.size.dim, 2 * self.size.dim])
-        projected = F.linear(hidden, of_others).unflatten(-1, (2, self.size.heads, -1))
+        query_weight, key_value_weight = self.qkv_proj.weight.split([self.size.dim, 2 * self.size.dim])
+        projected = F.linear(hidden, key_value_weight).unflatten(-1, (2, self.size.heads, -1))
         key, value = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, d) each
-        chosen = hidden.gather(1, only.places[:, :, None].expand(-1, -1, hidden.size(2)))  # (B, M, dim)
-        query = F.linear(chosen, of_query).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
-        cos, sin = (values.to(projected.dtype) for values in angles)
+        selected = hidden.gather(1, only.places[:, :, None].expand(-1, -1, hidden.size(2)))  # (B, M, dim)
+        query = F.linear(selected, query_weight).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
+        cos = angles[0].to(projected.dtype)
+        sin = angles[1].to(projected.dtype)
         key = rotated(key, cos, sin)
         query = rotated(query, cos[only.places][:, None], sin[only.places][:, None])
-        return self._attended(query, key, value, rows_of(only, mask)).flatten(0, 1)[only.slots]
+        return self._attended(query, key, value, mask_rows(only, mask)).flatten(0, 1)[only.slots]
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """From ``(B, H, ..., d)`` to ``(B, ..., dim)``."""
@@ -181,8 +186,10 @@ class ModernLayer(nn.Module):
 
     def _geglu(self, hidden: Tensor) -> Tensor:
         """Shazeer, 2020, arXiv 2002.05202."""
-        if torch.compiler.is_compiling():  # two products, so that the gradient of neither is copied into one matrix
-            activated, gate = (F.linear(hidden, part) for part in self.fc1.weight.chunk(2))
+        if torch.compiler.is_compiling():  # with two products, no gradient is copied into one matrix
+            activated_weight, gate_weight = self.fc1.weight.chunk(2)
+            activated = F.linear(hidden, activated_weight)
+            gate = F.linear(hidden, gate_weight)
         else:
             activated, gate = self.fc1(hidden).chunk(2, dim=-1)
         inner = F.gelu(activated) * gate
@@ -230,7 +237,7 @@ class ModernTransformer(nn.Module):
         return_all_hiddens: bool = False,
         has_padding: bool | None = None,
         only: ChosenTokens | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, list[Tensor]]:
         """Hidden states of a batch.
 
         Args:
@@ -265,23 +272,27 @@ class ModernTransformer(nn.Module):
 
     def _embedded(self, src_tokens: Tensor) -> Tensor:
         """The embeddings, in the precision of the matrix products: all hidden states stay in it."""
-        embedded, kind = self.embed_tokens(src_tokens), src_tokens.device.type
+        embedded = self.embed_tokens(src_tokens)
+        kind = src_tokens.device.type
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
-    def _positions(self, hidden: Tensor) -> dict[bool, Any]:
-        """What global (False) and local (True) layers know of positions: their rotary angles."""
-        size, length = self.size, hidden.size(1)
-        angles = of_global = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
+    def _positions(self, hidden: Tensor) -> Mapping[bool, Tensor | tuple[Tensor, Tensor]]:
+        """The rotary angles of global (False) and local (True) layers."""
+        size = self.size
+        length = hidden.size(1)
+        global_angles = rotary_angles(length, size.dim // size.heads, size.theta, hidden)
+        local_angles = global_angles
         if size.window > 0 and size.local_theta != size.theta:
-            angles = rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)
-        return {False: of_global, True: angles}
+            local_angles = rotary_angles(length, size.dim // size.heads, size.local_theta, hidden)
+        return {False: global_angles, True: local_angles}
 
     def _masks(self, hidden: Tensor, padding: Tensor | None) -> dict[bool, Tensor | None]:
         """The masks of global (False) and local (True) layers; None where a layer sees all tokens."""
         global_mask = None
         if padding is not None:
             global_mask = hidden.new_zeros(padding.shape).masked_fill_(padding, NEVER)[:, None, None, :]
-        half, length = self.size.window // 2, hidden.size(1)
+        half = self.size.window // 2
+        length = hidden.size(1)
         if self.size.window == 0 or length <= half + 1:
             return {False: global_mask, True: global_mask}
         place = torch.arange(length, device=hidden.device)

@@ -14,12 +14,17 @@ from torch import nn
 
 from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.optimizers.muon import MUON_RATIO, MuonAdamW, matrices_of_layers
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState, Options
 from mlsm_plugin.fairseq_plugin.compat.loading_hooks import check_averages
 
 logger = logging.getLogger(__name__)
 
-# fairseq's FP16Optimizer copies this attribute to its float32 copies
-GROUP_ATTRIBUTE, EMBEDDINGS, LAYERS = "param_group", "embeddings", "layers"
+Group = dict[str, Any]  # parameters of an optimizer with their settings
+
+GROUP_ATTRIBUTE = "param_group"  # fairseq's FP16Optimizer copies this attribute to its float32 copies
+# its values
+EMBEDDINGS = "embeddings"
+LAYERS = "layers"
 SETTINGS = ("betas", "eps", "weight_decay", "momentum")  # of a group
 SEPARATE = "use --autocast bf16 instead of --fp16 or --bf16, or add --fp16-no-flatten-grads"
 
@@ -28,6 +33,7 @@ SEPARATE = "use --autocast bf16 instead of --fp16 or --bf16, or add --fp16-no-fl
 class FusedAdamWConfig(FairseqDataclass):
     """The options of the optimizer; those that fairseq's ``adam`` has too are named as there."""
 
+    # Any: text on a command line, two numbers elsewhere
     adam_betas: Any = option((0.9, 0.98), help="decay rates of the running averages, such as '(0.9, 0.98)'")
     adam_eps: float = option(1e-6, help="term added to the denominator")
     weight_decay: float = option(0.01, help="decoupled weight decay, multiplied by the rate")
@@ -51,17 +57,19 @@ class FusedAdamW(FairseqOptimizer):
                 "--adam-betas must be in [0, 1), --adam-eps positive and --weight-decay not negative; got "
                 f"{settings['betas']}, {settings['eps']} and {cfg.weight_decay}"
             )
-        self._optimizer = self._made(params, settings)
+        self._optimizer = self._built(params, settings["lr"], settings["betas"], settings["eps"])
 
-    def _made(self, params: list[nn.Parameter], settings: dict[str, Any]) -> torch.optim.Optimizer:
-        groups = [{"params": params, "weight_decay": self.cfg.weight_decay}]
+    def _built(
+        self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float
+    ) -> torch.optim.Optimizer:
+        groups: list[Group] = [{"params": params, "weight_decay": self.cfg.weight_decay}]
         if self.cfg.decay_matrices_only:
             groups = decay_groups(params, self.cfg.weight_decay)
         try:
-            return torch.optim.AdamW(groups, fused=True, **settings)
+            return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
         except RuntimeError as error:
             logger.info("AdamW is not fused here: %s", error)
-            return torch.optim.AdamW(groups, foreach=True, **settings)
+            return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, foreach=True)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
@@ -69,22 +77,24 @@ class FusedAdamW(FairseqOptimizer):
         lr = self.cfg.lr if isinstance(self.cfg.lr, float) else self.cfg.lr[0]
         return {"lr": lr, "betas": _betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
-    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
+    def load_state_dict(self, state_dict: CheckpointState, optimizer_overrides: Options | None = None) -> None:
         """Load the averages of a checkpoint; ValueError if they are those of other parameters.
 
-        The settings of each group stay those of this run, except the rate, which the scheduler sets, and what
-        ``optimizer_overrides`` names, in all groups.
+        Each group keeps the settings of this run, except the rate, which the scheduler sets, and those in
+        ``optimizer_overrides``, which apply to all groups.
         """
         overrides = optimizer_overrides or {}
-        own = [{key: group[key] for key in SETTINGS if key in group} | overrides for group in self.param_groups]
-        if len(own) != len(state_dict["param_groups"]):
+        settings_of_run = [
+            {key: group[key] for key in SETTINGS if key in group} | overrides for group in self.param_groups
+        ]
+        if len(settings_of_run) != len(state_dict["param_groups"]):
             raise ValueError(
                 "--decay-matrices-only differs from the run in the checkpoint; set it as there, or pass "
                 "--reset-optimizer"
             )
         super().load_state_dict(state_dict, overrides)
         check_averages(self._optimizer)
-        for group, settings in zip(self.param_groups, own, strict=True):
+        for group, settings in zip(self.param_groups, settings_of_run, strict=True):
             group.update(settings)
 
     @property
@@ -112,25 +122,35 @@ class Muon(FusedAdamW):
     ValueError if an option is out of range, or all parameters are one flat vector.
     """
 
-    def _made(self, params: list[nn.Parameter], settings: dict[str, Any]) -> torch.optim.Optimizer:
+    def _built(
+        self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float
+    ) -> torch.optim.Optimizer:
         cfg = self.cfg
-        rate = MUON_RATIO * settings["lr"] if cfg.muon_lr is None else cfg.muon_lr
-        if rate <= 0 or settings["lr"] <= 0 or not 0 <= cfg.muon_momentum < 1 or cfg.muon_weight_decay < 0:
+        rate = MUON_RATIO * lr if cfg.muon_lr is None else cfg.muon_lr
+        if rate <= 0 or lr <= 0 or not 0 <= cfg.muon_momentum < 1 or cfg.muon_weight_decay < 0:
             raise ValueError(
                 "--lr and --muon-lr must be positive, --muon-momentum in [0, 1) and --muon-weight-decay not negative; "
-                f"got {settings['lr']}, {rate}, {cfg.muon_momentum} and {cfg.muon_weight_decay}"
+                f"got {lr}, {rate}, {cfg.muon_momentum} and {cfg.muon_weight_decay}"
             )
-        self._ratio = rate / settings["lr"]
-        matrices = [one for one in params if getattr(one, GROUP_ATTRIBUTE, None) == LAYERS]
+        self._ratio = rate / lr
+        matrices = [parameter for parameter in params if getattr(parameter, GROUP_ATTRIBUTE, None) == LAYERS]
         if not matrices:
             raise ValueError(f"--optimizer muon needs separate parameters and layers: {SEPARATE}")
-        chosen = {id(one) for one in matrices}
-        others = [one for one in params if id(one) not in chosen]
-        groups = [{"params": others, "weight_decay": cfg.weight_decay}]
+        ids_of_matrices = {id(matrix) for matrix in matrices}
+        other_parameters = [parameter for parameter in params if id(parameter) not in ids_of_matrices]
+        groups: list[Group] = [{"params": other_parameters, "weight_decay": cfg.weight_decay}]
         if cfg.decay_matrices_only:
-            groups = decay_groups(others, cfg.weight_decay)
-        more = {"momentum": cfg.muon_momentum, "muon_weight_decay": cfg.muon_weight_decay}
-        return MuonAdamW(matrices, groups, muon_lr=rate, **settings, **more)
+            groups = decay_groups(other_parameters, cfg.weight_decay)
+        return MuonAdamW(
+            matrices,
+            groups,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            muon_lr=rate,
+            momentum=cfg.muon_momentum,
+            muon_weight_decay=cfg.muon_weight_decay,
+        )
 
     def set_lr(self, lr: float) -> None:
         """Set the rate of AdamW, and that of Muon with the same ratio as at the beginning."""
@@ -143,7 +163,7 @@ class Muon(FusedAdamW):
 
 
 def mark_weights(model: nn.Module) -> None:
-    """Mark the embeddings and the matrices of the layers of ``model``, as an optimizer sees no names."""
+    """Mark the embeddings and the matrices of the layers of ``model``, since an optimizer sees no names."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             setattr(module.weight, GROUP_ATTRIBUTE, EMBEDDINGS)
@@ -151,26 +171,27 @@ def mark_weights(model: nn.Module) -> None:
         setattr(weight, GROUP_ATTRIBUTE, LAYERS)
 
 
-def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(params: list[nn.Parameter], weight_decay: float) -> list[Group]:
     """Two groups: matrices, with decay; and vectors and marked embeddings, without.
 
-    ValueError if no parameter is a matrix, since ``--fp16`` has joined all into one vector.
+    ValueError if no parameter is a matrix: ``--fp16`` has joined all into one vector.
     """
-    embeddings = {id(one) for one in params if getattr(one, GROUP_ATTRIBUTE, None) == EMBEDDINGS}
-    matrices = [one for one in params if one.dim() >= 2 and id(one) not in embeddings]
-    others = [one for one in params if one.dim() < 2 or id(one) in embeddings]
-    if all(one.dim() < 2 for one in params):
+    embeddings = {id(weight) for weight in params if getattr(weight, GROUP_ATTRIBUTE, None) == EMBEDDINGS}
+    decayed = [weight for weight in params if weight.dim() >= 2 and id(weight) not in embeddings]
+    not_decayed = [weight for weight in params if weight.dim() < 2 or id(weight) in embeddings]
+    if all(weight.dim() < 2 for weight in params):
         raise ValueError(f"--decay-matrices-only needs separate parameters: {SEPARATE}")
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
 
 
-def _betas(given: Any) -> tuple[float, float]:
-    """The two rates; raises ValueError if ``given`` is something else."""
+def _betas(value: Any) -> tuple[float, float]:
+    """The two rates in an option; ValueError if it holds something else."""
     try:
-        found = ast.literal_eval(given) if isinstance(given, str) else given
-        if OmegaConf.is_config(found):
-            found = OmegaConf.to_container(found)
-        first, second = (float(rate) for rate in found)
+        rates = ast.literal_eval(value) if isinstance(value, str) else value
+        if OmegaConf.is_config(rates):
+            rates = OmegaConf.to_container(rates)
+        numbers = [float(rate) for rate in rates]
+        first, second = numbers
     except (ValueError, TypeError, SyntaxError):
-        raise ValueError(f"--adam-betas must be two numbers, such as '(0.9, 0.98)', got {given!r}") from None
+        raise ValueError(f"--adam-betas must be two numbers, such as '(0.9, 0.98)', got {value!r}") from None
     return first, second

@@ -1,10 +1,9 @@
-"""From raw text to everything that MLSM training reads, in one folder; what is up to date is not made again."""
+"""From raw text to everything that MLSM training reads, in one folder; steps that are up to date are skipped."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LearningSettings
@@ -21,7 +20,7 @@ from mlsm_plugin.fairseq_plugin.text.binarize import binarize
 from mlsm_plugin.fairseq_plugin.text.sentencepiece_training import TokenizerSettings, train_tokenizer
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import tokenizer_inputs
 
-NEUTRAL = {"device", "threads", "batch_tokens", "log"}  # how a step computes, and not what
+NOT_DECIDING_SETTINGS = {"device", "threads", "batch_tokens", "log"}  # the result of a step does not depend on them
 
 
 def preprocess(
@@ -45,36 +44,34 @@ def preprocess(
 
     Args:
         texts: the files of the splits ``train`` and ``valid``, and of ``test`` if there is one.
-        learning, coding: their layers do not count.
+        learning, coding: their layers are ignored.
         layer: whose hidden states are coded; None: the last one.
         keep_at, flags: of the auxiliary model, see :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
-        coded: runs what codes a split, whose name it gets, and shows the figures.
+        coded: gets the name of a split and the function that codes it; calls it and shows the figures.
     """
-    given = settings.tokenizer or settings.auxiliary
-    if given and (new_tokenizer.user_symbols or new_tokenizer.lowercase):
+    has_tokenizer = bool(settings.tokenizer or settings.auxiliary)
+    if has_tokenizer and (new_tokenizer.user_symbols or new_tokenizer.lowercase):
         raise ValueError("--user-symbols and --lowercase need a tokenizer that is trained here, not one that is given")
     output = Path(output)
-    data_bin, dictionary = output / "data-bin", output / "dictionary"
+    data_bin = output / "data-bin"
+    dictionary = output / "dictionary"
     auxiliary = settings.auxiliary or str(output / "auxiliary" / "checkpoint_best.pt")
     splits = {split: list(texts.get(split, ())) for split in ("train", "valid", "test")}
     coded_splits = [split for split, files in splits.items() if files]
     with only_writer(output):
         record = StepRecord(output / "steps.json")
-        own_tokenizer = None if given else new_tokenizer
-        tokenizer = settings.tokenizer or (source_of(auxiliary).tokenizer_of(auxiliary) if given else None)
-        binarized(record, splits, data_bin, tokenizer or output / "tokenizer", own_tokenizer, workers)
+        tokenizer: PathLike = output / "tokenizer"
+        if settings.tokenizer:
+            tokenizer = settings.tokenizer
+        elif settings.auxiliary:
+            tokenizer = source_of(auxiliary).tokenizer_of(auxiliary) or tokenizer
+        binarized(record, splits, data_bin, tokenizer, None if has_tokenizer else new_tokenizer, workers)
         if not settings.auxiliary:
-            own: dict[str, Any] = {
-                "keep_at": list(keep_at),
-                "arch": settings.auxiliary_arch,
-                "max_update": settings.auxiliary_updates,
-                "flags": ["--seed", str(learning.seed), *block_flags(coding.blocks), *separate_words(flags)],
-            }
-            made = output / "auxiliary"
-            pretrain_it = partial(pretrain, data_bin, made, **own)
-            record.run(Step("auxiliary", pretrain_it, own, [], [made], checked=[Path(auxiliary)]))
+            training_flags = ["--seed", str(learning.seed), *block_flags(coding.blocks), *separate_words(flags)]
+            record.run(_auxiliary_step(data_bin, Path(auxiliary), settings, list(keep_at), training_flags))
         layer = source_of(auxiliary).layers_of(auxiliary) if layer is None else layer
-        learning, coding = replace(learning, layer=layer), replace(coding, layer=layer)
+        learning = replace(learning, layer=layer)
+        coding = replace(coding, layer=layer)
         files = source_of(auxiliary).files_of(auxiliary)
         learn = partial(learn_from_split, data_bin, auxiliary, dictionary, learning, coding.blocks)
         deciding = {**_deciding(learning), "blocks": asdict(coding.blocks)}
@@ -89,6 +86,18 @@ def preprocess(
         stores = [data_bin / f"{split}.codes" for split in coded_splits]
         record.run(Step("encode", encode, {**_deciding(coding), "splits": coded_splits}, files, stores))
     return record
+
+
+def _auxiliary_step(
+    data_bin: Path, checkpoint: Path, settings: PreprocessSettings, keep_at: list[int], flags: list[str]
+) -> Step:
+    """The step that trains the auxiliary model."""
+    folder = checkpoint.parent
+    arch = settings.auxiliary_arch
+    max_update = settings.auxiliary_updates
+    train = partial(pretrain, data_bin, folder, arch=arch, max_update=max_update, flags=flags, keep_at=keep_at)
+    deciding = {"keep_at": keep_at, "arch": arch, "max_update": max_update, "flags": flags}
+    return Step("auxiliary", train, deciding, [], [folder], checked=[checkpoint])
 
 
 def binarized(
@@ -110,14 +119,15 @@ def binarized(
         record.run(Step("tokenizer", make, asdict(new_tokenizer), [Path(file) for file in train], [Path(tokenizer)]))
 
     def write_data() -> None:
-        made = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
-        print(made.table())
+        figures = binarize(tokenizer=tokenizer, train=train, valid=valid, test=test, output=data_bin, workers=workers)
+        print(figures.table())
 
-    used = [Path(file) for files in splits.values() for file in files]
-    used += [] if new_tokenizer else tokenizer_inputs(tokenizer)
-    record.run(Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, used, [data_bin]))
+    inputs = [Path(file) for files in splits.values() for file in files]
+    if new_tokenizer is None:
+        inputs += tokenizer_inputs(tokenizer)
+    record.run(Step("binarize", write_data, {"tokenizer": tokenizer, **splits}, inputs, [data_bin]))
 
 
-def _deciding(settings: Any) -> dict[str, Any]:
-    """What decides the result of a step, as values that JSON can hold."""
-    return {name: value for name, value in asdict(settings).items() if name not in NEUTRAL}
+def _deciding(settings: LearningSettings | CodingSettings) -> dict[str, object]:
+    """The settings that decide the result of a step, as values that JSON can hold."""
+    return {name: value for name, value in asdict(settings).items() if name not in NOT_DECIDING_SETTINGS}

@@ -29,9 +29,9 @@ EARLY_ENDS = ("--max-epoch", "--patience", "--stop-time-hours", "--stop-min-lr")
 
 
 def separate_words(flags: Sequence[str]) -> list[str]:
-    """The flags with ``--flag=value`` as two words, so that each flag is found by its name.
+    """The flags with ``--flag=value`` as two words, which makes each flag an item of the list.
 
-    A value that begins with a dash stays where it is: as a word of its own, it would be taken for a flag.
+    A value that begins with a dash stays in its word: as a word of its own, it would be parsed as a flag.
     """
     words = []
     for word in flags:
@@ -46,37 +46,38 @@ def block_flags(blocks: BlockSettings) -> list[str]:
 
 
 def default_flags(
-    max_update: int, arch: str, given: list[str], *, optimizer: str | None = None, run: Path | None = None
+    max_update: int, arch: str, user_flags: list[str], *, optimizer: str | None = None, run: Path | None = None
 ) -> list[str]:
-    """``fairseq-train`` flags that train an auxiliary model; the flags ``given`` follow them and override them.
+    """``fairseq-train`` flags that train an auxiliary model; ``user_flags`` follow them and override them.
 
     The learning rate rises and falls over ``max_update`` updates. ``mlsm_modern`` and ``mlsm_deberta`` have no dropout,
-    learn at a higher rate, and begin with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps those that
-    it began with.
-    Options of the default optimizer or schedule are left out if another one is given, since fairseq refuses them.
+    learn at a higher rate, and begin with more masks (docs/research/recipe.md); the checkpoint ``run`` keeps the masks
+    that it began with. Options of the default optimizer or schedule are left out if ``user_flags`` set another one,
+    since fairseq rejects them.
     """
-    optimizer, modern = optimizer or _optimizer(None, given, arch), _is_modern(arch)
-    dropout = [] if modern else ["--dropout", "0.1", "--attention-dropout", "0.1"]
-    flags = [
-        *("--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", arch, "--autocast", "auto"),
-        *("--sample-break-mode", "complete", "--tokens-per-sample", "512"),
-        *("--skip-invalid-size-inputs-valid-test", "--required-batch-size-multiple", "1"),
-        *("--clip-norm", "1.0", *dropout, "--lr", "1e-3" if modern else "5e-4"),
-        *("--batch-size", "32", "--seed", "1"),
-        *("--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"),
-        *("--log-format", "simple", "--log-interval", "100"),
-    ]
-    if "--optimizer" not in given:
+    optimizer = optimizer or _optimizer(None, user_flags, arch)
+    modern = _is_modern(arch)
+    flags = ["--task", "plain_masked_lm", "--criterion", "masked_lm", "--arch", arch, "--autocast", "auto"]
+    flags += ["--sample-break-mode", "complete", "--tokens-per-sample", "512"]
+    flags += ["--skip-invalid-size-inputs-valid-test", "--required-batch-size-multiple", "1"]
+    flags += ["--clip-norm", "1.0"]
+    if not modern:
+        flags += ["--dropout", "0.1", "--attention-dropout", "0.1"]
+    flags += ["--lr", "1e-3" if modern else "5e-4"]
+    flags += ["--batch-size", "32", "--seed", "1"]
+    flags += ["--no-epoch-checkpoints", "--save-interval-updates", "5000", "--keep-interval-updates", "1"]
+    flags += ["--log-format", "simple", "--log-interval", "100"]
+    if "--optimizer" not in user_flags:
         flags += ["--optimizer", optimizer, "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-6"]
         flags += ["--weight-decay", "0.01"]
-    if "--lr-scheduler" not in given:
+    if "--lr-scheduler" not in user_flags:
         flags += ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(max_update)]
         flags += ["--warmup-updates", str(max(1, max_update * 6 // 100))]
     if modern:
-        chosen = dict(pairwise(given)).get("--optimizer", optimizer)
-        weights = "bert" if chosen == "muon" and arch.startswith("mlsm_modern") else "width"
-        flags += _beginning(run, weights, masks=not DECIDE_MASKS & set(given))
-    if "--mask-prob-end" in {*flags, *given}:  # a part of the run has another --max-update
+        trained_with = dict(pairwise(user_flags)).get("--optimizer", optimizer)
+        weights = "bert" if trained_with == "muon" and arch.startswith("mlsm_modern") else "width"
+        flags += _beginning(run, weights, masks=not DECIDE_MASKS & set(user_flags))
+    if "--mask-prob-end" in {*flags, *user_flags}:  # a part of the run has another --max-update
         flags += ["--mask-updates", str(max_update)]
     return flags
 
@@ -86,13 +87,14 @@ def _is_modern(arch: str) -> bool:
 
 
 def _beginning(run: Path | None, weights: str, *, masks: bool) -> list[str]:
-    """The flags of the initial ``weights``, and perhaps of the ``masks``, of a run, which may be there."""
+    """The flags of the initial ``weights``, and perhaps of the ``masks``, of a run; its checkpoint may exist."""
     options: dict[str, object] = {**MASKS, "initialization": weights}
     if run is not None and run.exists():
         parts = parts_of(read_contents(run))
         options = {name: {**parts["model"], **parts["task"]}.get(name) for name in options}
-    kept = {name: value for name, value in options.items() if value is not None and (masks or name not in MASKS)}
-    return as_flags(kept)
+    return as_flags(
+        {name: value for name, value in options.items() if value is not None and (masks or name not in MASKS)}
+    )
 
 
 def as_flags(options: Mapping[str, object]) -> list[str]:
@@ -116,8 +118,8 @@ def pretrain(
 
     Args:
         data_bin: a binarized dataset, or several joined by colons, which epochs use in turn; the first one validates.
-        save_dir: folder for the checkpoints; a run that is already there is resumed.
-        arch: a fairseq architecture; None: that of the run that is there, else ``mlsm_modern_small``.
+        save_dir: folder for the checkpoints; an existing run is resumed.
+        arch: a fairseq architecture; None: that of an existing run, else ``mlsm_modern_small``.
         max_update: total number of updates.
         flags: further ``fairseq-train`` flags, see :func:`separate_words`; they override the defaults.
         keep_at: the percentages, from 1 to 100; that at 100 % is always kept.
@@ -139,25 +141,25 @@ def pretrain(
             break
         if updates_of(last) == goal:
             link_file(last, snapshot)
-    kept = [snapshot for snapshot, goal in goals.items() if _is_model_after(goal, snapshot)]
-    for other in (snapshot for snapshot in goals if snapshot not in kept and snapshot.exists()):
-        message = "%s is not the model after update %d of %d; delete or rename it"
-        logger.warning(message, other, goals[other], max_update)
-    return [*kept, last] if early and last.exists() else kept
+    snapshots = [snapshot for snapshot, goal in goals.items() if _is_model_after(goal, snapshot)]
+    for snapshot, goal in goals.items():
+        if snapshot not in snapshots and snapshot.exists():
+            logger.warning("%s is not the model after update %d of %d; delete or rename it", snapshot, goal, max_update)
+    return [*snapshots, last] if early and last.exists() else snapshots
 
 
 def early_end(save_dir: Path, goal: int, flags: Sequence[str]) -> str | None:
-    """One line on a run whose training has ended before an update, and on the flags that may be why; else None."""
+    """One line on a run whose training ended before an update, and the flags that may have caused it; else None."""
     reached = updates_of(save_dir / LAST)
     if reached >= goal:
         return None
-    given = [f"{flag} {value}" for flag, value in pairwise(flags) if flag in EARLY_ENDS]
-    reason = " or ".join(given) or "the trainer's own message is above"
+    ending_flags = [f"{flag} {value}" for flag, value in pairwise(flags) if flag in EARLY_ENDS]
+    reason = " or ".join(ending_flags) or "the trainer's own message is above"
     return f"training ended after update {reached}, before update {goal} ({reason}): {save_dir}"
 
 
 def _is_model_after(updates: int, checkpoint: Path) -> bool:
-    """Whether a checkpoint is there and whole, and has seen so many updates."""
+    """Whether a checkpoint exists, is whole, and has seen this number of updates."""
     try:
         return updates_of(checkpoint) == updates
     except ValueError:
@@ -171,9 +173,9 @@ def begin_run(data_bin: PathLike, save_dir: Path) -> None:
     or is damaged, or the datasets have different vocabularies.
     """
     folders = folders_of(data_bin)
-    found = [split_fingerprint(Path(folder, "train")) for folder in folders]
+    fingerprints = [split_fingerprint(Path(folder, "train")) for folder in folders]
     advice = "Choose another --save-dir; to continue from a checkpoint on other data, pass it with --restore-file"
-    content: dict[str, object] = {"train": found if len(found) > 1 else found[0]}
+    content: dict[str, object] = {"train": fingerprints if len(fingerprints) > 1 else fingerprints[0]}
     before = PlannedFolder(save_dir, content, plan_file="data.json").recorded_plan
     valid = Path(folders[0], "valid")  # the best model is chosen on it
     if valid.with_suffix(".idx").is_file() and (before is None or "valid" in before):
@@ -195,10 +197,10 @@ def train_until(
     flags: list[str],
     part: Sequence[str] = (),
 ) -> None:
-    """Train until update ``goal``, unless the run has got there; a run that is there is resumed.
+    """Train until update ``goal``, unless the run has reached it; an existing run is resumed.
 
     The flags ``part`` of this part of the run override ``flags``; the other arguments are those of :func:`pretrain`.
-    ValueError if the run that is there has another architecture, or the trainer failed.
+    ValueError if the existing run has another architecture, or the trainer failed.
     """
     last = save_dir / LAST
     if updates_of(last) >= goal:
@@ -209,26 +211,25 @@ def train_until(
             "it, or choose another --save-dir"
         )
     source = last if last.exists() else _restored(flags)
-    chosen = arch or (architecture_of(source) if source else DEFAULT_ARCHITECTURE)
-    optimizer = _optimizer(source, flags, chosen)
-    defaults = default_flags(max_update, chosen, flags, optimizer=optimizer, run=last)
-    status = run_child(
-        [
-            *(sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", PACKAGE_DIR),
-            *("--save-dir", str(save_dir), *defaults, *_without_restart(flags, last), *part),
-            *("--max-update", str(goal)),
-        ]
-    )
+    if not arch:
+        arch = architecture_of(source) if source else DEFAULT_ARCHITECTURE
+    optimizer = _optimizer(source, flags, arch)
+    command = [sys.executable, "-m", "fairseq_cli.train", str(data_bin), "--user-dir", PACKAGE_DIR]
+    command += ["--save-dir", str(save_dir)]
+    command += default_flags(max_update, arch, flags, optimizer=optimizer, run=last)
+    command += _without_restart(flags, last)
+    command += [*part, "--max-update", str(goal)]
+    status = run_child(command)
     if status != 0:
         raise ValueError(f"fairseq-train stopped with exit status {status}; its own message is above")
 
 
 def _restored(flags: list[str]) -> Path | None:
-    """The checkpoint that ``--restore-file`` names, if it is there."""
+    """The checkpoint that ``--restore-file`` names, if it exists."""
     if "--restore-file" not in flags[:-1]:
         return None
-    named = Path(flags[flags.index("--restore-file") + 1])
-    return named if named.is_file() else None
+    checkpoint = Path(flags[flags.index("--restore-file") + 1])
+    return checkpoint if checkpoint.is_file() else None
 
 
 def _optimizer(source: Path | None, flags: list[str], arch: str) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from mlsm_plugin.core.coding.block_coding import CodingFigures
 from mlsm_plugin.core.coding.coder_learning import LASSO, LearningSettings
@@ -45,30 +44,48 @@ class _Run:
     flags: Sequence[str]
     coded: Coded
 
-    def of_training(self) -> dict[str, Any]:
-        """What, with the number of updates, decides the result of the first stage."""
-        own = {name: getattr(self.settings, name) for name in ("stages", "mlm_weight")}
-        return {**own, "atoms": self.learning.atoms, "seed": self.learning.seed, "blocks": vars(self.blocks)}
+    def of_training(self) -> dict[str, object]:
+        """The values that decide the result of the first stage, together with the number of updates."""
+        return {
+            "stages": self.settings.stages,
+            "mlm_weight": self.settings.mlm_weight,
+            "atoms": self.learning.atoms,
+            "seed": self.learning.seed,
+            "blocks": vars(self.blocks),
+        }
 
-    def of_codes(self) -> dict[str, Any]:
-        """What else decides the result of the later stages."""
-        own = {name: getattr(self.settings, name) for name in ("latent_weight", "latent_source", "latent_top")}
-        names = ["lambda_", "iterations"] if self.learning.coder == LASSO else ["k", "matryoshka"]
-        names = ["coder", "tokens", *names]
-        return {**own, "layer": self.layer, **{name.strip("_"): getattr(self.learning, name) for name in names}}
+    def of_codes(self) -> dict[str, object]:
+        """The further values that decide the result of the later stages."""
+        learning = self.learning
+        values: dict[str, object] = {
+            "latent_weight": self.settings.latent_weight,
+            "latent_source": self.settings.latent_source,
+            "latent_top": self.settings.latent_top,
+            "layer": self.layer,
+            "coder": learning.coder,
+            "tokens": learning.tokens,
+        }
+        if learning.coder == LASSO:
+            values["lambda"] = learning.lambda_
+            values["iterations"] = learning.iterations
+        else:
+            values["k"] = learning.k
+            values["matryoshka"] = learning.matryoshka
+        return values
 
     def folders(self, stage: Stage) -> list[tuple[str, Path]]:
         """The datasets, each with the folder of its codes."""
-        first, *more = folders_of(self.data_bin)
-        others = [(data, stage.folder / f"data-{number}") for number, data in enumerate(more, start=2)]
-        return [(first, stage.folder), *others]
+        first, *further = folders_of(self.data_bin)
+        further_folders = [(data, stage.folder / f"data-{number}") for number, data in enumerate(further, start=2)]
+        return [(first, stage.folder), *further_folders]
 
     def flags_of(self, stage: Stage) -> list[str]:
-        """The flags of ``fairseq-train`` that a stage has of its own."""
-        settings, learning = self.settings, self.learning
+        """The flags of ``fairseq-train`` that are specific to a stage."""
+        settings = self.settings
+        learning = self.learning
         flags = ["--criterion", "latent_semantic_kl", "--mlm-weight", str(settings.mlm_weight)]
         flags += ["--num-atoms", str(learning.atoms)]
-        flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss is another one in each stage
+        flags += ["--best-checkpoint-metric", "mlm_loss"]  # the loss differs from stage to stage
         if stage.number == 0:
             return ["--task", "plain_masked_lm", "--latent-weight", "0", *flags]
         flags += ["--task", "masked_latent_semantic", "--latent-weight", str(settings.latent_weight)]
@@ -80,15 +97,22 @@ class _Run:
         return [*flags, "--latent-dictionary", str(stage.dictionary)]
 
     def make_codes(self, stage: Stage) -> None:
-        """Learn the dictionary of a stage and code with it; does nothing where that is done."""
-        teacher, folders = str(stage.teacher), self.folders(stage)
+        """Learn the dictionary of a stage and code with it; skips what is done."""
+        teacher = str(stage.teacher)
+        folders = self.folders(stage)
         layer = source_of(teacher).layers_of(teacher) if self.layer is None else self.layer
         learning = replace(self.learning, layer=layer)
         learn_from_split(folders[0][0], teacher, stage.dictionary, learning, self.blocks)
         if self.settings.latent_source == ONLINE:
             return
-        how = {name: getattr(learning, name) for name in ("device", "fp16", "threads", "batch_tokens")}
-        coding = CodingSettings(layer, self.blocks, **how)
+        coding = CodingSettings(
+            layer,
+            self.blocks,
+            device=learning.device,
+            fp16=learning.fp16,
+            threads=learning.threads,
+            batch_tokens=learning.batch_tokens,
+        )
         encode = partial(encode_split, auxiliary=teacher, coder=load_coder(stage.dictionary), settings=coding)
         train, *validated = coded_splits(folders[0][0], self.flags)
         for number, (data, codes) in enumerate(folders):
@@ -111,17 +135,18 @@ def pretrain_in_stages(
 ) -> str | None:
     """Run the stages that are missing; returns one line on a training that ended early, else None.
 
-    ValueError if a part failed, ``save_dir`` holds another run, or a flag is one that each stage has of its own.
+    ValueError if a part failed, ``save_dir`` holds another run, or a flag is one that each stage sets itself.
 
     Args:
         data_bin, save_dir, arch, max_update, flags: :func:`~mlsm_plugin.fairseq_plugin.pipelines.pretraining.pretrain`.
-        learning: the coder of each stage, and how the frozen copy runs: unless it says so, on the device and in the
-            precision of the training. Its layer does not count.
+        learning: the coder of each stage, and how the frozen copy runs: by default on the device and in the precision
+            of the training. Its layer is ignored.
         blocks: samples of the training and of the coding.
         layer: whose hidden states are coded; None: the last one.
-        coded: runs what codes a split, whose name it gets, and shows the figures.
+        coded: gets the name of a split and the function that codes it; calls it and shows the figures.
     """
-    save_dir, flags = Path(save_dir), separate_words(flags)
+    save_dir = Path(save_dir)
+    flags = separate_words(flags)
     for flag in CHOSEN_HERE:
         if flag in flags:
             raise ValueError(f"{flag} is chosen for each stage by `mlsm pretrain`; leave it out, or use fairseq-train")
@@ -131,12 +156,13 @@ def pretrain_in_stages(
     stages = stages_of(save_dir, max_update, settings.stages)
     begin_run(data_bin, save_dir)
     of_codes = run.of_codes()
-    plan_of(stages, save_dir, {"max_update": max_update, **run.of_training(), **of_codes}, list(of_codes)).begin()
+    plan = {"max_update": max_update, **run.of_training(), **of_codes}
+    plan_of(stages, save_dir, plan, list(of_codes)).begin()
     flags = [*flags, "--seed", str(learning.seed), *block_flags(blocks)]
 
     def train(stage: Stage) -> None:
         train_until(
-            *(stage.end, data_bin, save_dir), arch=arch, max_update=max_update, flags=flags, part=run.flags_of(stage)
+            stage.end, data_bin, save_dir, arch=arch, max_update=max_update, flags=flags, part=run.flags_of(stage)
         )
         if stage is not stages[-1] and (early := early_end(save_dir, stage.end, flags)):
             raise ValueError(f"{early}; the next stage begins with the model after update {stage.end}")
@@ -154,7 +180,7 @@ def in_half_precision(device: str | None, flags: Sequence[str]) -> bool:
 def coded_splits(data: str, flags: Sequence[str]) -> list[str]:
     """The split that is trained on, and those of the first dataset that are validated on."""
     values = dict(pairwise(flags))
-    chosen = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]
+    splits = [values.get("--train-subset", "train"), *values.get("--valid-subset", "valid").split(",")]
     if {"--combine-valid-subsets", "--combine-val"} & set(flags):
-        chosen += [Path(split).name for split in combined_splits(os.path.join(data, "valid"))]
-    return list(dict.fromkeys(chosen))
+        splits += [Path(split).name for split in combined_splits(os.path.join(data, "valid"))]
+    return list(dict.fromkeys(splits))

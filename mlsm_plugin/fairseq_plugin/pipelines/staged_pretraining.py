@@ -2,8 +2,8 @@
 
 The first stage is plain masked LM. Each later stage begins with a frozen copy of the model, from whose hidden states a
 dictionary is learned; the model then predicts its codes, together with the masked tokens. One learning-rate schedule,
-one optimizer and one order of the data span all stages. The latent head is there from the first stage on, so that the
-optimizer's state stays valid. An auxiliary model that is the model itself is in the published code of Berend (2023).
+one optimizer and one order of the data span all stages. The model has the latent head from the first stage on, which
+keeps the optimizer's state valid. The published code of Berend (2023) can use the model itself as auxiliary model, too.
 """
 
 import time
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -70,12 +69,12 @@ def stages_of(save_dir: Path, max_update: int, percentages: Sequence[int]) -> li
 
 
 def plan_of(
-    stages: Sequence[Stage], save_dir: Path, settings: dict[str, Any], of_codes: Sequence[str]
+    stages: Sequence[Stage], save_dir: Path, settings: dict[str, object], of_codes: Sequence[str]
 ) -> PlannedFolder:
-    """The record of what decides the stages of a run; other settings must not continue it.
+    """The record of the settings that decide the stages of a run; it cannot continue with others.
 
-    A run that has not saved a checkpoint yet may begin with other settings. One without a dictionary yet may have other
-    settings of its codes (``of_codes`` names them): to correct a layer that the model lacks must not cost the first
+    A run that has not saved a checkpoint yet may change all settings. A run without a dictionary yet may change those
+    of its codes (``of_codes`` names them): a layer that the model lacks can be corrected without losing the first
     stage. ValueError if the record is damaged.
     """
     path = save_dir / PLAN
@@ -115,23 +114,24 @@ def restart_head(stage: Stage, save_dir: Path, seed: int) -> None:
             if weights.dim() == 2:
                 new.normal_(0, INITIAL_DEVIATION, generator=generator)
             state["model"][name] = new
-    of_task = state.pop("task_state", None) or {}  # but for the words, it is about the codes of the stage before
-    if WORDS in of_task:
-        state["task_state"] = {WORDS: of_task[WORDS]}
+    task_state = state.pop("task_state", None) or {}  # except for the words, about the codes of the previous stage
+    if WORDS in task_state:
+        state["task_state"] = {WORDS: task_state[WORDS]}
     save_whole(state, last)
 
 
 @contextmanager
 def measured(save_dir: Path, stage: Stage, part: str) -> Iterator[None]:
-    """Add the seconds of the block to those of its part in ``seconds.json``, also if it fails: the next run resumes."""
-    path, name = save_dir / SECONDS, f"stage {stage.number}: {part}"
+    """Add the seconds of the block to its part in ``seconds.json``, also if it fails, as the next run resumes."""
+    path = save_dir / SECONDS
+    name = f"stage {stage.number}: {part}"
     start = time.perf_counter()
     try:
         yield
     finally:
-        found = read_json(path) if path.exists() else {}
-        found[name] = round(found.get(name, 0) + time.perf_counter() - start, 2)
-        write_json(path, found)
+        seconds = read_json(path) if path.exists() else {}
+        seconds[name] = round(seconds.get(name, 0) + time.perf_counter() - start, 2)
+        write_json(path, seconds)
 
 
 def run_stages(
@@ -142,11 +142,11 @@ def run_stages(
     make_codes: Callable[[Stage], None],
     train: Callable[[Stage], None],
 ) -> None:
-    """Run what is missing of all stages, in order.
+    """Run the missing parts of all stages, in order.
 
-    Each stage with codes after the first one has other codes, and so a new latent head, drawn by ``seed``.
-    ``make_codes`` learns the dictionary of a stage and codes with it, and does nothing where that is done; ``train``
-    trains until its end.
+    Each stage with codes after the first one has other codes, and therefore a new latent head, initialized at random
+    with ``seed``. ``make_codes`` learns the dictionary of a stage and codes with it, and skips what is done; ``train``
+    trains until the end of a stage.
     """
     for stage in stages:
         if updates_of(save_dir / LAST) >= stage.end:

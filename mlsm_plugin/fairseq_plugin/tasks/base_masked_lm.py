@@ -4,12 +4,13 @@
 import logging
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import torch
 from fairseq import utils
-from fairseq.criterions import masked_lm
+from fairseq.criterions import FairseqCriterion, masked_lm
 from fairseq.data import (
+    FairseqDataset,
     IdDataset,
     LRUCacheDataset,
     MaskTokensDataset,
@@ -19,8 +20,12 @@ from fairseq.data import (
     RightPadDataset,
 )
 from fairseq.data.encoders.utils import get_whole_word_mask
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from fairseq.trainer import Trainer
 from omegaconf import II
 
 from mlsm_plugin.core.files.model_files import bpe_options
@@ -28,7 +33,14 @@ from mlsm_plugin.core.files.settings import option
 from mlsm_plugin.core.masking.chosen_tokens import chosen_sizes
 from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to_look_at
 from mlsm_plugin.core.masking.word_boundaries import in_long_words
-from mlsm_plugin.fairseq_plugin.compat.batches import SortedWholeEpochsDataset, WordBeginnings, never_draw
+from mlsm_plugin.fairseq_plugin.compat.batches import (
+    LoggingOutput,
+    Sample,
+    SortedWholeEpochsDataset,
+    WordBeginnings,
+    never_draw,
+)
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import WORDS
 from mlsm_plugin.fairseq_plugin.compat.compiled_steps import MaskedLmLoss
 from mlsm_plugin.fairseq_plugin.data.token_blocks import (
@@ -44,7 +56,7 @@ from mlsm_plugin.fairseq_plugin.data.token_datasets import (
     MaskedSizesDataset,
     MaskRanksDataset,
 )
-from mlsm_plugin.fairseq_plugin.tasks.plugin_task import PluginTask, SavedRunConfig
+from mlsm_plugin.fairseq_plugin.tasks.plugin_task import PluginTask, SavedRunConfig, StepResult
 from mlsm_plugin.fairseq_plugin.tasks.word_counts import WordCount, begins_word
 from mlsm_plugin.fairseq_plugin.text.symbol_files import own_special_symbols, special_symbols
 
@@ -53,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BaseMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
-    """The options of ``masked_lm``, that for the masks of validation, and those for saving the run."""
+    """The options of ``masked_lm``, those for changing shares of masks, and those for saving the run."""
 
     # fairseq understands typing.Optional, but not `float | None`
     valid_mask_prob: Optional[float] = option(  # noqa: UP045
@@ -78,41 +90,43 @@ class BaseMaskedLMConfig(MaskedLMConfig, SavedRunConfig):
 class BaseMaskedLMTask(PluginTask, MaskedLMTask):
     """``masked_lm`` that cuts long sentences, and copies the dictionary and the tokenizer next to its checkpoints.
 
-    Special and unknown tokens are never masked, and batches hold other samples in each epoch. With
-    ``--mask-whole-words``, the tokens of long words are words.
+    Special and unknown tokens are never masked, and the batches differ from epoch to epoch. With
+    ``--mask-whole-words``, each token of a long word counts as a word.
     """
 
     cfg: BaseMaskedLMConfig
     criterions: ClassVar[tuple[str, ...]] = ("masked_lm",)
     word_count: WordCount | None = None  # of a run that counts words
-    trainer: Any = None  # of a run
+    trainer: Trainer | None = None  # of a run that counts words
 
     @classmethod
-    def setup_task(cls, cfg: BaseMaskedLMConfig, **kwargs: Any) -> "BaseMaskedLMTask":
-        """Load only the dictionary, so that a checkpoint loads without the data."""
+    def setup_task(cls, cfg: BaseMaskedLMConfig, **kwargs: object) -> "BaseMaskedLMTask":
+        """Load only the dictionary: a checkpoint must load without the data."""
         dictionary = load_dictionary(utils.split_paths(cfg.data)[0])
         logger.info("dictionary: %d types", len(dictionary))
         return cls(cfg, dictionary)
 
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
         """Load the samples of ``masked_lm``, all of them; ValueError if hardly anything is masked."""
         samples = self.load_samples(split, epoch, combine)
         self.set_batches(split, samples, *self.masked(samples, split))
 
-    def masked(self, samples: Any, split: str) -> tuple[Any, Any]:
-        """Inputs and targets of ``samples`` with masks as of ``masked_lm``, but none of special and unknown tokens.
+    def masked(self, samples: FairseqDataset, split: str) -> tuple[FairseqDataset, FairseqDataset]:
+        """Inputs and targets of ``samples``, masked as by ``masked_lm``, but special and unknown tokens are not masked.
 
-        The special ones of the tokenizer's own list are among them.
+        Special tokens include those of the tokenizer's own list.
         """
-        samples, dictionary = LRUCacheDataset(samples), self.source_dictionary
+        samples = LRUCacheDataset(samples)
+        dictionary = self.source_dictionary
         words = self.word_beginnings() if self.cfg.mask_whole_words else None
-        inputs, targets = (
-            MaskTokensDataset(
+
+        def dataset(return_masked_tokens: bool) -> MaskTokensDataset:
+            return MaskTokensDataset(
                 samples,
                 dictionary,
                 pad_idx=dictionary.pad(),
                 mask_idx=self.mask_idx,
-                return_masked_tokens=are_targets,
+                return_masked_tokens=return_masked_tokens,
                 seed=self.cfg.seed,
                 mask_prob=self.mask_prob_of(split),
                 leave_unmasked_prob=self.cfg.leave_unmasked_prob,
@@ -123,14 +137,15 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
                 mask_stdev=self.cfg.mask_stdev,
                 skip_masking=self.cfg.skip_masking,
             )
-            for are_targets in (False, True)
-        )
+
+        inputs = dataset(return_masked_tokens=False)
+        targets = dataset(return_masked_tokens=True)
         never_draw(inputs, own_special_symbols(dictionary))
         return KnownTargetsDataset.of(inputs, targets, dictionary)
 
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
-        """Build the criterion; ``masked_lm`` is our own, which computes the same."""
-        criterion = super().build_criterion(cfg, *more, **named)
+    def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
+        """Build the criterion; ``masked_lm`` is replaced by this package's, which computes the same."""
+        criterion = super().build_criterion(cfg, *args, **kwargs)
         return MaskedLmLoss(cfg, self) if type(criterion) is masked_lm.MaskedLmLoss else criterion
 
     def word_beginnings(self) -> WordBeginnings:
@@ -138,13 +153,21 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         tokenizer = Namespace(**bpe_options(self._data_folder))
         return WordBeginnings(get_whole_word_mask(tokenizer, self.source_dictionary), in_long_words)
 
-    def set_batches(self, split: str, samples: Any, inputs: Any, targets: Any, **more: Any) -> None:
-        """Let the batches of ``split`` be those of ``masked_lm``; the model is told which of them have padding.
+    def set_batches(
+        self,
+        split: str,
+        samples: FairseqDataset,
+        inputs: FairseqDataset,
+        targets: FairseqDataset,
+        **further_entries: FairseqDataset,
+    ) -> None:
+        """Make the batches of ``split`` those of ``masked_lm``; they also tell the model whether they have padding.
 
         ``inputs`` and ``targets`` are those of the ``samples``, ``(T,)`` each; a target is the id of a masked token,
-        padding elsewhere. ``more`` are datasets of what each batch also holds, by name.
+        padding elsewhere. ``further_entries`` are datasets of further entries of a batch, by name.
         """
-        pad, padded_targets = self.source_dictionary.pad(), RightPadDataset(targets, self.source_dictionary.pad())
+        pad = self.source_dictionary.pad()
+        padded_targets = RightPadDataset(targets, pad)
         for_model = {
             "src_tokens": RightPadDataset(inputs, pad),
             "src_lengths": NumelDataset(inputs, reduce=False),
@@ -156,7 +179,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
             self._check_shares_change()
             words = self.word_beginnings() if self.cfg.mask_whole_words else None
             ranks = MaskRanksDataset(samples, seed=self.cfg.seed, words=words)
-            more["mask_ranks"] = RightPadDataset(ranks, MaskRanksDataset.END)
+            further_entries["mask_ranks"] = RightPadDataset(ranks, MaskRanksDataset.END)
         if self.cfg.include_index:
             for_model["src_id"] = IdDataset()
         entries = {
@@ -166,7 +189,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
             "masked_sizes": MaskedSizesDataset(targets, pad, self.mask_prob_of(split) if self.compiles else None),
             "nsentences": NumSamplesDataset(),
             "ntokens": NumelDataset(inputs, reduce=True),
-            **more,
+            **further_entries,
         }
         batches = NestedDictionaryDataset(entries, sizes=[samples.sizes])
         self.datasets[split] = SortedWholeEpochsDataset(batches, samples.sizes)
@@ -174,7 +197,7 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         remedy = "the text may have too many unknown tokens: make a tokenizer from such text"
         check_masked_share(split, counts, self.mask_prob_of(split), remedy=remedy)
 
-    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+    def masked_counts(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         return self._counts(sample["net_input"]["src_tokens"], sample["target"])
 
     def _counts(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,19 +214,23 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
 
         Of the training split, the larger one of its shares; else ``valid_mask_prob``, or the share at the end.
         """
-        begin, end, valid = self.cfg.mask_prob, self.cfg.mask_prob_end, self.cfg.valid_mask_prob
-        for flag, share in {"--mask-prob": begin, "--mask-prob-end": end, "--valid-mask-prob": valid}.items():
+        cfg = self.cfg
+        shares = {
+            "--mask-prob": cfg.mask_prob,
+            "--mask-prob-end": cfg.mask_prob_end,
+            "--valid-mask-prob": cfg.valid_mask_prob,
+        }
+        for flag, share in shares.items():
             if share is not None and not 0 < share < 1:
                 raise ValueError(f"{flag} {share:g} is not between 0 and 1")
-        end = begin if end is None else end
         if split == self.cfg.train_subset:
-            return float(max(begin, end))
+            return float(cfg.mask_prob if cfg.mask_prob_end is None else max(cfg.mask_prob, cfg.mask_prob_end))
         return self._valid_share
 
     @property
     def _valid_share(self) -> float:
-        begin, end, valid = self.cfg.mask_prob, self.cfg.mask_prob_end, self.cfg.valid_mask_prob
-        return float(next(share for share in (valid, end, begin) if share is not None))
+        shares = (self.cfg.valid_mask_prob, self.cfg.mask_prob_end, self.cfg.mask_prob)
+        return float(next(share for share in shares if share is not None))
 
     def _check_shares_change(self) -> None:
         if not self._mask_updates > 0:
@@ -215,54 +242,64 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
     def _mask_updates(self) -> int:
         return int(self.cfg.max_update if self.cfg.mask_updates is None else self.cfg.mask_updates)
 
-    def with_share(self, sample: Any, update_num: int | None) -> Any:
+    def with_share(self, sample: Sample, update_num: int | None) -> Sample:
         """A batch with the share of masks after ``update_num`` updates; one without ranks stays as it is.
 
-        None: with that of validation, on the training split; ValueError if its loader masks less. The tokens whose
-        ranks are too high for the share are no longer masked: they are inputs again, without targets and codes. What is
-        masked depends on the batch and the number of updates alone.
+        None: with the share of validation, on the training split; ValueError if its loader masks less. Tokens whose
+        ranks are too high for the share are no longer masked: they are inputs again, without targets and codes. The
+        masks depend only on the batch and the number of updates.
         """
         if "mask_ranks" not in sample:
             return sample
-        begin, end, pad = self.cfg.mask_prob, self.cfg.mask_prob_end, self.source_dictionary.pad()
+        begin = self.cfg.mask_prob
+        end = begin if self.cfg.mask_prob_end is None else self.cfg.mask_prob_end
+        pad = self.source_dictionary.pad()
         part = min(1.0, (update_num or 0) / self._mask_updates)
         share = self._valid_share if update_num is None else begin + (end - begin) * part
         if update_num is None and share > max(begin, end):
             raise ValueError(
                 f"--valid-mask-prob {share:g} is more than the training split masks; validate on another one"
             )
-        sample, target, net_input = dict(sample), sample["target"], dict(sample["net_input"])
-        kept = sample.pop("mask_ranks") < int(share / max(begin, end) * MaskRanksDataset.END)
+        sample = dict(sample)
+        target = sample["target"]
+        net_input = dict(sample["net_input"])
+        stays_masked = sample.pop("mask_ranks") < int(share / max(begin, end) * MaskRanksDataset.END)
         masked = target != pad
-        net_input["src_tokens"] = torch.where(masked & ~kept, target, net_input["src_tokens"])
-        sample["target"] = target.masked_fill(~kept, pad)
+        net_input["src_tokens"] = torch.where(masked & ~stays_masked, target, net_input["src_tokens"])
+        sample["target"] = target.masked_fill(~stays_masked, pad)
         if "target_tokens" in net_input:
             net_input["target_tokens"] = sample["target"]
         if "codes" in sample:
-            of_masked = kept[masked]
+            of_masked = stays_masked[masked]
             sample["codes"] = {name: sample["codes"][name][of_masked] for name in ("atoms", "weights")}
         _, *room = sample.pop("masked_sizes")
         if self.compiles:  # the shapes of a compiled step stay
             sample["masked_sizes"] = (None, *room)
-        else:  # few sizes, since the kernels of a new one take long to make, also on a CPU
-            counts = (masked & kept).sum(dim=1).tolist()
+        else:  # few sizes: the kernels of a new size take long to make, also on a CPU
+            counts = (masked & stays_masked).sum(dim=1).tolist()
             sample["masked_sizes"] = chosen_sizes(counts, [target.size(1)] * len(counts), 0.0)
         return {**sample, "net_input": net_input}
 
     def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> Any:
+        self,
+        sample: Sample,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        optimizer: FairseqOptimizer,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> StepResult:
         """See :meth:`PluginTask.train_step`; the batch has the share of masks of this update."""
         sample = self.with_share(sample, update_num)
         if self.word_count is not None and not ignore_grad:
             self.word_count.add(self._unmasked(sample["net_input"]["src_tokens"], sample["target"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+    def valid_step(self, sample: Sample, model: BaseFairseqModel, criterion: FairseqCriterion) -> StepResult:
         return super().valid_step(self.with_share(sample, None), model, criterion)
 
-    def begin_run(self, trainer: Any, saved: dict[str, Any]) -> None:
-        """Begin to count words, if that is asked for; ValueError if the run that goes on from ``saved`` did not."""
+    def begin_run(self, trainer: Trainer, saved: CheckpointState) -> None:
+        """Begin to count words, with ``--count-words``; ValueError if the run resumed from ``saved`` did not count."""
         plan = getattr(self.cfg, "count_words", None)  # NPM does not count
         if plan is None:
             return
@@ -271,30 +308,31 @@ class BaseMaskedLMTask(PluginTask, MaskedLMTask):
         self.state.merge_state_dict({WORDS: saved.get(WORDS, 0)})
         dictionary = self.source_dictionary
         begins = begins_word(dictionary.symbols, [*special_symbols(dictionary), self.mask_idx])
-        self.word_count, self.trainer = WordCount(plan, begins), trainer
+        self.word_count = WordCount(plan, begins)
+        self.trainer = trainer
 
-    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
+    def optimizer_step(self, optimizer: FairseqOptimizer, model: BaseFairseqModel, update_num: int) -> None:
         if self.word_count is not None:
             self.word_count.end_update(self.state_dict()[WORDS], next(model.parameters()).device)
         super().optimizer_step(optimizer, model, update_num)
 
-    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Also count the words of the update that has ended, and keep the model if a number of words is reached."""
+    def reduce_metrics(self, logging_outputs: list[LoggingOutput], criterion: FairseqCriterion) -> None:
+        """Also count the words of the finished update, and keep the model if a number of words is reached."""
         super().reduce_metrics(logging_outputs, criterion)
         if self.word_count is not None and (words := self.word_count.take()):
             before = self.state_dict()[WORDS]
             self.state.merge_state_dict({WORDS: before + words})
             self.word_count.save_reached(self.trainer, before, before + words)
 
-    def load_samples(self, split: str, epoch: int, combine: bool) -> Any:
-        """The samples of ``masked_lm``; a sentence that is too long for one sample is cut into several."""
+    def load_samples(self, split: str, epoch: int, combine: bool) -> FairseqDataset:
+        """The samples of ``masked_lm``; a sentence that is too long for a sample is cut into several."""
         path = split_path(self.cfg.data, split, epoch)
         self.tokens = load_split(path, self.source_dictionary, combine=combine)  # whose sizes are a memory map
         samples = self.samples_of(self.tokens, split)
         logger.info("%s: %d samples of at most %d tokens", path, len(samples), self.cfg.tokens_per_sample)
         return samples
 
-    def samples_of(self, dataset: Any, split: str, *, bos: int | None = None) -> Any:
+    def samples_of(self, dataset: FairseqDataset, split: str, *, bos: int | None = None) -> FairseqDataset:
         """Cut the tokens of ``split``, or values of the same shape, into samples that begin with ``bos``; None: BOS."""
         dictionary = self.source_dictionary
         bos = dictionary.bos() if bos is None else bos
@@ -307,9 +345,9 @@ class PlainMaskedLMTask(BaseMaskedLMTask):
 
     criterions = ("masked_lm", "latent_semantic_kl")
 
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+    def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
         """Build the criterion; ValueError if it is that of another task, or needs codes."""
-        criterion = super().build_criterion(cfg, *more, **named)
+        criterion = super().build_criterion(cfg, *args, **kwargs)
         if getattr(criterion, "latent_weight", 0) > 0:
             raise ValueError(
                 "--criterion latent_semantic_kl needs the codes of --task masked_latent_semantic; pass that task, or "

@@ -3,10 +3,14 @@
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
+from fairseq.criterions import FairseqCriterion
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import register_task
 
 from mlsm_plugin.core.files.settings import option
@@ -15,7 +19,9 @@ from mlsm_plugin.core.sparse_coding.code_store import CodeStore
 from mlsm_plugin.core.sparse_coding.stored_codes import check_same_codes, check_top, origin_of, recorded_coverage
 from mlsm_plugin.fairseq_plugin.coding.online_codes import OnlineCodes
 from mlsm_plugin.fairseq_plugin.compat import version_shims
+from mlsm_plugin.fairseq_plugin.compat.batches import Sample
 from mlsm_plugin.fairseq_plugin.compat.binarized_files import combined_splits
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
 from mlsm_plugin.fairseq_plugin.compat.training_options import NO_LATENT_HEAD
 from mlsm_plugin.fairseq_plugin.data.token_blocks import check_codes_belong_to, check_is_coded, split_path
 from mlsm_plugin.fairseq_plugin.data.token_datasets import (
@@ -26,6 +32,7 @@ from mlsm_plugin.fairseq_plugin.data.token_datasets import (
     TokenPositionsDataset,
 )
 from mlsm_plugin.fairseq_plugin.tasks.base_masked_lm import BaseMaskedLMConfig, BaseMaskedLMTask
+from mlsm_plugin.fairseq_plugin.tasks.plugin_task import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +67,7 @@ class MaskedLatentSemanticConfig(BaseMaskedLMConfig):
     auxiliary_fp16: bool = option(
         False,
         help="online: run the auxiliary model in float16, on a CPU with products in bfloat16. By default its products "
-        "are in bfloat16 where the device is fast in it, so that codes differ from those in float32 by its rounding",
+        "are in bfloat16 if the device is fast in it; codes then differ from those in float32 by its rounding",
     )
 
 
@@ -69,19 +76,19 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
     """Masked LM whose batches also carry the sparse codes of the masked tokens.
 
     A batch is that of ``masked_lm`` plus ``codes``, see :class:`MaskedCodesDataset`. They are read from
-    ``DATA/<split>.codes`` or another folder (``--latent-codes``). If they cover only a share of the positions, masks
-    are drawn only there. With ``--latent-source online`` each step computes the codes of its masked tokens.
+    ``DATA/<split>.codes`` or another folder (``--latent-codes``). If they cover only a share of the positions, only
+    these are masked. With ``--latent-source online`` each step computes the codes of its masked tokens.
     """
 
     cfg: MaskedLatentSemanticConfig
     criterions = ("latent_semantic_kl", "masked_lm")
 
-    def __init__(self, cfg: MaskedLatentSemanticConfig, dictionary: Any) -> None:
+    def __init__(self, cfg: MaskedLatentSemanticConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)
         check_top(cfg.latent_top)
         self._stores: dict[tuple[str, ...], CodeStore] = {}
         self._checked_codes: set[str] = set()
-        self._origin: tuple[str, dict[str, Any]] | None = None  # a store, and what decides its codes
+        self._origin: tuple[str, dict[str, object]] | None = None  # a store, and what decides its codes
         self._online: OnlineCodes | None = None
         self._atoms_of_model: int | None = None
         self._without_latent_head = False
@@ -89,16 +96,16 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         self._online_is_checked = False
         self._all_codes_are_checked = False
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the model. Without ``num_atoms`` in ``cfg``, it gets one atom logit for each atom of the codes.
 
-        ValueError if an option is given that the source of the codes does not read.
+        ValueError if an option is set that the source of the codes does not read.
         """
         for source, names in OPTIONS_OF.items():
             values = {name: getattr(self.cfg, name) for name in names}
-            given = [name for name, value in values.items() if value is not None and value is not False]  # 0 is given
-            if given and source != str(self.cfg.latent_source) and not from_checkpoint:
-                flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            set_options = [name for name, value in values.items() if value is not None and value is not False]
+            if set_options and source != str(self.cfg.latent_source) and not from_checkpoint:
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in set_options)
                 raise ValueError(f"{flags}: only --latent-source {source} reads this")
         if getattr(cfg, "num_atoms", None) is None:
             with version_shims.open_config(cfg):
@@ -108,15 +115,15 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         self._without_latent_head = type(model).__module__.partition(".")[0] == "fairseq"
         return model
 
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+    def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
         """Build the criterion; ValueError if it is that of another task, or the model has no latent head for it."""
-        criterion = super().build_criterion(cfg, *more, **named)
+        criterion = super().build_criterion(cfg, *args, **kwargs)
         self._reads_codes = getattr(criterion, "latent_weight", 0) > 0
         if self._without_latent_head and self._reads_codes:
             raise ValueError(NO_LATENT_HEAD)
         return criterion
 
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
         """Load the samples of ``masked_lm``, with its masks and order, plus the codes of the masked tokens."""
         if self._computes_codes:
             self._online_codes().load_encoder()  # reports errors before the first batch
@@ -137,9 +144,13 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         if any(part.coverage < 1 for part in coverages):
             cfg = self.cfg
             inputs, targets = CoveredMaskTokensDataset.apply_mask(
-                *(samples, positions, coverages, self.mask_prob_of(split), self.source_dictionary),
+                samples,
+                positions,
+                coverages,
+                self.mask_prob_of(split),
+                self.source_dictionary,
                 seed=cfg.seed,
-                fates=MaskReplacement(
+                replacement=MaskReplacement(
                     leave_unmasked_prob=cfg.leave_unmasked_prob, random_token_prob=cfg.random_token_prob
                 ),
                 freq_weighted_replacement=cfg.freq_weighted_replacement,
@@ -152,15 +163,16 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         self.set_batches(split, samples, inputs, targets, codes=codes)
 
     def _check_coded(self, split: str, codes: MaskedCodesDataset) -> None:
-        """Warn if many masked tokens have no code, from which nothing latent is learned; ValueError for nearly all."""
+        """Warn if many masked tokens have no code: the latent loss skips them. ValueError if nearly all have none."""
         rows = (codes[index] for index in samples_to_look_at(len(codes)))
         counts = ((codes.collater([of_sample])["number"], len(of_sample)) for of_sample in rows)
         check_usable_share(f"masked tokens of {split} have a code", counts, remedy=FEW_CODES)
 
     def _check_masks_fit(self, split: str, store: CodeStore, coverages: list[SplitCoverage]) -> None:
         """Check that the options allow masks at coded positions only, and log how these are drawn."""
-        cfg, mask_prob = self.cfg, self.mask_prob_of(split)
-        whole = {
+        cfg = self.cfg
+        mask_prob = self.mask_prob_of(split)
+        needs_all_positions = {
             "--mask-whole-words": cfg.mask_whole_words,
             "--mask-multiple-length above 1": cfg.mask_multiple_length > 1,
             "--mask-stdev above 0": cfg.mask_stdev > 0,
@@ -169,9 +181,10 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
         for directory, part in zip(store.directories, coverages, strict=True):
             if part.coverage == 1:
                 continue
-            if found := [flag for flag, given in whole.items() if given]:
+            flags = [flag for flag, is_set in needs_all_positions.items() if is_set]
+            if flags:
                 raise ValueError(
-                    f"{found[0]} needs codes of all positions, but {directory} covers {part.coverage} of them; "
+                    f"{flags[0]} needs codes of all positions, but {directory} covers {part.coverage} of them; "
                     "run `mlsm encode` without --coverage, or leave that option out"
                 )
             if mask_prob > part.coverage:
@@ -183,10 +196,14 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
             logger.info(
                 "%s covers %g of the positions (seed %d): masks are drawn among those only, each with probability "
                 "%.4g, so that the share %g of the content tokens is masked as with full coverage",
-                *(directory, part.coverage, part.seed, mask_prob / part.coverage, mask_prob),
+                directory,
+                part.coverage,
+                part.seed,
+                mask_prob / part.coverage,
+                mask_prob,
             )
 
-    def begin_epoch(self, epoch: int, model: Any) -> None:
+    def begin_epoch(self, epoch: int, model: BaseFairseqModel) -> None:
         """See :meth:`PluginTask.begin_epoch`; ValueError if another folder of the data has no codes that fit."""
         super().begin_epoch(epoch, model)
         if not self._computes_codes and not self._all_codes_are_checked:
@@ -194,7 +211,7 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
             self._check_all_codes()
 
     def _check_all_codes(self) -> None:
-        """Open the codes of all folders (``A:B``): a later one must not stop the run in its epoch."""
+        """Open the codes of all folders (``A:B``), lest a later one stops the run in its epoch."""
         number = max(len(utils.split_paths(data)) for data in (self.cfg.data, self._codes_data))
         for epoch in range(1, number + 1):
             path = split_path(self.cfg.data, self.cfg.train_subset, epoch)
@@ -202,18 +219,24 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
             self._open_codes(combined_splits(path), folder)
 
     def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> Any:
+        self,
+        sample: Sample,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        optimizer: FairseqOptimizer,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> StepResult:
         """See :meth:`PluginTask.train_step`; without a store, computes the codes of the masked tokens first."""
         if hasattr(criterion, "set_num_updates"):
             criterion.set_num_updates(update_num)
         sample = self._with_codes(self.with_share(sample, update_num), criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+    def valid_step(self, sample: Sample, model: BaseFairseqModel, criterion: FairseqCriterion) -> StepResult:
         return super().valid_step(self._with_codes(self.with_share(sample, None), criterion), model, criterion)
 
-    def _with_codes(self, sample: Any, criterion: Any) -> Any:
+    def _with_codes(self, sample: Sample, criterion: FairseqCriterion) -> Sample:
         """``sample`` with ``codes`` if they are computed online and ``criterion`` reads them; else ``sample``."""
         if not self._computes_codes or not getattr(criterion, "latent_weight", 0) > 0:
             return sample
@@ -260,9 +283,11 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
             if directory not in self._checked_codes:
                 check_codes_belong_to(split, meta, directory)
                 origin = origin_of(meta, self.cfg.latent_top)
-                first, expected = self._origin = self._origin or (directory, origin)
-                which = f"the codes in {directory}", f"those in {first}"
-                check_same_codes(expected, origin, *which, "encode both with the same dictionary and options")
+                if self._origin is None:
+                    self._origin = (directory, origin)
+                first, expected = self._origin
+                remedy = "encode both with the same dictionary and options"
+                check_same_codes(expected, origin, f"the codes in {directory}", f"those in {first}", remedy)
                 self.state.merge_state_dict(origin)
                 self._check_atoms(store.num_atoms, directory)
                 self._checked_codes.add(directory)
@@ -276,13 +301,14 @@ class MaskedLatentSemanticTask(BaseMaskedLMTask):
 
     def _check_atoms(self, num_atoms: int, where: str) -> None:
         if self._atoms_of_model is not None and num_atoms > self._atoms_of_model:
-            given = f"--num-atoms {self._atoms_of_model}"
-            raise ValueError(f"{given} is less than the {num_atoms} atoms of {where}; leave that option out")
+            flag = f"--num-atoms {self._atoms_of_model}"
+            raise ValueError(f"{flag} is less than the {num_atoms} atoms of {where}; leave that option out")
 
-    def check_resumes(self, saved: dict[str, Any]) -> None:
-        """Raise ValueError if a run resumes with other codes than ``saved``, its state, says."""
-        which = "the codes", "those that the run in the checkpoint began with"
-        check_same_codes(saved, self.state_dict(), *which, "pass another --save-dir, or those codes")
+    def check_resumes(self, saved: CheckpointState) -> None:
+        """Raise ValueError if a run resumes with other codes than those in ``saved``, its state."""
+        codes_of_run = "those that the run in the checkpoint began with"
+        remedy = "pass another --save-dir, or those codes"
+        check_same_codes(saved, self.state_dict(), "the codes", codes_of_run, remedy)
 
     def _num_atoms(self) -> int:
         if self._computes_codes:

@@ -3,11 +3,12 @@
 import functools
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from fairseq.dataclass import ChoiceEnum
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 
 from mlsm_plugin.core.files.settings import option
@@ -15,6 +16,7 @@ from mlsm_plugin.core.masking.masked_share import check_masked_share
 from mlsm_plugin.core.masking.span_groups import SpanMasking, SpanRules, consecutive_groups
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses, added_symbols
 from mlsm_plugin.fairseq_plugin.compat import version_shims
+from mlsm_plugin.fairseq_plugin.compat.batches import Sample
 from mlsm_plugin.fairseq_plugin.compat.loading_hooks import before_loading
 from mlsm_plugin.fairseq_plugin.compat.model_parts import VOCABULARY_WEIGHTS
 from mlsm_plugin.fairseq_plugin.data.span_datasets import SpanGroupsDataset
@@ -58,7 +60,7 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
     cfg: NonparametricMaskedLMConfig
     criterions = ("span_contrastive",)
 
-    def __init__(self, cfg: NonparametricMaskedLMConfig, dictionary: Any) -> None:
+    def __init__(self, cfg: NonparametricMaskedLMConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)
         try:
             self.rules = SpanRules(
@@ -79,10 +81,10 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         self.span_masks = self.span_masks or [self.mask_idx, self.mask_idx]
         self.special_ids = sorted({*special_symbols(dictionary), self.mask_idx, *self.span_masks})
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the model, with additional positions, as masks can be longer than the spans that they replace.
 
-        It can load a checkpoint without the symbols of the masks, which then start as copies of ``<mask>``.
+        It can load a checkpoint without the symbols of the masks; they then start as copies of ``<mask>``.
         """
         if getattr(cfg, "max_positions", None) is None:
             with version_shims.open_config(cfg):
@@ -92,8 +94,8 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         before_loading(model, functools.partial(_add_rows, len(self.source_dictionary), self.mask_idx))
         return model
 
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load groups of blocks, whose spans are drawn anew in every epoch."""
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
+        """Load groups of blocks, whose spans are redrawn in every epoch."""
         dictionary = self.source_dictionary
         blocks = cut_into_blocks(
             load_split(split_path(self.cfg.data, split, epoch), dictionary, combine=combine),
@@ -127,7 +129,7 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         )
         check_masked_share(split, counts, self.cfg.mask_prob, remedy=remedy)
 
-    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+    def masked_counts(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         content = is_content(sample["context"]["src_tokens"], self.source_dictionary)
         return sample["spans"]["length"].sum(), content.sum()
 
@@ -151,7 +153,7 @@ class NonparametricMaskedLMTask(BaseMaskedLMTask):
         )
 
 
-def _add_rows(size: int, mask: int, state_dict: dict[str, Any], prefix: str) -> None:
+def _add_rows(size: int, mask: int, state_dict: dict[str, torch.Tensor], prefix: str) -> None:
     """Append rows for new symbols to the parameters of a checkpoint; they are copies of the row of ``<mask>``."""
     for name in VOCABULARY_WEIGHTS:
         saved = state_dict.get(prefix + name)

@@ -1,4 +1,4 @@
-"""What the tasks of this package have in common: precision, parts that fit, checkpoints that load from anywhere."""
+"""The base of this package's tasks: precision, checks of criterion and model, checkpoints that load from anywhere."""
 
 # no `from __future__ import annotations`: fairseq reads the option types at run time
 import contextlib
@@ -8,15 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
 import torch
 from fairseq import utils
-from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion
+from fairseq.data import FairseqDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqEncoderModel, FairseqLanguageModel
+from fairseq.models import (
+    ARCH_MODEL_REGISTRY,
+    BaseFairseqModel,
+    FairseqEncoderDecoderModel,
+    FairseqEncoderModel,
+    FairseqLanguageModel,
+)
+from fairseq.optim import FairseqOptimizer
 from omegaconf import II, MISSING
+from torch import Tensor
 
 from mlsm_plugin.core.files.model_files import copy_tokenizer
 from mlsm_plugin.core.files.settings import option
@@ -29,6 +39,8 @@ from mlsm_plugin.core.text.vocabulary_record import (
     symbols_record,
     vocabulary_record,
 )
+from mlsm_plugin.fairseq_plugin.compat.batches import LoggingOutput, Sample
+from mlsm_plugin.fairseq_plugin.compat.checkpoint_contents import CheckpointState
 from mlsm_plugin.fairseq_plugin.compat.checkpoint_states import PUT_BACK
 from mlsm_plugin.fairseq_plugin.compat.compiled_steps import CompileError, compile_parts, forget_compiled, is_one_graph
 from mlsm_plugin.fairseq_plugin.compat.resumed_runs import ANOTHER_FOLDER
@@ -38,14 +50,18 @@ from mlsm_plugin.fairseq_plugin.optimizers.fused_adamw import mark_weights
 
 logger = logging.getLogger(__name__)
 
+StepResult = tuple[Tensor, int | Tensor, LoggingOutput]  # loss, sample size, figures
+
 STRUCTURES = {
     "a decoder": FairseqLanguageModel,
     "an encoder": FairseqEncoderModel,
     "an encoder-decoder": FairseqEncoderDecoderModel,
 }
 PACKAGES = (__name__.partition(".")[0], "fairseq")
-LONG_RUN = 3000  # updates after which compiling has paid: it takes a minute, and gains about 30 ms of a large update
-MASKED, ALL = "num_masked_content", "num_all_content"  # in the logging outputs
+LONG_RUN = 3000  # updates after which compiling has paid off: it takes a minute, and saves about 30 ms a large update
+# in the logging outputs
+MASKED = "num_masked_content"
+ALL = "num_all_content"
 SAMPLE_BREAK_MODES = ChoiceEnum(["none", "complete", "complete_doc", "eos"])
 SAMPLE_BREAK_MODE_HELP = (
     "where samples end (none: anywhere; complete: after a sentence; complete_doc: after a sentence or a document; eos: "
@@ -78,7 +94,7 @@ class SavedRunConfig(FairseqDataclass):
     reuse_dataloader: bool = option(
         False,
         help="keep loader processes from epoch to epoch, as fairseq does by default; they only know the number "
-        "of the first epoch, so that every epoch draws the same masks or spans",
+        "of the first epoch, and every epoch draws the same masks or spans",
     )
 
 
@@ -94,32 +110,34 @@ class TextBlocksConfig(SavedRunConfig):
 class PluginTask(ABC):
     """A mixin for tasks.
 
-    Criterions run under ``torch.autocast`` as ``--autocast`` says, and their loss functions compute in float32. It
-    refuses criterions and models of other tasks, which fairseq takes without a word; those of a user's plugin are not
-    known. It logs ``masked_share``, the share of the content tokens that is masked, over all workers. Checkpoints load
-    from anywhere, and only with the vocabulary that they were trained with; the configuration names the data
-    (``data``), the first folder of which has the dictionary. ValueError for ``--autocast bf16`` with another kind
-    of reduced precision.
+    Criterions run under ``torch.autocast`` if ``--autocast`` is on, and their loss functions compute in float32. The
+    task rejects criterions and models of other tasks, which fairseq accepts silently; it does not know those of a
+    user's plugin. It logs ``masked_share``, the share of the content tokens that is masked, over all workers.
+    Checkpoints load from anywhere, but only with the vocabulary that they were trained with; the configuration names
+    the data (``data``), whose first folder has the dictionary. ValueError for ``--autocast bf16`` with another
+    kind of reduced precision.
     """
 
-    criterions: ClassVar[tuple[str, ...]]  # names of those of this package and of fairseq that fit
+    criterions: ClassVar[tuple[str, ...]]  # names of this package's and fairseq's that this task can train with
     encoder_decoder: ClassVar[bool] = False  # whether it trains an encoder-decoder, or else an encoder
-    usual_arch: ClassVar[str] = "mlsm_modern_small"  # one that fits, for errors
-    cfg: Any
+    usual_arch: ClassVar[str] = "mlsm_modern_small"  # an example for errors
+    cfg: FairseqDataclass
 
-    def __init__(self, cfg: SavedRunConfig, *arguments: Any, **named: Any) -> None:
-        super().__init__(cfg, *arguments, **named)  # type: ignore[call-arg]
-        self._others = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
-        if str(cfg.autocast) == "bf16" and self._others:
-            raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {' and '.join(self._others)}")
+    def __init__(self, cfg: SavedRunConfig, *args: object, **kwargs: object) -> None:
+        super().__init__(cfg, *args, **kwargs)  # type: ignore[call-arg]
+        self._precision_flags = [f"--{name}" for name in ("fp16", "bf16", "amp") if getattr(cfg, name, False)]
+        if str(cfg.autocast) == "bf16" and self._precision_flags:
+            flags = " and ".join(self._precision_flags)
+            raise ValueError(f"--autocast bf16 keeps the weights in float32; leave out {flags}")
         self._logged = False
         self._one_graph = False
-        self._compiled: list[Any] = []
+        self._compiled: list[torch.nn.Module] = []
         self._has_run = False  # a step, perhaps compiled
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model, with marks that the optimizer reads; ValueError if it has another structure than needed."""
-        name, needed = registered_name(cfg), "an encoder-decoder" if self.encoder_decoder else "an encoder"
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
+        """Build the model, with marks that the optimizer reads; ValueError if it does not have the needed structure."""
+        name = registered_name(cfg)
+        needed = "an encoder-decoder" if self.encoder_decoder else "an encoder"
         for structure, kind in STRUCTURES.items():
             if structure != needed and issubclass(ARCH_MODEL_REGISTRY.get(name, object), kind):
                 raise ValueError(
@@ -131,7 +149,7 @@ class PluginTask(ABC):
         self._one_graph = is_one_graph(model)
         return model
 
-    def build_criterion(self, cfg: Any, *more: Any, **named: Any) -> Any:
+    def build_criterion(self, cfg: FairseqDataclass, *args: object, **kwargs: object) -> FairseqCriterion:
         """Build the criterion, in a process that trains; ValueError if it is that of another task."""
         keep_freed_memory()
         self._warn_of_busy_cores()
@@ -142,10 +160,10 @@ class PluginTask(ABC):
                 f"--criterion {name} does not compute the loss of --task {registered_name(self.cfg)}; pass --criterion "
                 f"{' or '.join(self.criterions)}"
             )
-        return super().build_criterion(cfg, *more, **named)  # type: ignore[misc]
+        return super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
 
     def _warn_of_busy_cores(self) -> None:
-        """Say what helps where other processes use the cores: torch is there already, and its threads spin."""
+        """Log what helps if other processes use the cores: torch is already loaded, and its threads spin."""
         if waits_as_chosen() or torch.get_num_threads() == 1:
             return
         busy = cores_busy_with_others()
@@ -159,13 +177,19 @@ class PluginTask(ABC):
             )
 
     @abstractmethod
-    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        """How many content tokens of a batch are masked, and how many there are."""
+    def masked_counts(self, sample: Sample) -> tuple[Tensor, Tensor]:
+        """The numbers of masked content tokens and of all content tokens of a batch."""
 
     def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> Any:
-        """Mark a batch that only stands in for a missing one as ``is_dummy``, then see :class:`FairseqTask`."""
+        self,
+        sample: Sample,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        optimizer: FairseqOptimizer,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> StepResult:
+        """See :class:`FairseqTask`; a batch that only stands in for a missing one is marked as ``is_dummy``."""
         if ignore_grad:
             sample = {**sample, "is_dummy": True}
         compute = self._compute_of(criterion)
@@ -173,15 +197,15 @@ class PluginTask(ABC):
         self._count(sample, result[-1])
         return result
 
-    def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
+    def valid_step(self, sample: Sample, model: BaseFairseqModel, criterion: FairseqCriterion) -> StepResult:
         result = super().valid_step(sample, model, self._compute_of(criterion))  # type: ignore[misc]
         self._count(sample, result[-1])
         return result
 
-    def _compute_of(self, criterion: Any) -> Callable[[Any, Any], Any]:
-        """What computes the loss: ``criterion``, in the precision of a step, on a compiled model."""
+    def _compute_of(self, criterion: FairseqCriterion) -> Callable[[BaseFairseqModel, Sample], StepResult]:
+        """The function that computes the loss: ``criterion``, in the precision of a step, on a compiled model."""
 
-        def compute(model: Any, sample: Any) -> Any:
+        def compute(model: BaseFairseqModel, sample: Sample) -> StepResult:
             off = str(self.cfg.autocast) == "off"
             with contextlib.nullcontext() if off else self.precision(next(model.parameters()).device):
                 self._compile_once(model)
@@ -198,12 +222,13 @@ class PluginTask(ABC):
     @property
     def compiles(self) -> bool:
         """Whether steps are compiled, unless the compiler fails; the shapes of batches are then rounded."""
-        choice, is_long = str(self.cfg.compile), not 0 < self.cfg.max_update < LONG_RUN
+        choice = str(self.cfg.compile)
+        is_long = not 0 < self.cfg.max_update < LONG_RUN
         gains = self._one_graph and is_long and torch.cuda.is_available() and not self.cfg.cpu
         return choice == "on" or (choice == "auto" and gains)
 
-    def _compile_once(self, model: Any) -> None:
-        """Compile a model when it is called first; with samples of one length, each shape gets a graph of its own.
+    def _compile_once(self, model: BaseFairseqModel) -> None:
+        """Compile a model at its first call; with samples of one length, each shape gets its own graph.
 
         ValueError in bfloat16 on a CPU, where torch 2.13 compiles wrong gradients of encoders that are not one graph.
         """
@@ -216,9 +241,9 @@ class PluginTask(ABC):
             self._compiled = compile_parts(model, one_length=str(self.cfg.sample_break_mode) == "none")
 
     def _give_up_compiling(self, error: Exception) -> None:
-        """Go on without compiling, after a line; ValueError if it was asked for, and has never worked.
+        """Warn and continue without compiling; ValueError with ``--compile on``, if it has never worked.
 
-        fairseq repeats a step with NaNs to say where they come from, and what it then adds cannot be compiled.
+        fairseq repeats a step with NaNs to find their origin, with hooks that cannot be compiled.
         """
         reason = str(error).strip().splitlines()[0]
         if str(self.cfg.compile) == "on" and not self._has_run:
@@ -226,21 +251,25 @@ class PluginTask(ABC):
         logger.warning("the model is not compiled: %s", reason)
         forget_compiled(self._compiled)
 
-    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The context of a step on ``device``, unless ``--autocast`` is off."""
-        chosen = str(self.cfg.autocast) == "bf16" or (not self._others and has_fast_bf16(device))
+        in_bf16 = str(self.cfg.autocast) == "bf16" or (not self._precision_flags and has_fast_bf16(device))
         if not self._logged:
             self._logged = True
-            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if chosen else "off")
-        return torch.autocast(device.type, torch.bfloat16) if chosen else contextlib.nullcontext()
+            logger.info("--autocast %s: %s", self.cfg.autocast, "bf16" if in_bf16 else "off")
+        return torch.autocast(device.type, torch.bfloat16) if in_bf16 else contextlib.nullcontext()
 
-    def _count(self, sample: Any, logging_output: dict[str, Any]) -> None:
-        logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample) if sample else (0, 0)
+    def _count(self, sample: Sample, logging_output: LoggingOutput) -> None:
+        logging_output[MASKED] = 0
+        logging_output[ALL] = 0
+        if sample:
+            logging_output[MASKED], logging_output[ALL] = self.masked_counts(sample)
 
-    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+    def reduce_metrics(self, logging_outputs: list[LoggingOutput], criterion: FairseqCriterion) -> None:
         logging_outputs = _as_numbers(logging_outputs)
         super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
-        masked, content = (sum(log.get(key, 0) for log in logging_outputs) for key in (MASKED, ALL))
+        masked = sum(log.get(MASKED, 0) for log in logging_outputs)
+        content = sum(log.get(ALL, 0) for log in logging_outputs)
         metrics.log_scalar("masked_share", masked / content if content > 0 else 0.0, content, round=3)
 
     @property
@@ -251,22 +280,21 @@ class PluginTask(ABC):
     def _vocabulary_record(self) -> dict[str, str]:
         return vocabulary_record(self._data_folder)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: CheckpointState) -> None:
         """Load the state of a task; ValueError if it is that of another vocabulary or tokenizer."""
         check_vocabulary_record(state_dict, self._data_folder, "the checkpoint", PUT_BACK)
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
-    def check_starts_from(self, checkpoint: Path, saved: dict[str, Any]) -> None:
-        """Raise ValueError if a run must not start from a checkpoint, or resume from it.
+    def check_starts_from(self, checkpoint: Path, saved: CheckpointState) -> None:
+        """Raise ValueError if a run must not start or resume from a checkpoint: its vocabulary or tokenizer differs.
 
-        Its vocabulary or tokenizer is another. Where ``saved``, the state of its task, lacks the vocabulary, the
-        ``dict.txt`` beside it says which it is.
+        If ``saved``, the state of its task, lacks the vocabulary, it is read from the ``dict.txt`` beside it.
         """
         if VOCABULARY not in saved:
             saved = {**saved, VOCABULARY: symbols_record(checkpoint.parent).get(VOCABULARY)}
         check_vocabulary_record(saved, self._data_folder, str(checkpoint), ANOTHER_FOLDER)
 
-    def begin_epoch(self, epoch: int, model: Any) -> None:
+    def begin_epoch(self, epoch: int, model: BaseFairseqModel) -> None:
         """Record the vocabulary and tokenizer, and copy them next to the checkpoints; only the first rank copies.
 
         ValueError if the folder has checkpoints of another vocabulary, or the folders of the data differ in theirs.
@@ -279,24 +307,28 @@ class PluginTask(ABC):
             copy_tokenizer(self._data_folder, self.cfg.save_dir)
 
     def filter_indices_by_size(
-        self, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
-    ) -> Any:
-        """All ``indices``, of which fairseq would leave some out; ValueError if a sample has over ``max_positions``."""
-        _, others = dataset.filter_indices_by_size(indices, max_positions)
-        if len(others):
+        self,
+        indices: np.ndarray,
+        dataset: FairseqDataset,
+        max_positions: int | tuple[int, ...] | None = None,
+        ignore_invalid_inputs: bool = False,
+    ) -> np.ndarray:
+        """All ``indices``; ValueError for a sample longer than ``max_positions``, which fairseq would drop."""
+        _, too_long = dataset.filter_indices_by_size(indices, max_positions)
+        if len(too_long):
             raise ValueError(
-                f"{len(others)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
+                f"{len(too_long)} of {len(indices)} samples are longer than --max-positions or --max-tokens allow "
                 f"({max_positions}), and no text is left out; raise these options, or lower --tokens-per-sample"
             )
         return indices
 
 
-def _as_numbers(logging_outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same logs without tensors of one element: they come from a GPU together, not each when it is looked at."""
+def _as_numbers(logging_outputs: list[LoggingOutput]) -> list[LoggingOutput]:
+    """The same logs with numbers instead of tensors of one element, copied from a GPU all at once."""
     places = [(log, key) for log in logging_outputs for key, value in log.items() if torch.is_tensor(value)]
     scalars = [(log, key) for log, key in places if log[key].numel() == 1]
     if not scalars:
         return logging_outputs
-    found = torch.stack([log[key].detach().double().reshape(()) for log, key in scalars]).tolist()
-    numbers = {(id(log), key): value for (log, key), value in zip(scalars, found, strict=True)}
+    values = torch.stack([log[key].detach().double().reshape(()) for log, key in scalars]).tolist()
+    numbers = {(id(log), key): value for (log, key), value in zip(scalars, values, strict=True)}
     return [{key: numbers.get((id(log), key), value) for key, value in log.items()} for log in logging_outputs]

@@ -3,12 +3,15 @@
 import functools
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from fairseq import utils
-from fairseq.data import Dictionary, TokenBlockDataset
+from fairseq.criterions import FairseqCriterion
+from fairseq.data import Dictionary, FairseqDataset, TokenBlockDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import FairseqTask, register_task
 
 from mlsm_plugin.core.files.settings import option
@@ -16,6 +19,7 @@ from mlsm_plugin.core.masking.masked_share import check_masked_share, samples_to
 from mlsm_plugin.core.masking.span_corruption import SpanNoise
 from mlsm_plugin.core.masking.word_boundaries import PieceClasses
 from mlsm_plugin.fairseq_plugin.compat import version_shims
+from mlsm_plugin.fairseq_plugin.compat.batches import Sample
 from mlsm_plugin.fairseq_plugin.compat.loading_hooks import before_loading
 from mlsm_plugin.fairseq_plugin.compat.model_parts import SOURCE_EMBEDDINGS
 from mlsm_plugin.fairseq_plugin.data.span_datasets import Corruption, SpanDenoisingDataset, WithoutEos
@@ -24,6 +28,7 @@ from mlsm_plugin.fairseq_plugin.tasks.plugin_task import (
     SAMPLE_BREAK_MODE_HELP,
     SAMPLE_BREAK_MODES,
     PluginTask,
+    StepResult,
     TextBlocksConfig,
 )
 from mlsm_plugin.fairseq_plugin.text.masked_text import DEFAULT_SENTINELS, dictionary_with_sentinels
@@ -41,7 +46,7 @@ class SpanDenoisingConfig(TextBlocksConfig):
     sample_break_mode: SAMPLE_BREAK_MODES = option("none", help=SAMPLE_BREAK_MODE_HELP)  # type: ignore[valid-type]
     tokens_per_sample: int = option(
         512,
-        help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer, so that the "
+        help="maximum number of tokens of a corrupted source, </s> included; raw blocks are longer so that the "
         "corrupted source fills the block",
     )
     noise_density: float = option(0.15, help="share of the tokens that becomes noise")
@@ -51,23 +56,24 @@ class SpanDenoisingConfig(TextBlocksConfig):
         help="number of sentinels <extra_id_0>, <extra_id_1>, ...; it limits the noise spans of a text",
     )
     rotate: bool = option(
-        False, help="shift the noise by a random offset, so that a text may begin and end with noise or text"
+        False, help="shift the noise by a random offset: a text may then begin and end with noise or text"
     )
     closing_sentinel: bool = option(False, help="end every target with a sentinel, even if its text ends in noise")
     mask_whole_words: bool = option(False, help="let only whole words become noise")
-    shuffle: bool = option(True, help="draw the order of texts of the same length anew in every epoch")
+    shuffle: bool = option(True, help="shuffle texts of the same length again in every epoch")
 
 
 @register_task("span_denoising", dataclass=SpanDenoisingConfig)
 class SpanDenoisingTask(PluginTask, FairseqTask):
-    """Texts in which sentinels replace spans, with the spans as targets; they are corrupted anew in every epoch.
+    """Texts in which sentinels replace spans, with the spans as targets; the spans are redrawn in every epoch.
 
     ValueError if an option is out of range.
     """
 
     cfg: SpanDenoisingConfig
     criterions = ("cross_entropy", "label_smoothed_cross_entropy")
-    encoder_decoder, usual_arch = True, "denoising_small"
+    encoder_decoder = True
+    usual_arch = "denoising_small"
 
     def __init__(self, cfg: SpanDenoisingConfig, dictionary: Dictionary, sentinels: np.ndarray) -> None:
         super().__init__(cfg)
@@ -80,11 +86,12 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
             raise ValueError(f"options of the span corruption: {error}") from error
         self.target_length = self.noise.lengths(self.text_length, len(sentinels))[1]
         self.target_positions = max(cfg.tokens_per_sample, 2 * self.target_length)  # where no option sets them
-        self.dictionary, self.sentinels = dictionary, sentinels
+        self.dictionary = dictionary
+        self.sentinels = sentinels
 
     @classmethod
-    def setup_task(cls, cfg: SpanDenoisingConfig, **kwargs: Any) -> "SpanDenoisingTask":
-        """Load only the dictionary, so that a checkpoint loads without the data."""
+    def setup_task(cls, cfg: SpanDenoisingConfig, **kwargs: object) -> "SpanDenoisingTask":
+        """Load only the dictionary: a checkpoint must load without the data."""
         return cls(cfg, *dictionary_with_sentinels(utils.split_paths(cfg.data)[0], cfg.sentinels))
 
     @property
@@ -95,8 +102,8 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model; options may set enough positions for sources and targets, or none: ValueError otherwise."""
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> BaseFairseqModel:
+        """Build the model; ValueError if its options set too few positions for sources or targets."""
         # with whole words as noise, the lengths of targets vary
         needed = {"max_source_positions": self.cfg.tokens_per_sample, "max_target_positions": self.target_length}
         for name, least in needed.items():
@@ -112,16 +119,22 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
         return model
 
     def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
-    ) -> Any:
-        """Put ``</s>`` into sources that are all padding, as fairseq's attention to nothing is NaN."""
+        self,
+        sample: Sample,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        optimizer: FairseqOptimizer,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> StepResult:
+        """Put ``</s>`` into sources that are all padding, since fairseq's attention to nothing is NaN."""
         tokens = sample["net_input"]["src_tokens"]
         empty = tokens.eq(self.dictionary.pad()).all(dim=1, keepdim=True)
         tokens = torch.cat([tokens[:, :1].masked_fill(empty, self.dictionary.eos()), tokens[:, 1:]], dim=1)
         sample = {**sample, "net_input": {**sample["net_input"], "src_tokens": tokens}}
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: object) -> None:
         """Load texts to corrupt."""
         corruption = Corruption(
             noise=self.noise,
@@ -145,22 +158,23 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
         check_masked_share(split, counts, self.cfg.noise_density, remedy=remedy)
         self.datasets[split] = dataset
 
-    def masked_counts(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        sentinels = torch.as_tensor(self.sentinels, device=sample["target"].device)
-        noise, rest = (
-            (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()
-            for tokens in (sample["target"], sample["net_input"]["src_tokens"])
-        )
-        return noise, noise + rest
+    def masked_counts(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = self._number_of_content(sample["target"])
+        return noise, noise + self._number_of_content(sample["net_input"]["src_tokens"])
 
-    def _blocks(self, split: str, dataset: Any) -> Any:
-        """Cut texts, without EOS, so that their sources just fit; leave out texts of one token, with a warning."""
+    def _number_of_content(self, tokens: torch.Tensor) -> torch.Tensor:
+        """How many of ``tokens`` are content, without sentinels."""
+        sentinels = torch.as_tensor(self.sentinels, device=tokens.device)
+        return (is_content(tokens, self.dictionary) & ~torch.isin(tokens, sentinels)).sum()
+
+    def _blocks(self, split: str, dataset: FairseqDataset) -> BlockPiecesDataset:
+        """Cut texts, without EOS, to lengths whose sources just fit; leave out texts of one token, with a warning."""
         mode = str(self.cfg.sample_break_mode)
         documents = mode == "complete_doc"
         sentences = WithoutEos(dataset, self.dictionary.eos(), keep_boundaries=documents)
         if len(sentences) == 0:
             raise ValueError(f"{split} has no text, only document boundaries; check the text that was binarized")
-        if documents and sentences.longest_document < 2:  # of which fairseq makes no block at all
+        if documents and sentences.longest_document < 2:  # fairseq makes no block of it
             raise ValueError(NO_LONG_TEXT.format(split=split))
         blocks = TokenBlockDataset(
             sentences,
@@ -191,17 +205,20 @@ class SpanDenoisingTask(PluginTask, FairseqTask):
             raise ValueError(f"--mask-whole-words: {error}") from error
 
 
-def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, Any], prefix: str) -> None:
+def _check_sentinels(task: SpanDenoisingTask, state_dict: dict[str, torch.Tensor], prefix: str) -> None:
     """Raise ValueError unless the checkpoint of an encoder-decoder has as many sentinels as the task."""
     if prefix + SOURCE_EMBEDDINGS not in state_dict:
         return
     saved = len(state_dict[prefix + SOURCE_EMBEDDINGS])
-    others = len(task.dictionary) - len(task.sentinels)
-    if saved != len(task.dictionary):
+    if saved == len(task.dictionary):
+        return
+    text_symbols = len(task.dictionary) - len(task.sentinels)
+    if saved > text_symbols:
         raise ValueError(
-            f"the checkpoint has {saved - others} sentinels and {others} other symbols, but --sentinels is "
-            f"{len(task.sentinels)}; pass --sentinels {saved - others} if dict.txt is that of the checkpoint"
-            if saved > others
-            else f"the checkpoint has {saved} symbols, but dict.txt and the sentinels have {len(task.dictionary)}; "
-            "binarize the text with the tokenizer of the checkpoint"
+            f"the checkpoint has {saved - text_symbols} sentinels and {text_symbols} other symbols, but --sentinels is "
+            f"{len(task.sentinels)}; pass --sentinels {saved - text_symbols} if dict.txt is that of the checkpoint"
         )
+    raise ValueError(
+        f"the checkpoint has {saved} symbols, but dict.txt and the sentinels have {len(task.dictionary)}; "
+        "binarize the text with the tokenizer of the checkpoint"
+    )

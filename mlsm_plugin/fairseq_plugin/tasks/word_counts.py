@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
+from fairseq.trainer import Trainer
 from torch import Tensor
 
 from mlsm_plugin.core.files.atomic_files import PathLike, read_json, write_json
@@ -30,12 +30,12 @@ def begins_word(symbols: Iterable[str], special: Iterable[int]) -> Tensor:
 class WordCount:
     """Counts the words of the batches of a run: the tokens in them that begin a word.
 
-    Each batch is counted by the rank that trains on it, and a batch that only stands in for a missing one by none, so
-    that an epoch has the words of the text, whatever the blocks, the ranks and the accumulation are. Nothing waits for
-    a GPU: the numbers are read when the trainer has read its loss.
+    Each batch is counted by the rank that trains on it, and a batch that only stands in for a missing one by none: an
+    epoch has the words of the text for any blocks, ranks and accumulation. Nothing waits for a GPU: the numbers are
+    read when the trainer has read its loss.
 
-    The logs of fairseq cannot carry the numbers: it drops those of all batches of an update on a rank whose last batch
-    is missing.
+    fairseq's logs cannot carry the numbers: on a rank whose last batch is missing, fairseq drops the logs of all
+    batches of the update.
 
     Args:
         plan: file of :func:`write_word_plan`; ValueError if it is damaged.
@@ -44,37 +44,41 @@ class WordCount:
 
     def __init__(self, plan: PathLike, begins: Tensor) -> None:
         content = check_json(read_json(plan), PLAN, plan)
-        self.limit, self.keep = content["limit"], content["keep"]
-        self.begins, self._largest = begins, 0
-        self._own: int | Tensor = 0  # of this rank, in the update that is computed
+        self.limit = content["limit"]
+        self.keep = content["keep"]
+        self.begins = begins
+        self._largest = 0
+        self._words_of_rank: int | Tensor = 0  # in the update that is computed
         self._update: Tensor | None = None
 
     def add(self, tokens: Tensor) -> None:
         """Count a batch of this rank: the ids ``(B, T)`` before masking."""
         self.begins = self.begins.to(tokens.device)
-        self._own = self._own + self.begins[tokens].sum()
+        self._words_of_rank = self._words_of_rank + self.begins[tokens].sum()
 
-    def end_update(self, seen: int, device: torch.device) -> None:
-        """Sum over the ranks, before the weights change; every rank has to call this, after ``seen`` words.
+    def end_update(self, words_before: int, device: torch.device) -> None:
+        """Sum over the ranks, before the weights change; every rank has to call this, after ``words_before`` words.
 
-        ValueError if the update would pass the limit.
+        ValueError if the update would exceed the limit.
         """
-        own, self._own = torch.as_tensor(self._own, dtype=torch.long, device=device), 0
-        self._update = sum_over_ranks(own)
-        near = seen + 4 * self._largest > self.limit  # only then the number is waited for
-        if near and (now := seen + int(self._update)) > self.limit:
+        words_of_rank = torch.as_tensor(self._words_of_rank, dtype=torch.long, device=device)
+        self._words_of_rank = 0
+        self._update = sum_over_ranks(words_of_rank)
+        near = words_before + 4 * self._largest > self.limit  # only then wait for the number
+        if near and (now := words_before + int(self._update)) > self.limit:
             raise ValueError(
                 f"this update would bring the words that the run has seen to {now:,}, and its limit is "
                 f"{self.limit:,}; the last checkpoint is within it"
             )
 
     def take(self) -> int:
-        """The words of the update that has ended; 0 if there is none."""
-        words, self._update = 0 if self._update is None else int(self._update), None
+        """The words of the finished update; 0 if there is none."""
+        words = 0 if self._update is None else int(self._update)
+        self._update = None
         self._largest = max(self._largest, words)
         return words
 
-    def save_reached(self, trainer: Any, before: int, now: int) -> None:
+    def save_reached(self, trainer: Trainer, before: int, now: int) -> None:
         """Keep the weights under each name whose number of words was reached by the last update."""
         for name, words in self.keep.items():
             if before < words <= now:

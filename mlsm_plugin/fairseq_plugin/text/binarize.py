@@ -48,17 +48,22 @@ class BinarizeFigures:
     splits: dict[str, SplitFigures] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
-        """The content of ``binarize.json``. It holds figures only, so that equal data gives equal files."""
-        splits = {name: {**vars(own), "unk_rate": round(own.unk_rate, 8)} for name, own in self.splits.items()}
-        whole = {"tokenizer_sha256": self.tokenizer_sha256, "dictionary_symbols": self.dictionary_symbols}
-        return {**whole, "splits": splits}
+        """The content of ``binarize.json``. It holds only figures: equal data gives equal files."""
+        splits = {
+            name: {**vars(figures), "unk_rate": round(figures.unk_rate, 8)} for name, figures in self.splits.items()
+        }
+        return {
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "dictionary_symbols": self.dictionary_symbols,
+            "splits": splits,
+        }
 
     def table(self) -> str:
         """A readable table: a header and a line for each split."""
         rows = [("split", "documents", "sentences", "tokens", "unk rate", "dropped")]
-        for name, it in self.splits.items():
-            counts = (f"{it.documents:,}", f"{it.sentences:,}", f"{it.tokens:,}")
-            rows.append((name, *counts, f"{it.unk_rate:.4%}", f"{it.dropped:,}"))
+        for name, figures in self.splits.items():
+            counts = (f"{figures.documents:,}", f"{figures.sentences:,}", f"{figures.tokens:,}")
+            rows.append((name, *counts, f"{figures.unk_rate:.4%}", f"{figures.dropped:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
@@ -115,15 +120,15 @@ def binarize(
                 figures.splits[split] = _write_split(split, batches, builder, opened.dictionary.eos(), max_unk_rate)
             builder.finalize(str(folder / f"{split}.idx"))
         opened.write_to(folder)
-        # The new files are renamed next, in the order of their names. Delete the old ones first, so that an old .idx
-        # never stands next to a new .bin.
+        # The new files are renamed next, in the order of their names. Delete the old ones first: an old .idx must never
+        # be next to a new .bin.
         remove_earlier_run(output)
     write_json(output / SUMMARY_NAME, figures.as_json())
     return figures
 
 
 def remove_earlier_run(output: Path) -> None:
-    """Remove what an earlier run has made; a task would read splits that are left there with the new dictionary."""
+    """Remove the files of an earlier run; a task would read its splits with the new dictionary."""
     shutil.rmtree(output / FOLDER_NAME, ignore_errors=True)
     for name in (SUMMARY_NAME, MODEL_NAME, *(f"{split}{end}" for end in (".idx", ".bin") for split in SPLITS)):
         (output / name).unlink(missing_ok=True)
@@ -133,7 +138,8 @@ def _write_split(
     split: str, batches: Iterator[EncodedBatch], builder: StreamingMMapBuilder, end: int, max_unk_rate: float
 ) -> SplitFigures:
     """Append the batches, with a document boundary between two of them where there is one; check the figures."""
-    figures, unknown = SplitFigures(), UnknownTokens()
+    figures = SplitFigures()
+    unknown = UnknownTokens()
     pending = False
     for batch in batches:
         unknown += batch.unknown
@@ -148,7 +154,8 @@ def _write_split(
     if not figures.sentences:
         raise ValueError(f"the {split} split has no tokens after normalization; check its text files")
     figures.documents += 1
-    figures.unknown, figures.unk_rate = unknown.unknown, unknown.rate
+    figures.unknown = unknown.unknown
+    figures.unk_rate = unknown.rate
     unknown.check(f"the {split} split", max_unk_rate, remedy=TRAIN_ANOTHER)
     return figures
 
@@ -170,13 +177,14 @@ def make_batches(lines: Iterable[str]) -> Iterator[list[str]]:
         characters += len(line) + 1
         if characters >= BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch
 
 
 def encode_in_order(tokenizer: TextTokenizer, lines: Iterable[str], workers: int) -> Iterator[EncodedBatch]:
-    """Encode lines, read only as fast as that goes, with ``workers`` processes (1: this one), always in their order.
+    """Encode lines in order, with ``workers`` processes (1: this one); lines are read only as fast as they are encoded.
 
     OSError if a worker process was killed, for example because memory ran out.
     """

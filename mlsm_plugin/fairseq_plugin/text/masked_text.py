@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -14,10 +14,16 @@ from mlsm_plugin.fairseq_plugin.text.symbol_files import symbols_of_dataset
 from mlsm_plugin.fairseq_plugin.text.text_tokenizer import HuggingFaceBPE
 
 MASK = "<mask>"
-GUARD = "\ufdd0"  # a code point that is no character, so that no text has it and no piece goes across it
+GUARD = "\ufdd0"  # a code point that is no character: no text has it and no piece spans it
 
 
-def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[int]]:
+class Bpe(Protocol):
+    """A tokenizer of fairseq: text to pieces separated by spaces."""
+
+    def encode(self, text: str, /) -> str: ...
+
+
+def ids_between_masks(text: str, bpe: Bpe, dictionary: Dictionary) -> list[list[int]]:
     """The ids of the parts of a text between its ``<mask>``: one list more than there are masks.
 
     Spaces before a mask are ignored. Text that follows a mask without a space is the rest of a word, or punctuation:
@@ -25,13 +31,13 @@ def ids_between_masks(text: str, bpe: Any, dictionary: Dictionary) -> list[list[
     spaces, as in fairseq; those that the dictionary lacks are unknown. ValueError as of :func:`.check_text`.
     """
     check_text(text)
-    *before, last = text.split(MASK)
-    first, *others = [*(part.rstrip() for part in before), last]
-    parts = [bpe.encode(first).split(), *(pieces_after_a_gap(part, bpe) for part in others)]
-    return [[dictionary.index(piece) for piece in pieces] for pieces in parts]
+    parts = text.split(MASK)
+    parts = [*(part.rstrip() for part in parts[:-1]), parts[-1]]
+    pieces_of_parts = [bpe.encode(parts[0]).split(), *(pieces_after_a_gap(part, bpe) for part in parts[1:])]
+    return [[dictionary.index(piece) for piece in pieces] for pieces in pieces_of_parts]
 
 
-def pieces_after_a_gap(text: str, bpe: Any) -> list[str]:
+def pieces_after_a_gap(text: str, bpe: Bpe) -> list[str]:
     """The pieces of a text that stands after a mask or a sentinel, as the tokenizer cuts it there."""
     if isinstance(bpe, HuggingFaceBPE):
         return bpe.encode_after_a_gap(text).split()
@@ -40,18 +46,19 @@ def pieces_after_a_gap(text: str, bpe: Any) -> list[str]:
     if place is None:  # a tokenizer that does not write pieces as text, such as GPT-2's
         return list(bpe.encode(text).split())
     rest = pieces[place].partition(GUARD)[2]  # unknown characters are one piece with it
-    return [*([rest] if rest else []), *pieces[place + 1 :]]
+    return ([rest] if rest else []) + pieces[place + 1 :]
 
 
 def encode_masked_text(
-    text: str, bpe: Any, dictionary: Dictionary, *, masks: Sequence[int]
+    text: str, bpe: Bpe, dictionary: Dictionary, *, masks: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """The ids ``(T,)`` of a text as of :func:`ids_between_masks`, with BOS and EOS, in which one or more ids ``masks``
     replace each ``<mask>``; and for each mask the position of its first id.
     """
-    first, *others = ids_between_masks(text, bpe, dictionary)
-    ids, places = [dictionary.bos(), *first], []
-    for part in others:
+    first, *parts_after_masks = ids_between_masks(text, bpe, dictionary)
+    ids = [dictionary.bos(), *first]
+    places = []
+    for part in parts_after_masks:
         places.append(len(ids))
         ids += [*masks, *part]
     return [*ids, dictionary.eos()], places
@@ -65,7 +72,8 @@ def cut_around_masks(ids: list[int], places: list[int], *, length: int, limit: i
     """
     if len(ids) <= limit:
         return ids, places
-    first, last = places[0], places[-1] + length
+    first = places[0]
+    last = places[-1] + length
     room = limit - 2 - (last - first)
     if room < 0:
         raise ValueError(f"the masks are {last - first} tokens apart, the model has {limit} positions: use fewer masks")
@@ -85,7 +93,7 @@ def dictionary_with_sentinels(folder: PathLike, number: int) -> tuple[Dictionary
     return dictionary, np.array([dictionary.add_symbol(symbol, n=0) for symbol in sentinel_symbols(number)])
 
 
-def encode_with_sentinels(text: str, bpe: Any, dictionary: Dictionary, num_sentinels: int) -> list[int]:
+def encode_with_sentinels(text: str, bpe: Bpe, dictionary: Dictionary, num_sentinels: int) -> list[int]:
     """The ids, without EOS, of a line in which sentinels are written ``<extra_id_0>``; ``bpe`` is the tokenizer.
 
     Text that follows a sentinel without a space is the rest of a word, or punctuation. ValueError if the text has a

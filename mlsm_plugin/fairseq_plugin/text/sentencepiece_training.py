@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import sentencepiece as spm
 
@@ -47,7 +46,7 @@ FEWEST_SENTENCES = 101  # with which SentencePiece samples
 MOST_PIECES = 1 << 24
 COUNTED_SENTENCES = 100_000  # number of sampled sentences that the counts of dict.txt come from
 SEED = 1
-THREADS = 8  # constant, whatever the number of cores: the sums of EM, and thus the model, depend on it
+THREADS = 8  # the same for any number of cores: the sums of EM, and thus the model, depend on it
 
 # SentencePiece skips a training sentence that contains NUL or U+2585 (its own placeholder). Its normalization keeps
 # U+0085, at which fairseq would split a piece.
@@ -72,14 +71,16 @@ class TokenizerSettings:
         0.9995, least=0.98, most=1, help="share of the text's characters that get a piece; the rest becomes <unk>"
     )
     max_sentences: int = option(
-        2_000_000, least=FEWEST_SENTENCES, help="learn from a uniform sample of this many sentences, which bounds the "
-        "memory",
-    )  # fmt: skip
+        2_000_000,
+        least=FEWEST_SENTENCES,
+        help="learn from a uniform sample of this many sentences, which bounds the memory",
+    )
     user_symbols: list[str] = option(
-        [], metavar="SYMBOL",
+        [],
+        metavar="SYMBOL",
         help="pieces that are never cut, such as [url] or @user; text without spaces, other than <...>",
-    )  # fmt: skip
-    keep_characters: bool | None = None  # change no character of the text, so that its words stay what they are
+    )
+    keep_characters: bool | None = None  # change no character of the text, and therefore none of its words
 
     def __post_init__(self) -> None:
         check(self)
@@ -88,7 +89,9 @@ class TokenizerSettings:
     @property
     def normalization(self) -> str:
         """SentencePiece's name of the rules that normalize the text."""
-        return "identity" if self.keep_characters else "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
+        if self.keep_characters:
+            return "identity"
+        return "nmt_nfkc_cf" if self.lowercase else "nmt_nfkc"
 
 
 @dataclass(frozen=True)
@@ -106,14 +109,15 @@ class TokenizerFigures:
 class TrainingText:
     """Yields cleaned sentences to SentencePiece, and keeps a reservoir sample of them and the error that ended it.
 
-    SentencePiece turns an exception of its iterator into its own ``RuntimeError``, so that the original must be kept.
+    SentencePiece replaces an exception of its iterator by its own ``RuntimeError``; the original is kept here.
     """
 
     def __init__(self, paths: Sequence[PathLike], report: Callable[[int], object] | None = None) -> None:
         self.sentences = 0
         self.sample: list[str] = []
         self.error: Exception | None = None
-        self._paths, self._report = paths, report
+        self._paths = paths
+        self._report = report
         self._random = random.Random(SEED)
 
     def __iter__(self) -> Iterator[str]:
@@ -146,8 +150,8 @@ def train_tokenizer(
 ) -> TokenizerFigures:
     """Train SentencePiece on text files; write ``sentencepiece.bpe.model`` and ``dict.txt``.
 
-    The text is streamed and sampled, so that memory depends on ``max_sentences`` only. The same input and settings give
-    the same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case. The inputs are
+    The text is streamed and sampled: memory depends on ``max_sentences`` only. The same input and settings give the
+    same files. The model itself normalizes text with NFKC, and with ``lowercase`` also folds case. The inputs are
     UTF-8, plain or compressed, with one sentence per line; after a failure the folder is unchanged.
 
     Raises:
@@ -159,16 +163,7 @@ def train_tokenizer(
     total = check_text_files(inputs)
     with progress_bar("tokenizer", total) as bar:
         text = TrainingText(inputs, bar.update)
-        model = _train(
-            text,
-            vocab_size=settings.vocab_size,
-            model_type=settings.model_type,
-            normalization_rule_name=settings.normalization,
-            user_defined_symbols=settings.user_symbols,
-            character_coverage=settings.character_coverage,
-            input_sentence_size=settings.max_sentences,
-            minloglevel=0 if verbose else 2,
-        )
+        model = _train(text, settings, verbose=verbose)
     processor = spm.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
     counts = Counter(piece for sentence in text.sample for piece in processor.encode(sentence, out_type=int))
@@ -200,7 +195,7 @@ def check_user_symbols(symbols: Sequence[str], normalization: str) -> None:
             raise ValueError(f"user_symbols {symbol!r} cannot be a piece: {USER_SYMBOLS}")
 
 
-def _train(text: TrainingText, **options: Any) -> bytes:
+def _train(text: TrainingText, settings: TokenizerSettings, *, verbose: bool) -> bytes:
     """The model of SentencePiece; its failures become a ``ValueError`` that says what to change."""
     model = io.BytesIO()
     spm.set_random_generator_seed(SEED)
@@ -211,22 +206,28 @@ def _train(text: TrainingText, **options: Any) -> bytes:
             shuffle_input_sentence=True,
             max_sentence_length=2 * MAX_LINE_BYTES,  # SentencePiece would skip sentences above 4 KiB
             num_threads=THREADS,
-            # "<" gets its own piece at any coverage, so that unknown text can never look like "<mask>" either.
+            # "<" gets its own piece at any coverage: unknown text can never look like "<mask>" either.
             required_chars="<",
             unk_id=0,
             bos_id=1,
             eos_id=2,
             pad_id=-1,
-            **options,
+            vocab_size=settings.vocab_size,
+            model_type=settings.model_type,
+            normalization_rule_name=settings.normalization,
+            user_defined_symbols=settings.user_symbols,
+            character_coverage=settings.character_coverage,
+            input_sentence_size=settings.max_sentences,
+            minloglevel=0 if verbose else 2,
         )
     except RuntimeError as error:
         if text.error is not None:
             raise text.error from None
-        raise ValueError(_explain(str(error), options["vocab_size"])) from None
+        raise ValueError(_explain(str(error), settings.vocab_size)) from None
     return model.getvalue()
 
 
-def _explain(message: str, vocab_size: object) -> str:
+def _explain(message: str, vocab_size: int) -> str:
     if match := re.search(r"too high \(\d+\).*<= (\d+)", message, re.DOTALL):
         return f"the text does not allow a vocabulary of {vocab_size} pieces; the largest possible size is {match[1]}"
     if match := re.search(r"required_chars\. (\d+) vs (\d+)", message):

@@ -60,8 +60,11 @@ class TextTokenizer(ABC):
         """Encode lines. Blank lines between two sentences become one document boundary."""
         pieces: list[int] = []
         lengths: list[int] = []
-        unknown, dropped, end = UnknownTokens(), 0, len(self.table) - 1
-        boundary_before = pending = False
+        unknown = UnknownTokens()
+        dropped = 0
+        end = len(self.table) - 1
+        boundary_before = False
+        pending = False
         for line in lines:
             if not line:
                 pending = True
@@ -90,8 +93,9 @@ class SentencePieceTokenizer(TextTokenizer):
     """
 
     def __init__(self, folder: PathLike) -> None:
-        model, listed = Path(folder, MODEL_NAME), Path(folder, DICTIONARY_NAME)
-        for path in (model, listed):
+        model = Path(folder, MODEL_NAME)
+        dictionary = Path(folder, DICTIONARY_NAME)
+        for path in (model, dictionary):
             if not path.is_file():
                 raise ValueError(f"{path} does not exist; `mlsm tokenizer --output {folder}` makes it")
         self._model = model.read_bytes()
@@ -101,9 +105,11 @@ class SentencePieceTokenizer(TextTokenizer):
         except RuntimeError:
             advice = f"`mlsm tokenizer --output {folder}` makes it"
             raise ValueError(f"{model} is not a SentencePiece model; {advice}") from None
-        self.dictionary = read_symbols(listed)
+        self.dictionary = read_symbols(dictionary)
         if self.dictionary.symbols[self.dictionary.nspecial :] != dictionary_pieces(self.processor):
-            raise ValueError(f"{listed} was not made from {MODEL_NAME} in the same folder; run `mlsm tokenizer` again")
+            raise ValueError(
+                f"{dictionary} was not made from {MODEL_NAME} in the same folder; run `mlsm tokenizer` again"
+            )
         self.fingerprint = hashlib.sha256(self._model).hexdigest()
         pieces = map(self.processor.id_to_piece, range(len(self.processor)))
         self.table = np.array([*map(self.dictionary.index, pieces), self.dictionary.eos()], dtype=np.int64)
@@ -113,7 +119,8 @@ class SentencePieceTokenizer(TextTokenizer):
         sentence: list[int] = self.processor.encode(line, out_type=int)
         unknown.count_characters(line)
         if (unknown_id := self.processor.unk_id()) in sentence:
-            pieces, sentence = sentence, []
+            pieces = sentence
+            sentence = []
             for piece, surface in zip(pieces, self.processor.encode(line, out_type=str), strict=True):
                 words = tokenize_line(surface) if piece == unknown_id else [surface]
                 sentence += [piece] * len(words)
@@ -165,7 +172,7 @@ def open_tokenizer(name: PathLike) -> TextTokenizer:
 
 
 def tokenizer_inputs(name: PathLike) -> list[Path]:
-    """The files of a tokenizer that :func:`open_tokenizer` opens; raises ValueError where it is out of reach."""
+    """The files of a tokenizer that :func:`open_tokenizer` opens; ValueError if it cannot be reached."""
     if is_hf(name):
         folder = hf_folder(name)
         return sorted(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))

@@ -720,7 +720,7 @@ def _stopping() -> None:
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, iterator, 3.0)
         last, other = Path(folder, resumed_runs.LAST), Path(folder, "checkpoint_1_4.pt")
         assert last.samefile(other)
-        counted = checkpoint_states.read_state(last)["extra_state"][resumed_runs.PATIENCE]
+        counted = checkpoint_states.read_state(last)["extra_state"][resumed_runs.PATIENCE_STATE]
         assert counted == {"best": 1.0, "num_runs": 2}
         vars(fairseq_cli.train.should_stop_early).clear()
         _, iterator = checkpoint_utils.load_checkpoint(cfg.checkpoint, trainer)

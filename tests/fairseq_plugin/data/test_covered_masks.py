@@ -88,12 +88,12 @@ def test_masks_are_covered_content_and_come_from_seed_epoch_and_index(
 ):
     tokens, positions, total = random_samples(data_seed, lengths, unknown)
     arguments = (tokens, positions, [SplitCoverage(total, coverage, coverage_seed)], coverage * share)
-    fates = {
-        "fates": MaskReplacement(leave_unmasked_prob=leave, random_token_prob=replace),
+    replacement = {
+        "replacement": MaskReplacement(leave_unmasked_prob=leave, random_token_prob=replace),
         "freq_weighted_replacement": weighted,
     }
-    inputs, targets = masked_pair(*arguments, seed=seed, **fates)
-    again = masked_pair(*arguments, seed=seed, **fates)
+    inputs, targets = masked_pair(*arguments, seed=seed, **replacement)
+    again = masked_pair(*arguments, seed=seed, **replacement)
     for dataset in (inputs, targets, *again):
         dataset.set_epoch(epoch)
     for index in reversed(range(len(tokens))):  # in another order than the others
@@ -125,24 +125,28 @@ def test_share_of_masked_content_is_the_masking_rate_whatever_the_coverage(cover
         positions,
         [SplitCoverage(total, coverage, 3)],
         mask_prob,
-        fates=MaskReplacement(leave_unmasked_prob=0.2, random_token_prob=0.3),
+        replacement=MaskReplacement(leave_unmasked_prob=0.2, random_token_prob=0.3),
     )
     ids, source, target = (torch.cat([dataset[index] for index in range(400)]) for dataset in (tokens, inputs, targets))
     content = int(((ids != BOS) & (ids != EOS)).sum())
     masked = target != PAD
     deviation = (mask_prob * (1 - mask_prob) / content) ** 0.5
     assert float(masked.sum()) / content == pytest.approx(mask_prob, abs=4 * deviation)
-    fates = [(source[masked] == MASK).double().mean(), (source[masked] == ids[masked]).double().mean()]
+    shares = [(source[masked] == MASK).double().mean(), (source[masked] == ids[masked]).double().mean()]
     # one in 31 random symbols is the original, and one is <mask>
-    assert fates == pytest.approx([0.5 + 0.3 / 31, 0.2 + 0.3 / 31], abs=4 * (0.25 / (content * mask_prob)) ** 0.5)
+    assert shares == pytest.approx([0.5 + 0.3 / 31, 0.2 + 0.3 / 31], abs=4 * (0.25 / (content * mask_prob)) ** 0.5)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_random_symbols_come_evenly_or_by_their_counts(weighted):
     tokens, positions, total = random_samples(1, [100] * 400)
     inputs, _ = masked_pair(
-        *(tokens, positions, [SplitCoverage(total, 0.6, 3)], 0.6),
-        **{"fates": MaskReplacement(leave_unmasked_prob=0, random_token_prob=1), "freq_weighted_replacement": weighted},
+        tokens,
+        positions,
+        [SplitCoverage(total, 0.6, 3)],
+        0.6,
+        replacement=MaskReplacement(leave_unmasked_prob=0, random_token_prob=1),
+        freq_weighted_replacement=weighted,
     )
     targets = masked_pair(tokens, positions, [SplitCoverage(total, 0.6, 3)], 0.6)[1]
     source, target = (torch.cat([dataset[index] for index in range(400)]) for dataset in (inputs, targets))
