@@ -33,6 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def needs_fairseq(args: argparse.Namespace) -> bool:
+    """Only `evaluate encoder` can do without, if none of its models is a checkpoint of fairseq."""
+    if args.action != "encoder":
+        return True
+    from mlsm_plugin.evaluation.sentence_encoders import is_library_encoder
+
+    return not all(is_library_encoder(name) for name in args.models)
+
+
 def add_dictionary_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "docs/dictionaries.md explains the figures."
     parser.add_argument("dictionary", metavar="DICT_DIR", help="folder of the dictionary or sparse autoencoder")

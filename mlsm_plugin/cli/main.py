@@ -1,6 +1,7 @@
 """Entry point of ``mlsm``: finds the subcommand, and prints user errors as one line."""
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
@@ -36,20 +37,7 @@ COMMANDS = {
     "plot": "draw the curves of runs from fairseq's logs",
     "doctor": "check the installed versions",
 }
-MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "infill", "search"}
-RENAMED = {
-    "tokenize-hf": "binarize --format sequences",
-    "encode-hf": "encode",
-    "convert-dictionary": "convert",
-    "export-hf": "convert",
-    "import-hf": "convert",
-    "average": "convert",
-    "evaluate-pairs": "evaluate pairs",
-    "evaluate-dictionary": "evaluate dictionary",
-    "datastore": "npm datastore",
-    "fill": "npm fill",
-    "classify": "npm classify",
-}
+MAY_DO_WITHOUT_FAIRSEQ = {"adapt", "binarize", "convert", "doctor", "encode", "evaluate", "infill", "search"}
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
@@ -80,8 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     keep_freed_memory()
     wait_briefly()
-    if command in RENAMED:
-        print(f"mlsm: error: `mlsm {command}` is now `mlsm {RENAMED[command]}`; see its --help", file=sys.stderr)
+    if command is not None and command not in COMMANDS:
+        print(f"mlsm: error: there is no command {command!r}{_similar(command)}", file=sys.stderr)
         return 2
     try:
         if command in COMMANDS and command not in MAY_DO_WITHOUT_FAIRSEQ:
@@ -106,6 +94,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mlsm: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
+
+
+def _similar(command: str) -> str:
+    """What a mistyped command may stand for, and where all commands are listed."""
+    similar = difflib.get_close_matches(command, COMMANDS, n=1)
+    guess = f", did you mean `mlsm {similar[0]}`?" if similar else ";"
+    return f"{guess} `mlsm --help` lists all"
 
 
 def _check_fairseq() -> None:

@@ -225,16 +225,20 @@ class FairseqSentences(SentenceEncoder):
         return logits
 
 
+def is_library_encoder(name: PathLike) -> bool:
+    """Whether the name is that of a folder of Hugging Face, or of the hub."""
+    return is_hf(name) or Path(name, "config.json").is_file()
+
+
 def open_sentence_encoder(name: PathLike, device: Device = None) -> SentenceEncoder:
     """The encoder in a folder of Hugging Face or of a fairseq run, in a checkpoint, or of a hub name (``hf:NAME``).
 
     ValueError or FileNotFoundError if there is no model, or it cannot be read.
     """
-    path = Path(name)
-    if is_hf(name) or (path.is_dir() and (path / "config.json").is_file() and not any(path.glob("*.pt"))):
+    if is_library_encoder(name):
         return HuggingFaceSentences(name, device)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; a model of the hub is hf:{name}")
+    if not Path(name).exists():
+        raise FileNotFoundError(f"{name} does not exist; a model of the hub is hf:{name}")
     return FairseqSentences(name, device)
 
 

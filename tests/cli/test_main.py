@@ -12,7 +12,7 @@ import pytest
 
 from mlsm_plugin.cli import command_line
 from mlsm_plugin.cli.actions import actions_of
-from mlsm_plugin.cli.main import COMMANDS, RENAMED, main
+from mlsm_plugin.cli.main import main
 from mlsm_plugin.version import __version__
 
 MLSM = Path(sys.executable).with_name("mlsm")
@@ -59,11 +59,11 @@ def test_actions_have_their_own_help_and_options(capsys: pytest.CaptureFixture[s
     assert "how often (default: 2)" in capsys.readouterr().out
 
 
-def test_old_names_say_the_new_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    for old, new in RENAMED.items():
-        assert main([old, "anything"]) == 2
-        assert f"`mlsm {old}` is now `mlsm {new}`" in capsys.readouterr().err
-        assert new.split()[0] in COMMANDS
+def test_a_mistyped_command_names_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adpat", "model"]) == 2
+    assert "there is no command 'adpat', did you mean `mlsm adapt`?" in capsys.readouterr().err
+    assert main(["xyz"]) == 2
+    assert "there is no command 'xyz'; `mlsm --help` lists all" in capsys.readouterr().err
 
 
 def test_a_command_that_runs_has_what_the_package_registers() -> None:

@@ -65,8 +65,12 @@ def modules_of(*folders: str) -> list[str]:
 
 
 FREE = (
-    *modules_of("core", "huggingface"),
-    *(f"mlsm_plugin.cli.{name}" for name in ("main", "adapt", "binarize", "convert", "doctor", "encode")),
+    *modules_of("core", "huggingface", "search"),
+    *(f"mlsm_plugin.evaluation.{name}" for name in ("encoder_quality", "labelled_texts", "sentence_encoders")),
+    *(
+        f"mlsm_plugin.cli.{name}"
+        for name in ("main", "adapt", "binarize", "convert", "doctor", "encode", "evaluate", "search")
+    ),
 )
 
 
@@ -187,6 +191,12 @@ def test_a_model_is_adapted_without_fairseq(english_text: tuple[Path, Path], tmp
     result = mlsm(python, ("adapt", model, "--text", english_text[1], *output, *small, "--tokens", 4000, "--cpu"))
     assert result.returncode == 0, result.stderr
     assert "held-out mlm_loss" in result.stdout
+    models = (model, tmp_path / "adapted" / "model")
+    result = mlsm(python, ("evaluate", "encoder", *models, "--text", english_text[1], "--queries", 20))
+    assert "BM25" in result.stdout, result.stderr
+    index = ("search", "index", english_text[1], "--model", models[1], "--output", tmp_path / "index")
+    assert " documents, " in mlsm(python, index).stdout
+    assert "property" in mlsm(python, ("search", "query", tmp_path / "index", "the name of a value")).stdout
     script = REPOSITORY / "examples" / "huggingface" / "adapt.py"
     texts = (english_text[1], english_text[1])
     for objective in ("mlsm+mlm", "taco"):

@@ -21,6 +21,8 @@ WITHOUT_FAIRSEQ = (
     "encode, of sequences",
     "convert, of dictionaries",
     "infill, of a T5",
+    "evaluate encoder, of Hugging Face models",
+    "search",
 )
 
 
