@@ -178,6 +178,8 @@ STEPS = [
         Step(f"adapt-{objective}", "hf", f"{{adapt}} --objective {objective} --output adapt-{objective} {more}", BETTER)
         for objective, more in (("mlm", ""), ("mlsm", "{codes}"), ("mlsm+mlm", "{codes}"), ("taco", ""), ("npm", ""))
     ),
+    Step("search-index", "adapt-mlsm", "mlsm search index valid.txt --model adapt-mlsm/model --output index {on}"),
+    Step("search-query", "search-index", 'mlsm search query index "It returns the array" {on}'),
 ]  # fmt: skip
 
 

@@ -191,6 +191,7 @@ class FairseqSentences(SentenceEncoder):
     """A RoBERTa-like checkpoint of fairseq; ValueError or FileNotFoundError as of ``hub.from_pretrained``."""
 
     def __init__(self, name: PathLike, device: Device = None) -> None:
+        from mlsm_plugin.fairseq_plugin.compat.model_parts import sentence_encoder
         from mlsm_plugin.fairseq_plugin.compat.training_options import why_untrained
         from mlsm_plugin.hub import MlsmHubInterface, from_pretrained
 
@@ -205,7 +206,7 @@ class FairseqSentences(SentenceEncoder):
         self.why_no_head = untrained or ""
         self.positions = int(interface.model.max_positions())
         self.device = interface.device
-        encoder = interface.model.encoder.sentence_encoder
+        encoder = sentence_encoder(interface.model)
         self.parameters = sum(parameter.numel() for parameter in encoder.parameters())
 
     def encoded(self, text: str) -> tuple[list[int], list[int]]:

@@ -158,7 +158,7 @@ def test_codes_of_topk_never_wait_for_a_gpu(pipeline: Pipeline, top_4: Path) -> 
     hidden = torch.empty(7, online.coder.dim, device="meta")  # nothing can read its values
     latents = online.coder.encode_padded(hidden)
     assert latents is not None
-    assert [part.shape for part in online._kept(hidden, *latents)] == [(7, 3), (7, 3)]
+    assert [part.shape for part in online._strongest(hidden, *latents)] == [(7, 3), (7, 3)]
 
 
 def test_topk_that_finds_nothing_is_refused(pipeline: Pipeline, top_4: Path, tmp_path: Path) -> None:
