@@ -392,9 +392,9 @@ class _Run:
 
     def trainer(self, texts: Texts) -> "Trainer":
         """The Trainer; ValueError if model, text and batches do not fit."""
-        from transformers import Trainer
+        from transformers import PrinterCallback, Trainer
 
-        from mlsm_plugin.huggingface.trainer_callback import prepare
+        from mlsm_plugin.huggingface.trainer_callback import ProgressBars, prepare
 
         model, datasets = self._model_and_datasets(texts)
         training = self.training
@@ -412,6 +412,8 @@ class _Run:
                 optimizers=(training.optimizer_of(model), None),
             )
         )
+        trainer.remove_callback(PrinterCallback)  # prints each log where the Trainer's own bar is off
+        trainer.add_callback(ProgressBars())
         for callback in trainer.callback_handler.callbacks:
             # TensorBoard's callback would log figures from before the training to the current folder
             if getattr(callback, "logging_dir", "") is None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from mlsm_plugin.core.files.progress import Progress
 from mlsm_plugin.core.hidden_states.hf_encoder import FLOAT32_ONLY
 from mlsm_plugin.core.machine.memory import keep_freed_memory
 from mlsm_plugin.huggingface.checked_parts import check_contrast, check_parts, with_inner
@@ -88,6 +89,74 @@ class PretrainingCallback(TrainerCallback):
             )
         if args.world_size > 1 and not args.fsdp and not args.deepspeed:
             vars(model).pop("_is_accelerate_prepared", None)
+
+
+class ProgressBars(TrainerCallback):
+    """Shows the training and each evaluation with :class:`~mlsm_plugin.core.files.progress.Progress`.
+
+    The Trainer's own bar is off where transformers may log errors only.
+    """
+
+    def __init__(self) -> None:
+        self._training: Progress | None = None
+        self._evaluation: Progress | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Begin the bar of the training where it resumes."""
+        if state.is_world_process_zero:
+            self._training = Progress(total=state.max_steps, initial=state.global_step, desc="training", unit="update")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Count an update."""
+        if self._training is not None:
+            self._training.update(state.global_step - self._training.n)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Show the last loss."""
+        if self._training is not None and logs is not None and "loss" in logs:
+            self._training.set_description(f"training, loss {logs['loss']:.3f}", refresh=False)
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: DataLoader[Any] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Count a batch of an evaluation."""
+        if state.is_world_process_zero and self._evaluation is None:
+            batches = len(eval_dataloader) if eval_dataloader is not None else None
+            self._evaluation = Progress(total=batches, desc="evaluating", unit="batch", leave=False)
+        if self._evaluation is not None:
+            self._evaluation.update(1)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """End the bar of an evaluation."""
+        if self._evaluation is not None:
+            self._evaluation.close()
+            self._evaluation = None
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """End the bar of the training."""
+        if self._training is not None:
+            self._training.close()
+            self._training = None
 
 
 def _fix_epoch(dataset: object, epoch: int) -> None:

@@ -108,7 +108,7 @@ class TrainingSettings:
             eval_steps=self.evaluate_every,
             save_steps=self.evaluate_every,
             save_total_limit=1,
-            logging_steps=min(100, self.evaluate_every),
+            logging_steps=min(100, self.evaluate_every, max(1, self.updates // 20)),
             seed=self.seed,
             dataloader_num_workers=self.workers,
             use_cpu=self.on_cpu,

@@ -25,7 +25,7 @@ from mlsm_plugin.huggingface import (
     TokenContrastiveModel,
     TokenSequences,
 )
-from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, prepare
+from mlsm_plugin.huggingface.trainer_callback import PretrainingCallback, ProgressBars, prepare
 from tests.huggingface.tiny_corpus import CLS, SEP, UNK, make_tokenizer, random_ids, tiny_bert
 
 
@@ -111,6 +111,19 @@ def test_the_share_that_is_masked_is_logged_and_judged(
         ValueError, match=r"^only 0\.0\d+ of the tokens of train_dataset are masked, and 0\.3 were asked"
     ):
         prepare(trainer_of(0.95)[0])
+
+
+def test_the_bars_show_updates_and_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    trainer = prepare(make_trainer(tmp_path, MaskedLmModel.of(tiny_bert()), max_steps=4))
+    trainer.add_callback(ProgressBars())
+    trainer.train()
+    trainer.evaluate()
+    shown = capsys.readouterr().err
+    assert re.search(r"training, loss \d+\.\d+: 100%\|.*4/4 ", shown)
+    assert "evaluating: " in shown
 
 
 def test_a_stock_model_has_no_parts(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ DEVELOPMENT = re.compile(r"extra == .(docs|test|dev)\b")
 WITHOUT_FAIRSEQ = (
     "adapt",
     "binarize --format sequences",
-    "encode, of sequences",
-    "convert, of dictionaries",
-    "infill, of a T5",
-    "evaluate encoder, of Hugging Face models",
+    "encode (sequences)",
+    "convert (dictionaries)",
+    "infill (T5)",
+    "evaluate encoder (Hugging Face models)",
     "search",
 )
 
