@@ -42,15 +42,14 @@ def reading_as_trained(tokenizer: Any) -> Any:
 
 def marks_every_part(backend: Any) -> bool:
     """Whether a ``tokenizers.Tokenizer`` marks the beginning of a text as that of a word, whatever stands before it."""
-    return any(_marks(part) for part in _parts(json.loads(backend.to_str())["pre_tokenizer"]))
+    return any(_marks(part, "first") for part in _parts(json.loads(backend.to_str())["pre_tokenizer"]))
 
 
 def reading_the_rest(backend: Any) -> Any:
     """A ``tokenizers.Tokenizer`` like ``backend`` for text that stands after a mask: it does not mark its beginning."""
     from tokenizers import Tokenizer
 
-    state = json.loads(backend.to_str())
-    return Tokenizer.from_str(json.dumps(_marking(state, "never"))) if marks_every_part(backend) else backend
+    return Tokenizer.from_str(json.dumps(_marking(json.loads(backend.to_str()), "never")))
 
 
 def _one_space(pattern: str) -> list[dict[str, Any]]:
@@ -68,7 +67,7 @@ def _marking(state: dict[str, Any], scheme: str) -> dict[str, Any]:
     Without masks, ``first`` gives the same tokens as ``state``.
     """
     parts = _parts(state["pre_tokenizer"])
-    if not any(map(_marks, parts)):
+    if not any(_marks(part, scheme) for part in parts):
         return state
     normalizers = [step for part in _parts(state["normalizer"]) for step in _keeping_a_space(part)]
     if any(part["type"] == WHITESPACE_SPLIT for part in parts):  # it drops the space that marks a word after a mask
@@ -96,14 +95,15 @@ def _sequence(name: str, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"type": SEQUENCE, name: parts} if parts else None
 
 
-def _marks(part: dict[str, Any]) -> bool:
+def _marks(part: dict[str, Any], scheme: str) -> bool:
+    """Whether a step of a pre-tokenizer marks the beginning of more parts of a text than ``scheme`` says."""
     if part["type"] == BYTE_LEVEL:
         return bool(part["add_prefix_space"])
-    return part["type"] == METASPACE and part["prepend_scheme"] == "always"
+    return part["type"] == METASPACE and part["prepend_scheme"] not in ("never", scheme)
 
 
 def _marking_part(part: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
-    if not _marks(part):
+    if not _marks(part, scheme):
         return [part]
     if part["type"] == METASPACE:
         return [{**part, "prepend_scheme": scheme}]
