@@ -108,9 +108,10 @@ def test_masks_are_read_alike_after_exports_and_imports(kind: str, tiny: TinyDat
     assert import_model(tmp_path / "exported", tmp_path / "second", lines).masked > 50
     mlsm("convert", tmp_path / "second", tmp_path / "again", *compared)
     models = [hub.from_pretrained(folder) for folder in (first, tmp_path / "second")]
-    for line in ["the name <mask>.", *(variant for line in lines for variant in masked_lines(line, "<mask>"))]:
-        pieces = [[model.task.source_dictionary[i] for i in model._encode_with_masks(line)[0]] for model in models]
-        assert pieces[1] == pieces[0], line
+    variants = [variant for line in lines for variant in masked_lines(line, "<mask>")]
+    for text in ["the name <mask>.", *variants]:
+        pieces = [[model.task.source_dictionary[i] for i in model._encode_with_masks(text)[0]] for model in models]
+        assert pieces[1] == pieces[0], text
 
 
 def test_special_tokens_of_the_own_list_are_compared_as_tokens(tiny: TinyData, tmp_path: Path) -> None:
